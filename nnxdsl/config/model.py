@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         granite,
         kimi,
         llama3,
+        llama4,
         minimax_m2,
         ministral3,
         mistral,
@@ -82,6 +83,7 @@ class Model(Spec):
     HF: ClassVar[type[members.HF]]
     Kimi: ClassVar[type[kimi.Kimi]]
     Llama3: ClassVar[type[llama3.Llama3]]
+    Llama4: ClassVar[type[llama4.Llama4]]
     MiniMaxM2: ClassVar[type[minimax_m2.MiniMaxM2]]
     Ministral3: ClassVar[type[ministral3.Ministral3]]
     Mistral: ClassVar[type[mistral.Mistral]]

@@ -13,7 +13,7 @@ from nnxdsl.models.params import join
 
 Axes = tuple[str | None, ...]
 """A logical name for each dimension, or None: "batch", "length", "activation_embed", "activation_heads",
-"activation_kv_heads", "activation_mlp", "activation_vocab"."""
+"activation_kv_heads", "activation_mlp", "activation_vocab", "activation_per_layer"."""
 
 Constraint = Callable[[jax.Array, Axes], jax.Array]
 WeightSharding = Callable[[str, jax.Array], jax.Array]

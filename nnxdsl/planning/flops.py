@@ -107,7 +107,11 @@ def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
 def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: BatchLengths) -> list[float]:
     """FLOPs of attention scores and values by layer; those of recurrent states are negligible beside the products."""
     windows = {"local": config.window, "global": None, "nope": None}
-    pairs = {kind: lengths.attended_pairs(windows[kind]) for kind in windows.keys() & set(config.layers)}
+    is_chunked = config.window_kind == "chunks"
+    pairs = {
+        kind: lengths.attended_pairs(windows[kind], is_chunked=is_chunked)
+        for kind in windows.keys() & set(config.layers)
+    }
     return [2.0 * config.num_heads * sum(config.of(kind).head_widths) * pairs.get(kind, 0) for kind in kinds]
 
 

@@ -43,6 +43,7 @@ class Kernels:
         has_local_heads: Whether query heads and key/value heads are split over other devices.
         packed: Whether rows are packed.
         sinks: Whether a head's softmax has a score of its own.
+        has_chunks: Whether local layers attend within chunks.
         capability: Of the GPUs; None where it is not known, which is taken for 9.0 or above.
     """
 
@@ -56,6 +57,7 @@ class Kernels:
     has_local_heads: bool = False
     packed: bool = False
     sinks: bool = False
+    has_chunks: bool = False
     capability: float | None = None
 
     def choose(self, row: RowLayout | None) -> Choice:
@@ -122,6 +124,8 @@ class Kernels:
             return f"{title} is not computed in a pipeline's stages"
         if self.sinks:
             return f"{title} has no sinks"
+        if self.has_chunks:
+            return f"{title} has no chunks"
         if self.has_local_heads:
             return f"{title} needs query heads and key/value heads split alike"
         if kernel == "cudnn":
@@ -171,4 +175,5 @@ def kernels(
         len({pieces(target, layout.mesh.sizes) for target in targets}) > 1,
         packed,
         config.sinks,
+        config.window_kind == "chunks" and "local" in config.layers,
     )

@@ -42,6 +42,7 @@ DEFAULT_RULES: Rules = (
     ("activation_mlp", "tensor"),
     ("activation_embed", None),
     ("per_layer_embed", ("fsdp", "context", "expert", "tensor")),
+    ("activation_per_layer", ("fsdp", "context", "expert")),
     ("per_layer_vocab", None),
     ("per_layer", None),
 )

@@ -10,6 +10,7 @@ from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma4 import GEMMA4
+from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
@@ -56,6 +57,14 @@ def test_published_files_of_gemma_4_e(size: str, published: int) -> None:
         own = config.of(kind)
         unread += 2 * own.embed_dim * own.num_kv_heads * own.head_dim + own.head_dim
     assert parameters(config) + unread == published
+
+
+@pytest.mark.parametrize(
+    ("size", "published"), [("scout-17b-16e", 108_641_793_536), ("maverick-17b-128e", 401_583_781_376)]
+)
+def test_published_files_of_llama_4(size: str, published: int) -> None:
+    # With the image encoder and its projector: 871,932,416 parameters in both.
+    assert parameters(LLAMA4[size]) + 871_932_416 == published
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
         ({"capability": 8.0}, "chunked", "at most 128, these are 256 wide"),
         ({"head_dim": 36}, "chunked", "heads of a multiple of 8"),
         ({"stages": 2}, "chunked", "not computed in a pipeline's stages"),
+        ({"has_chunks": True}, "chunked", "cuDNN's attention has no chunks"),
         ({"has_local_heads": True}, "chunked", "query heads and key/value heads split alike"),
         ({"length_shards": 2}, "dense", "split over 2 devices; only the dense product spans them"),
     ],

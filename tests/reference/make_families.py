@@ -105,6 +105,15 @@ GEMMA4_EDGE = {
     "hidden_size_per_layer_input": 6,
     "vocab_size_per_layer_input": 96,
 }
+LLAMA4 = {
+    "num_hidden_layers": 6,
+    "intermediate_size": 16,
+    "intermediate_size_mlp": 32,
+    "num_local_experts": 4,
+    "attention_chunk_size": 6,
+    "floor_scale": 8,
+    "attn_scale": 0.3,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"num_key_value_heads": 1},
     # Scores and logits are small here, so are their caps.
@@ -275,7 +284,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
         "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 8,
     },
+    # Chunks, every third layer without rotary positions, and every second one with experts.
+    "llama4": {
+        **LLAMA4,
+        "no_rope_layer_interval": 3,
+        "interleave_moe_layer_step": 2,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    # As Maverick: no norms of queries and keys, and no scaled positions.
+    "llama4_plain": {**LLAMA4, "no_rope_layer_interval": 2, "use_qk_norm": False, "num_hidden_layers": 4},
 }
 CLASSES = {
     "gpt_oss": "GptOss",
@@ -290,6 +316,7 @@ CLASSES = {
     "gemma4": "Gemma4",
     "granite": "Granite",
     "llama3": "Llama",
+    "llama4": "Llama4",
     "ministral3": "Ministral3",
     "olmo_hybrid": "OlmoHybrid",
     "phi3": "Phi3",

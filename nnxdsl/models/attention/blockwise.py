@@ -34,6 +34,7 @@ def attend_in_blocks(
     scale: float,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    is_chunked: bool = False,
     queries: int = QUERIES,
 ) -> jax.Array:
     """Grouped-query self-attention, equal to `dot_product_attention` for every real token.
@@ -48,6 +49,7 @@ def attend_in_blocks(
         scale: factor of the scores.
         soft_cap: bounds scores, see `apply_soft_cap`.
         sinks: `[N]`, see `apply_sinks`.
+        is_chunked: see `attention_mask`; a chunk is within a window of its length.
         queries: slots of a block, if that gives no more than `MAX_BLOCKS` blocks.
 
     Returns:
@@ -59,7 +61,7 @@ def attend_in_blocks(
     blocks = row.blocks(window, max(queries, -(-length // MAX_BLOCKS)))
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
-    found: Any = _attend(rows, key, value, places, _Static(blocks, window, scale, soft_cap))
+    found: Any = _attend(rows, key, value, places, _Static(blocks, window, scale, soft_cap, is_chunked))
     mixed, log_sum = found
     if sinks is not None:
         mixed = apply_sinks(mixed, log_sum, sinks)
@@ -73,6 +75,7 @@ class _Static(NamedTuple):
     window: int | None
     scale: float
     soft_cap: float | None
+    is_chunked: bool
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -148,9 +151,9 @@ def _scores(
     def places_of(ranges: tuple[Range, ...]) -> TokenPositions:
         return TokenPositions(*(_of(part, ranges, 1) for part in places))
 
-    seen = attention_mask(places_of((block.queries,)), places_of(block.keys), static.window)[
-        :, None, None
-    ]  # [B, 1, 1, t, s]
+    places_of_keys = places_of(block.keys)
+    seen = attention_mask(places_of((block.queries,)), places_of_keys, static.window, is_chunked=static.is_chunked)
+    seen = seen[:, None, None]  # [B, 1, 1, t, s]
     split = (*scores.shape[:2], query.shape[2], -1, scores.shape[-1])
     return rows, jnp.where(seen, scores.reshape(split), MASK_VALUE).reshape(scores.shape), slope
 

@@ -15,7 +15,7 @@ from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import norm_of, unscaled_norm
-from nnxdsl.models.layers.rope import apply_rotary, query_factor
+from nnxdsl.models.layers.rope import apply_rotary, halves_of_pairs, query_factor
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
 
@@ -53,7 +53,9 @@ class Attention(nnx.Module):
         self.output = linear(heads, embed, ("heads", "embed"), "all")
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
         self.normed = config.query_key_norm
-        features = {"none": None, "head": (head_dim, head_dim), "row": (heads, kv_heads)}[self.normed]
+        features = {"head": (head_dim, head_dim), "row": (heads, kv_heads)}.get(self.normed)
+        self.rotated_eps = config.norm_eps if self.normed == "rotated" else None
+        self.interleaved = config.rope_global.interleaved
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
         self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
         self.key_norm = norm_of(config, features[1], axes[1], param_dtype) if features and not shared else None
@@ -86,7 +88,7 @@ class Attention(nnx.Module):
         query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
         if self.normed == "head" and self.query_norm is not None:
             query = self.query_norm(query)
-        query = apply_rotary(query, view.rope)
+        query = self._rotated(query, view)
         if self.temperature is not None:
             query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
         if isinstance(past, SharedKV):
@@ -121,4 +123,11 @@ class Attention(nnx.Module):
             key = self.key_norm(key)
         if self.value_eps is not None:
             value = unscaled_norm(value, self.value_eps)
-        return apply_rotary(key, view.rope), value
+        return self._rotated(key, view), value
+
+    def _rotated(self, heads: jax.Array, view: View) -> jax.Array:
+        """Heads `[B, T, heads, H]` after their rotation, in halves, and the norm after it if there is one."""
+        if self.interleaved and view.rope[0].shape[-1]:
+            heads = halves_of_pairs(heads)
+        heads = apply_rotary(heads, view.rope)
+        return heads if self.rotated_eps is None else unscaled_norm(heads, self.rotated_eps)

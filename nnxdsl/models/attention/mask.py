@@ -7,13 +7,16 @@ import jax
 from nnxdsl.models.attention.positions import TokenPositions
 
 
-def attention_mask(queries: TokenPositions, keys: TokenPositions, window: int | None = None) -> jax.Array:
+def attention_mask(
+    queries: TokenPositions, keys: TokenPositions, window: int | None = None, *, is_chunked: bool = False
+) -> jax.Array:
     """The attention mask of queries and keys.
 
     Args:
         queries: positions of the queries, `[B, T]`.
         keys: positions of the keys, `[B, S]`.
         window: a local layer attends to a token itself and the `window - 1` positions before it; None for a global one.
+        is_chunked: whether it attends within chunks of `window` positions instead.
 
     Returns:
         `[B, T, S]` bool, True where the query attends to the key.
@@ -25,4 +28,8 @@ def attention_mask(queries: TokenPositions, keys: TokenPositions, window: int | 
         & ((key.branch_ids == 0) | (key.branch_ids == query.branch_ids))
         & (key.positions <= query.positions)
     )
-    return seen if window is None else seen & (query.positions - key.positions < window)
+    if window is None:
+        return seen
+    if is_chunked:
+        return seen & (query.positions // window == key.positions // window)
+    return seen & (query.positions - key.positions < window)

@@ -101,12 +101,14 @@ class AttentionMethod:
         kernel: selects the implementation.
         row: layout of the row; None where it is not static, as with a cache.
         window: of local layers; None for global ones.
+        is_chunked: whether local layers attend within chunks of `window` tokens.
         queries: size of the blocks of "chunked".
     """
 
     kernel: Kernel = "dense"
     row: RowLayout | None = None
     window: int | None = None
+    is_chunked: bool = False
     queries: int = QUERIES
 
 

@@ -44,7 +44,7 @@ def self_attention(
         (`[B, T, N, V]`, the keys and values of this call).
 
     Raises:
-        ValueError: the kernel has no sinks or no soft cap.
+        ValueError: the kernel has no sinks, no soft cap or no chunks.
     """
     new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
     if past is not None:
@@ -59,7 +59,10 @@ def self_attention(
         blocks = {"soft_cap": soft_cap, "sinks": sinks, "queries": method.queries}
         return attend_in_blocks(query, key, value, positions, row, window=window, scale=scale, **blocks), new
     if sinks is not None:
+        blocks["is_chunked"] = method.is_chunked
         raise ValueError(f"{kernel} attention has no sinks")
+    if method.is_chunked:
+        raise ValueError(f"{kernel} attention has no chunks")
     if kernel == "splash":
         return attend_splash(query, key, value, positions, row, window=window, scale=scale, soft_cap=soft_cap), new
     if soft_cap is not None:

@@ -74,8 +74,10 @@ def context(
         keys = positions
         if cache is not None:
             keys = concat_positions(cache.positions if window is None else ring_positions(cache, window), positions)
-        own = attrs.evolve(method, window=window)
-        return View(own, positions, attention_mask(positions, keys, window) if own.kernel == "dense" else None, rope)
+        is_chunked = window is not None and config.window_kind == "chunks"
+        own = attrs.evolve(method, window=window, is_chunked=is_chunked)
+        mask = attention_mask(positions, keys, window, is_chunked=is_chunked) if own.kernel == "dense" else None
+        return View(own, positions, mask, rope)
 
     local_view = global_view = linear_view = nope_view = None
     nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)

@@ -19,7 +19,8 @@ LayerKind = Literal["local", "global", "linear", "nope"]
 tokens before without rotary positions (NoPE)."""
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
-QueryKeyNorm = Literal["none", "head", "row"]
+QueryKeyNorm = Literal["none", "head", "row", "rotated"]
+WindowKind = Literal["sliding", "chunks"]
 AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh"]
 Values = Literal["projected", "keys", "shared"]
@@ -29,6 +30,7 @@ _CHOICES = {
     "norms": get_args(Norms),
     "norm_scale": get_args(NormScale),
     "query_key_norm": get_args(QueryKeyNorm),
+    "window_kind": get_args(WindowKind),
     "attention_bias": get_args(AttentionBias),
     "activation": get_args(Activation),
     "values": get_args(Values),
@@ -41,7 +43,7 @@ class Llama3RopeScaling:
 
     A frequency is classified by rotations over `original_max_position_embeddings` positions. Below `low_freq_factor`
     rotations it is divided by `Rope.factor`, above `high_freq_factor` it is unchanged, and between the two it is
-    interpolated linearly in the number of rotations.
+    interpolated linearly in the number of rotations. The two may be equal (Llama 4 Scout).
 
     Attributes:
         low_freq_factor: rotations below which a frequency is divided.
@@ -54,11 +56,13 @@ class Llama3RopeScaling:
     original_max_position_embeddings: int
 
     def __attrs_post_init__(self) -> None:
-        _check_scaling(
-            ("low_freq_factor", self.low_freq_factor),
-            ("high_freq_factor", self.high_freq_factor),
-            self.original_max_position_embeddings,
-        )
+        low, high = ("low_freq_factor", self.low_freq_factor), ("high_freq_factor", self.high_freq_factor)
+        if self.low_freq_factor != self.high_freq_factor or not self.low_freq_factor > 0:
+            _check_scaling(low, high, self.original_max_position_embeddings)
+        elif not self.original_max_position_embeddings > 0:
+            raise ValueError(
+                f"original_max_position_embeddings must be above 0, got {self.original_max_position_embeddings}"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -108,6 +112,7 @@ class Rope:
         partial_rotary_factor: fraction of a head's dimensions that is rotated.
         partial: which those are: "first": the first, as if they were a head of their own; "proportional": the shortest
             wavelengths of the whole head, the others being infinite (Gemma 4).
+        interleaved: whether pairs of neighbours are rotated (Llama 4); else the two halves. MLA has a field of its own.
     """
 
     theta: float
@@ -115,6 +120,7 @@ class Rope:
     scaling: Llama3RopeScaling | Yarn | None = None
     partial_rotary_factor: float = 1.0
     partial: PartialRotary = "first"
+    interleaved: bool = False
 
     def __attrs_post_init__(self) -> None:
         for name in ("theta", "factor", "partial_rotary_factor"):
@@ -167,15 +173,19 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
 
 @attrs.frozen(kw_only=True)
 class QueryTemperature:
-    """A factor of queries that grows with their position: `1 + beta ln(1 + floor(position / length))` (Llama 4).
+    """A factor of queries that grows with position p: `1 + beta ln(1 + floor((p + offset) / length))` (Llama 4).
 
     Attributes:
         beta: how fast it grows.
         length: positions below it have the factor 1.
+        offset: added to the position.
+        layers: which have it: all, or those without rotary positions.
     """
 
     beta: float
     length: int
+    offset: int = 0
+    layers: Literal["all", "nope"] = "all"
 
     def __attrs_post_init__(self) -> None:
         if not (self.beta > 0 and self.length > 0):
@@ -251,6 +261,8 @@ class DecoderConfig:
         num_kv_heads: key/value heads; divides `num_heads`.
         head_dim: width of one head; even. With `mla` that of the rotary part.
         window: a local layer attends to a token itself and `window - 1` tokens before; None without local layers.
+        window_kind: "sliding": that; "chunks": sequences are divided into chunks of `window` tokens, and a local layer
+            attends to the tokens of the same chunk alone (Llama 4).
         pattern: the kinds of the layers of one period.
         rope_local: rotary positions of the local layers; None for those of the global layers.
         rope_global: rotary positions of the global layers.
@@ -268,7 +280,8 @@ class DecoderConfig:
             plain, applied before rounding (Gemma 4); "zero_centred": it is initialized with 0, and 1 + scale is applied
             before rounding (Gemma).
         query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
-            all heads of a token together.
+            all heads of a token together; "rotated": of each head after its rotation, without scale, and not in layers
+            without rotary positions (Llama 4).
         attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
         values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
             norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see `kv_sharing`).
@@ -304,6 +317,7 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     window: int | None
+    window_kind: WindowKind = "sliding"
     pattern: tuple[LayerKind, ...] = local_then_global(6)
     rope_local: Rope | None = Rope(theta=10_000.0)
     rope_global: Rope = Rope(theta=1_000_000.0)
@@ -485,6 +499,10 @@ class DecoderConfig:
             return attrs.evolve(own, values="shared", mlp_dim=self.kv_sharing.mlp_dim) if shares_kv else own
         if kind == "linear" and self.linear_norms is not None:
             return attrs.evolve(self, norms=self.linear_norms, linear_norms=None)
+        if kind == "nope" and self.query_key_norm == "rotated":
+            return attrs.evolve(self, query_key_norm="none")
+        if kind != "nope" and self.query_temperature is not None and self.query_temperature.layers == "nope":
+            return attrs.evolve(self, query_temperature=None).of(kind)
         if kind != "global" or self.global_heads is None:
             return self
         return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)

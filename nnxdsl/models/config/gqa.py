@@ -43,5 +43,5 @@ class GQAConfig(MixerConfig):
             **linears(own),
             **biases({ours: theirs for ours, theirs in own.items() if ours in biased}),
             **({"attention.sinks": TensorSource(("self_attn.sinks",))} if decoder.sinks else {}),
-            **(norms(scales) if decoder.query_key_norm != "none" else {}),
+            **(norms(scales) if decoder.query_key_norm in ("head", "row") else {}),
         }

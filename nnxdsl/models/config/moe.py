@@ -50,6 +50,7 @@ class MoEConfig(FeedForwardConfig):
         expert_bias: the three products of an expert have biases.
         router_norm: the router's input goes through an RMSNorm without scale, and is multiplied by a learned scale and
             by the root of 1 / its width (Gemma 4).
+        scales_input: an expert's input is multiplied by its weight, and not its output (Llama 4).
         per_expert_scale: an expert's weight is multiplied by a learned number of its own (Gemma 4).
         activation: "silu": `silu(gate) * up`, and "gelu_tanh" alike; "clamped_swiglu": that of GPT-OSS, see
             `models.moe.layer`.
@@ -72,6 +73,7 @@ class MoEConfig(FeedForwardConfig):
     router_bias: bool = False
     expert_bias: bool = False
     router_norm: bool = False
+    scales_input: bool = False
     per_expert_scale: bool = False
     activation: ExpertActivation = "silu"
 

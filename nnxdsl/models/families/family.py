@@ -38,6 +38,7 @@ CHOICES: dict[str, Any] = {
     "logits_scaling": 1.0,
     "query_temperature": None,
     "window": None,
+    "window_kind": "sliding",
     "pattern": ("global",),
     "rope_local": None,
     "mla": None,

@@ -90,11 +90,13 @@ class SharedRope(Fields):
         theta: transformers' default.
         partial_rotary_factor: transformers' default; None where all of a head is rotated.
         ignored: entries of `rope_parameters` without effect on text.
+        interleaved: whether pairs of neighbours are rotated.
     """
 
     theta: float = 10_000.0
     partial_rotary_factor: float | None = None
     ignored: tuple[str, ...] = ()
+    interleaved: bool = False
     names: ClassVar[tuple[str, ...]] = hf_rope.NAMES
     decides: ClassVar[tuple[str, ...]] = ("rope_global",)
 
@@ -102,12 +104,16 @@ class SharedRope(Fields):
         return self.names if self.partial_rotary_factor is None else (*self.names, "partial_rotary_factor")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rope_global": hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored)}
+        rope = hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored)
+        return {"rope_global": attrs.evolve(rope, interleaved=True) if self.interleaved else rope}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         rope = config.rope_global
         partial = {} if self.partial_rotary_factor is None else {"partial_rotary_factor": rope.partial_rotary_factor}
         return partial | hf_rope.rope_to_hf(rope)
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"rope_global": attrs.evolve(config.rope_global, interleaved=self.interleaved)}
 
 
 @attrs.frozen(kw_only=True)

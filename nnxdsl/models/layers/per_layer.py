@@ -52,7 +52,10 @@ class LayerEmbedding(nnx.Module):
         """
         split = (*tokens.shape, -1, self.dim)
         found = jnp.take(self.embedding[...], constrain(tokens, None, None), axis=0)  # [B, T, L * P]
-        found = constrain(constrain(found, None, None, "per_layer_embed"), "batch", "length", None)
+        # In two steps, of which XLA makes collectives of parts; in one it would gather all on each device.
+        for columns in ("per_layer_embed", "activation_per_layer"):
+            found = constrain(found, None, None, columns)
+        found = constrain(found, "batch", "length", None)
         found = found.astype(embedded.dtype).reshape(split) * jnp.asarray(self.dim**0.5, embedded.dtype)
         projected = self.projection(embedded) * jnp.asarray(self.embed_dim**-0.5, embedded.dtype)
         both = self.norm(projected.reshape(split)) + found

@@ -32,11 +32,8 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     if isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling
         rotations = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
-        unscaled = np.clip(
-            (rotations - np.float32(ramp.low_freq_factor)) / np.float32(ramp.high_freq_factor - ramp.low_freq_factor),
-            0,
-            1,
-        )
+        low, high = np.float32(ramp.low_freq_factor), np.float32(ramp.high_freq_factor)
+        unscaled = np.clip((rotations - low) / (high - low), 0, 1) if low < high else np.float32(rotations > low)
         scaled = (1 - unscaled) * scaled + unscaled * frequency
     elif rope.scaling is not None:
         unscaled, amplitude = _yarn_unscaled_share(rope.scaling, head_dim, rope.theta), rope.scaling.attention_factor
@@ -49,7 +46,7 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
 
 def query_factor(position: jax.Array, temperature: QueryTemperature) -> jax.Array:
     """The factor of queries at positions `[B, T]`, float32 `[B, T, 1, 1]`."""
-    steps = jnp.floor_divide(position, temperature.length).astype(jnp.float32)
+    steps = jnp.floor_divide(position + temperature.offset, temperature.length).astype(jnp.float32)
     return (1 + temperature.beta * jnp.log1p(steps))[..., None, None]
 
 
@@ -70,6 +67,14 @@ def _yarn_unscaled_share(yarn: Yarn, head_dim: int, base: float) -> np.ndarray:
     first, last = max(first, 0), min(last, head_dim - 1)
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(max(last - first, 1e-3))
     return 1 - np.clip(ramp, 0, 1)
+
+
+def halves_of_pairs(x: jax.Array) -> jax.Array:
+    """Heads whose neighbours are rotated against each other, `[..., H]`, as heads whose halves are.
+
+    The same permutation of queries and keys leaves their products unchanged.
+    """
+    return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
 
 
 def apply_rotary(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -157,8 +157,12 @@ class ExpertMLP(nnx.Module):
         routed = self.router(x if routed_by is None else routed_by)
         slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.num_experts))
         tokens = dispatch(x, slots)  # [B, T, k, D]
+        weight = routed.weight * real[..., None]
+        if self.router.experts.scales_input:
+            tokens = tokens * sorted_slots(weight, slots)[..., None].astype(tokens.dtype)
+            weight = jnp.broadcast_to(real[..., None], weight.shape).astype(weight.dtype)
         hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
-        result = combine(self.down(hidden, slots.expert), routed.weight * real[..., None], slots)
+        result = combine(self.down(hidden, slots.expert), weight, slots)
         result = constrain(result, "batch", "length", "activation_embed")
         if self.shared is not None:
             result = result + self.shared.project(x)
@@ -221,6 +225,15 @@ def dispatch(x: jax.Array, slots: Slots) -> jax.Array:
         return gather_tokens(x.reshape(-1, x.shape[-1]), order, place).reshape(*order.shape, -1)
 
     return shard_map_call(take, (x, slots.order, slots.place), (SLOTS, SLOTS, SLOTS), (*SLOTS, None))
+
+
+def sorted_slots(values: jax.Array, slots: Slots) -> jax.Array:
+    """Numbers of slots `[B, T, k]` in the sorted order."""
+
+    def take(values: jax.Array, order: jax.Array) -> jax.Array:
+        return jnp.take(values.reshape(-1), order.reshape(-1), unique_indices=True).reshape(order.shape)
+
+    return shard_map_call(take, (values, slots.order), (SLOTS, SLOTS), SLOTS)
 
 
 def combine(parts: jax.Array, weight: jax.Array, slots: Slots) -> jax.Array:

@@ -6,6 +6,7 @@ A kind is a numpy class of batch (`data/batch.py`) and a `BatchKind` in a file o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -109,10 +110,11 @@ class BatchLengths:
         """Tokens of all rows that go through the layers."""
         return int(sum(np.sum(lengths) for lengths in (self.shared, *self.branches)))
 
-    def attended_pairs(self, window: int | None) -> int:
-        """Pairs (token, token that it attends to) of all rows, in a layer with this window."""
-        whole = sum(np.sum(attended_pairs(self.shared + branch, window)) for branch in self.branches)
-        return int(whole - (len(self.branches) - 1) * np.sum(attended_pairs(self.shared, window)))
+    def attended_pairs(self, window: int | None, *, is_chunked: bool = False) -> int:
+        """Pairs (token, token that it attends to) of all rows, in a layer with this window, or these chunks."""
+        count = functools.partial(attended_pairs, window=window, is_chunked=is_chunked)
+        whole = sum(np.sum(count(self.shared + branch)) for branch in self.branches)
+        return int(whole - (len(self.branches) - 1) * np.sum(count(self.shared)))
 
 
 @attrs.frozen
@@ -273,7 +275,12 @@ def real_lengths(lengths: npt.NDArray[np.integer], weight: Any) -> npt.NDArray[n
     return lengths[np.asarray(weight) > 0].astype(np.int64)
 
 
-def attended_pairs(tokens: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np.int64]:
-    """Pairs (token, token that it attends to) of causal sequences of so many tokens, in the window."""
+def attended_pairs(
+    tokens: npt.NDArray[np.int64], window: int | None, *, is_chunked: bool = False
+) -> npt.NDArray[np.int64]:
+    """Pairs (token, token that it attends to) of causal sequences of so many tokens, in the window or in its chunks."""
+    if is_chunked and window is not None:
+        whole, rest = tokens // window, tokens % window
+        return whole * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     inside = tokens if window is None else np.minimum(tokens, window)
     return inside * (inside + 1) // 2 + (tokens - inside) * inside
