@@ -33,6 +33,7 @@ from .pages import export as export_page
 from .pages.compare import page as compare_page
 from .pages.data import page as data_page
 from .pages.layout import page as layout_page
+from .pages.new import page as new_page
 from .pages.outputs import page as outputs_page
 from .pages.sweeps import page as sweeps_page
 from .security.access import Access, session_key
@@ -43,6 +44,7 @@ from .state import Site
 from .view import SCRIPT
 
 GRADIO_PAGES: tuple[GradioPage, ...] = (
+    new_page.PAGE,
     compare_page.PAGE,
     data_page.PAGE,
     sweeps_page.PAGE,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from ..page import Page
 from . import about as about_page
 from . import runs as runs_page
-from .new import page as new_page
 from .run import page as run_page
 
 PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
-    new_page.PAGE,
     run_page.PAGE,
     about_page.PAGE,
 )

@@ -1,74 +1,141 @@
-/* The form of a new run: marks changed and invalid fields, and keeps open groups open. */
+/* The form of a new run: the browser's copy of its texts, marks of changes and problems, links to fields. */
 (() => {
-  const open = {};
-  const base = (one) => one.dataset.base ?? "";
-  const value = (one) => (one.type === "checkbox" ? (one.checked ? "true" : "false") : one.value);
+  const tab = Math.random().toString(36).slice(2); // id of this document, until the page is reloaded
+  const place = (draft) => "nnx form " + draft;
+  const text = (value) => (Array.isArray(value) ? value.join(", ") : String(value ?? ""));
+  const field = (path) => document.getElementById("f-" + path);
+  let latest = "", count = 0, restored = false, marks = {}, hurry = false, observed = null;
 
-  const mark = (one) => {
-    const field = one.closest(".field");
-    if (field && one.dataset.base !== undefined) field.classList.toggle("changed", value(one) !== base(one));
+  /* Texts as they are now: those of the draft when it was opened, and on top of them all that was changed since. */
+  const merged = (origin, form) => {
+    const first = JSON.parse(origin || "{}"), now = JSON.parse(form || "{}");
+    return { tab, ...now, ...first, texts: now.draft ? now.texts : { ...first.texts, ...now.texts } };
   };
-  document.addEventListener("input", (event) => { if (event.target.closest?.(".spec-form")) mark(event.target); });
+  const written = (form) => {
+    latest = JSON.stringify({ ...form, count: ++count });
+    if (form.draft) sessionStorage.setItem(place(form.draft), latest); // until it is saved: a reload brings it back
+    return latest;
+  };
+  /* A group that gets other components takes no input until it has them; then the focus goes to `next`, if it is free. */
+  const reshape = (path, next) => {
+    const group = document.querySelector(".group.has-" + path.split(".")[0]), began = Date.now();
+    const shape = () => group.querySelector(".shape")?.id, before = shape();
+    const timer = setInterval(() => {
+      if (shape() === before && Date.now() - began < 5000) return;
+      clearInterval(timer);
+      group.inert = false;
+      if (document.activeElement === document.body) reach(next, false);
+    }, 30);
+    group.inert = hurry = true;
+  };
 
-  document.addEventListener("change", (event) => {
-    if (event.target.id === "only-changed") document.documentElement.classList.toggle("only-changed", event.target.checked);
-    if (event.target.dataset?.tickId !== undefined) {
-      const query = new URLSearchParams(location.search);
-      const ids = new Set((query.get("ids") || "").split(",").filter(Boolean));
-      if (event.target.checked) ids.add(event.target.dataset.tickId); else ids.delete(event.target.dataset.tickId);
-      if (ids.size) query.set("ids", [...ids].join(",")); else query.delete("ids");
-      history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
-    }
+  Object.assign(nnx, {
+    /* A changed field. */
+    edit(path, value, origin, form) {
+      const now = merged(origin, form);
+      if (now.texts[path] === text(value)) return form;
+      now.texts[path] = text(value);
+      if (path.endsWith(".type")) reshape(path.slice(0, -5), path.slice(0, -5));
+      return written(now);
+    },
+    add(path, origin, form) {
+      const now = merged(origin, form), size = Number(now.texts[path] || 0);
+      now.texts[path] = String(size + 1);
+      reshape(path, path + "." + size);
+      return written(now);
+    },
+    remove(path, index, origin, form) {
+      const now = merged(origin, form), texts = { [path]: String(Number(now.texts[path]) - 1) };
+      for (const [name, each] of Object.entries(now.texts)) {
+        const [at, ...rest] = name.startsWith(path + ".") ? name.slice(path.length + 1).split(".") : ["-1"];
+        if (name === path || Number(at) === index) continue;
+        texts[Number(at) > index ? [path, at - 1, ...rest].join(".") : name] = each;
+      }
+      reshape(path, path);
+      return written({ ...now, texts });
+    },
+    /* The draft was opened: what was typed before it could be saved comes back. */
+    opened(origin, form) {
+      const first = JSON.parse(origin || "{}"), kept = sessionStorage.getItem(place(first.draft));
+      if (!form && kept) { restored = true; return written(JSON.parse(kept)); }
+      return form && !JSON.parse(form).draft ? written(merged(origin, form)) : form;
+    },
+    /* The texts to save, once nothing was typed for a moment. */
+    async settled() {
+      if (!hurry) await new Promise((done) => setTimeout(done, 250));
+      hurry = false;
+      return [latest];
+    },
+    saved(result) {
+      const { draft, from, saved } = JSON.parse(result || "{}");
+      if (!draft) return;
+      if (saved === count) sessionStorage.removeItem(place(from));
+      if (draft !== new URLSearchParams(location.search).get("draft")) {
+        nnx.set("draft", draft, "");
+        nnx.set("copied", "1", "");
+      }
+      if (restored && saved === count) location.reload();
+    },
+    /* The groups that were unfolded, for the query. */
+    unfolded(name, is) {
+      const open = new Set((new URLSearchParams(location.search).get("open") ?? "").split(",").filter(Boolean));
+      if (is) open.add(name); else open.delete(name);
+      return [...open].join(",");
+    },
+    mark(given) { marks = JSON.parse(given || "{}"); marked(); },
   });
 
-  /* Reads a file into a text field; the server parses it on submit. */
-  document.addEventListener("change", async (event) => {
-    const aim = document.getElementById(event.target.dataset?.reads || "");
-    if (!aim || !event.target.files?.length) return;
-    aim.value = (await event.target.files[0].slice(0, 1000000).text()).replaceAll("\r\n", "\n");
-    aim.focus();
-  });
+  const marked = () => {
+    const { changed = [], problems = {} } = marks, differs = new Set(changed);
+    document.querySelectorAll(".spec-field").forEach((one) => {
+      const path = one.id.slice(2), problem = problems[path] ?? "";
+      if (one.dataset.changed !== String(differs.has(path))) one.dataset.changed = String(differs.has(path));
+      if (one.dataset.problem !== problem) one.dataset.problem = problem;
+      one.querySelectorAll("input, textarea").forEach((input) => {
+        if (problem) input.setAttribute("aria-invalid", "true"); else input.removeAttribute("aria-invalid");
+        if (problem) input.setAttribute("aria-description", problem); else input.removeAttribute("aria-description");
+      });
+    });
+    const wanted = decodeURIComponent(location.hash.slice(3));
+    if (location.hash.startsWith("#f-") && observed !== wanted) { observed = wanted; reach(wanted); }
+  };
 
-  document.addEventListener("toggle", (event) => { if (event.target.id) open[event.target.id] = event.target.open; }, true);
-
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest?.("a[data-field]");
-    if (!link) return;
-    event.preventDefault();
-    event.stopPropagation();
-    reach(link.dataset.field);
-  }, true);
-
-  /* Focuses a field, or its nearest visible ancestor. */
-  const reach = (path) => {
+  /* Focuses a field, or its nearest visible ancestor; opens the group that it is in. */
+  const reach = (path, scrolls = true, tries = 100) => {
+    const group = document.querySelector(".group.has-" + path.split(".")[0]), opener = group?.querySelector(":scope > button:not(.open)");
+    if (opener && tries === 100) opener.click();
+    if (tries && (opener || (group && !group.querySelector(".spec-field")))) { setTimeout(() => reach(path, scrolls, tries - 1), 100); return; }
     for (let name = path; name; name = name.includes(".") ? name.slice(0, name.lastIndexOf(".")) : "") {
-      const one = document.getElementById("f-" + name);
+      const one = field(name) ?? field(name + ".0");
       if (!one) continue;
-      for (let parent = one.closest("details"); parent; parent = parent.parentElement.closest("details")) parent.open = true;
-      one.scrollIntoView({ block: "center" });
-      one.focus();
+      if (scrolls) one.scrollIntoView({ block: "center" });
+      (one.querySelector("input, textarea") ?? one.parentElement.querySelector("input, textarea, button"))?.focus({ preventScroll: true });
       return;
     }
   };
 
-  let reached = "";
-  document.addEventListener("nnx:settled", () => {
-    for (const [id, is] of Object.entries(open)) {
-      const one = document.getElementById(id);
-      if (one && one.tagName === "DETAILS" && one.open !== is) one.open = is;
-    }
-    const toggle = document.getElementById("only-changed");
-    if (toggle) toggle.checked = document.documentElement.classList.contains("only-changed");
-    const panel = document.querySelector("#page-new [data-problems]");
-    if (!panel) return;
-    const problems = JSON.parse(panel.dataset.problems);
-    document.querySelectorAll("#page-new .field-problem").forEach((one) => {
-      const path = one.id.slice(2), input = document.getElementById("f-" + path);
-      one.textContent = problems[path] || "";
-      one.hidden = !problems[path];
-      if (input) { if (problems[path]) input.setAttribute("aria-invalid", "true"); else input.removeAttribute("aria-invalid"); }
-    });
-    const wanted = decodeURIComponent(location.hash.slice(3));
-    if (location.hash.startsWith("#f-") && wanted !== reached && document.getElementById("f-" + wanted)) { reached = wanted; reach(wanted); }
+  document.addEventListener("click", (event) => {
+    const path = event.target.closest?.('a[href^="#f-"]')?.getAttribute("href").slice(3);
+    if (path) { event.preventDefault(); event.stopPropagation(); reach(decodeURIComponent(path)); }
+  }, true);
+
+  /* Reads a file into the text box beside it. */
+  document.addEventListener("change", async (event) => {
+    if (!event.target.matches?.("input.reads-text") || !event.target.files.length) return;
+    const box = event.target.closest(".pastes").querySelector("textarea");
+    box.value = (await event.target.files[0].slice(0, 1000000).text()).replaceAll("\r\n", "\n");
+    box.dispatchEvent(new Event("input", { bubbles: true }));
   });
+
+  /* Runs that are ticked on the Runs page are in its query. */
+  document.addEventListener("change", (event) => {
+    if (event.target.dataset?.tickId === undefined) return;
+    const query = new URLSearchParams(location.search);
+    const ids = new Set((query.get("ids") || "").split(",").filter(Boolean));
+    if (event.target.checked) ids.add(event.target.dataset.tickId); else ids.delete(event.target.dataset.tickId);
+    if (ids.size) query.set("ids", [...ids].join(",")); else query.delete("ids");
+    history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
+  });
+
+  new MutationObserver(() => { if (marks.problems) marked(); }).observe(document.documentElement, { childList: true, subtree: true });
 })();

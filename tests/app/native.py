@@ -32,7 +32,8 @@ class Built:
     def shown(self, **query: str) -> dict[str, Any]:
         """The values of the page's components for a query, by their label where they have one, or else by class."""
         values: dict[str, Any] = {}
-        for load in [one for one in self.blocks.fns.values() if one.targets[0][1] == "load"]:
+        loads = [one for one in self.blocks.fns.values() if one.targets[0][1] == "load"]
+        for load in [one for one in loads if len(one.inputs) == 3]:  # those of `View.shows`
             found = load.fn("{}", "?" + urllib.parse.urlencode(query), "{}")
             for component, value in zip(load.outputs, found, strict=True):
                 name = component.label if isinstance(component, gr.Dropdown | gr.Radio) else type(component).__name__

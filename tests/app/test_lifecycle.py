@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -23,15 +24,18 @@ LONG = 200_000
 def begin(shown: Any, app: Any, **fields: str) -> Path:
     """Launches the tiny recipe from the form with other values in some fields; returns the run's directory."""
     shown.goto(app.url("/new"))
-    shown.get_by_role("link", name="tiny experiments/tiny.py").click()
-    shown.wait_for_selector(".spec-form")
-    shown.evaluate("document.querySelectorAll('.spec-form details').forEach((one) => { one.open = true; })")
+    shown.get_by_role("link", name="tiny", exact=True).click()
+    shown.wait_for_url("**/new?draft=*", timeout=60_000)
+    shown.goto(f"{shown.url}&open=optimizer,evaluation,checkpoint")
     for path, text in fields.items():
-        shown.locator(f"[id='f-{path.replace('__', '.')}']").fill(text)
-    shown.wait_for_timeout(600)
+        field(shown, path.replace("__", ".")).fill(text)
     shown.get_by_role("button", name="Launch").click()
     shown.wait_for_url("**/run?id=*")
     return app.home / shown.url.partition("id=")[2]
+
+
+def field(shown: Any, path: str) -> Any:
+    return shown.locator(f"[id='f-{path}'] :is(input, textarea)").first
 
 
 def until(shown: Any, *states: str, seconds: float = 240) -> float:
@@ -105,63 +109,69 @@ def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) 
     until(shown, "refused")
     assert "nowhere.jsonl" in shown.locator("pre.error").text_content()
     shown.get_by_role("link", name="Edit", exact=True).click()
-    shown.wait_for_selector(".spec-form")
-    assert shown.locator("[id='f-data.path']").input_value() == "nowhere.jsonl"
     shown.wait_for_url("**/new?draft=*")
     draft = shown.url
-    shown.locator("[id='f-data.path']").fill("pairs.jsonl")
-    shown.locator("[id='f-steps']").fill("0")
+    field(shown, "data.path").wait_for()
+    assert field(shown, "data.path").input_value() == "nowhere.jsonl"
+    field(shown, "data.path").fill("pairs.jsonl")
+    field(shown, "steps").fill("0")
     shown.get_by_role("heading", name="1 problem").wait_for()
     assert shown.get_by_role("button", name="Launch").is_disabled()
     shown.reload()
     shown.get_by_role("heading", name="1 problem").wait_for()
-    assert shown.locator("[id='f-data.path']").input_value() == "pairs.jsonl"
+    field(shown, "data.path").wait_for()
+    assert field(shown, "data.path").input_value() == "pairs.jsonl"
     shown.get_by_role("link", name="steps", exact=True).click()
-    shown.wait_for_function("document.activeElement.id === 'f-steps'")
+    shown.wait_for_function("document.activeElement.closest('.spec-field')?.id === 'f-steps'")
+    shown.close()
     app.end()
     app.start()
     again = open_page(draft)
-    again.wait_for_selector(".spec-form")
-    assert again.locator("[id='f-steps']").input_value() == "0"
+    field(again, "steps").wait_for()
+    assert field(again, "steps").input_value() == "0"
 
 
 def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: Open) -> None:
-    shown = open_page(app.url("/new?preset=tiny"))
-    shown.wait_for_selector(".spec-form")
-    shown.locator("[id='f-objective']").select_option("IPO")
-    shown.wait_for_selector("[id='f-objective.tau']")
-    shown.wait_for_selector("#new-python:has-text('Objective.IPO')")
-    shown.locator("[id='f-evaluation']").select_option(label="none")
+    shown = open_page(app.url("/new?preset=tiny&open=evaluation"))
+    field(shown, "objective").wait_for(timeout=60_000)
+    field(shown, "objective").click()
+    shown.get_by_role("option", name="IPO", exact=True).click()
+    field(shown, "objective.tau").wait_for()
+    shown.wait_for_selector("#new-python .cm-line:has-text('Objective.IPO')")
+    field(shown, "evaluation").click()
+    shown.get_by_role("option", name="none", exact=True).click()
     shown.wait_for_selector("[id='f-evaluation.every_steps']", state="detached")
-    shown.get_by_role("link", name="Changes").click()
-    shown.wait_for_selector("#new-panel td:has-text('IPO')")
+    shown.get_by_role("tab", name="Changes").click()
+    shown.wait_for_selector("#new-panel [role=gridcell]:has-text('IPO')")
     picture(shown, "new")
-    shown.get_by_role("link", name="JSON", exact=True).click()
-    text = json.loads(shown.locator("#new-json").text_content())
-    text["seed"] = 77
-    shown.get_by_role("link", name="Import", exact=True).click()
-    shown.locator("#import-text").fill("import os")
-    shown.get_by_role("button", name="Load", exact=True).click()
-    shown.wait_for_selector(".notice.bad:has-text('line 1, column 1')")
-    shown.locator("#import-text").fill(json.dumps(text))
-    shown.get_by_role("button", name="Load", exact=True).click()
-    shown.wait_for_selector("#new-python:has-text('seed=77')")
-    assert shown.locator("[id='f-seed']").input_value() == "77"
+    shown.get_by_role("tab", name="JSON", exact=True).click()
+    shown.wait_for_selector("#new-json .cm-line:has-text('Objective')")
+    draft = app.home / ".app" / "drafts" / f"{re.search('draft=([0-9a-f]+)', shown.url)[1]}.json"
+    text = {**json.loads(draft.read_text())["base"], "seed": 77}
+    shown.get_by_role("tab", name="Import", exact=True).click()
+    panel = shown.locator("#new-panel")
+    panel.get_by_label("Python or JSON").fill("import os")
+    panel.get_by_role("button", name="Load", exact=True).click()
+    shown.wait_for_selector(".toast-body:has-text('line 1, column 1')")
+    panel.get_by_label("Python or JSON").fill(json.dumps(text))
+    panel.get_by_role("button", name="Load", exact=True).click()
+    shown.wait_for_function("document.querySelector(`[id='f-seed'] input`)?.value === '77'")
+    shown.get_by_role("tab", name="Python", exact=True).click()
+    shown.wait_for_selector("#new-python .cm-line:has-text('Objective.DPO')")
 
 
 def test_a_plan_is_worked_out_beside_the_form(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new?preset=tiny"))
-    shown.wait_for_selector(".spec-form")
-    shown.get_by_role("link", name="Plan", exact=True).click()
-    shown.wait_for_selector("#new-panel .memory-bar", timeout=90_000)
-    shown.wait_for_selector("#new-panel dt:has-text('parameters')")
+    field(shown, "name").wait_for(timeout=60_000)
+    shown.get_by_role("tab", name="Plan", exact=True).click()
+    shown.wait_for_selector("#new-panel .js-plotly-plot", timeout=90_000)
+    shown.wait_for_selector("#new-panel [role=gridcell]:has-text('parameters')")
 
 
 def test_what_waits_begins_by_itself(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new?preset=tiny"))
-    shown.wait_for_selector(".spec-form")
-    shown.locator("[id='f-data.path']").fill("nowhere.jsonl")
-    shown.wait_for_timeout(600)
+    field(shown, "data.path").wait_for(timeout=60_000)
+    field(shown, "data.path").fill("nowhere.jsonl")
     shown.get_by_role("button", name="Queue").click()
     shown.wait_for_url("**/run?id=*")
     until(shown, "refused")

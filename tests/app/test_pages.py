@@ -113,8 +113,7 @@ def test_an_idle_page_asks_seldom_and_is_sent_nothing_anew(app: Any, open_page: 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_and_are_readable(app: Any, open_page: Open, width: int, dark: bool) -> None:
     paths = _all_states(app.home)
-    drafted = f"/new?from={paths['finished'].name}"
-    urls = ["/", "/?state=failed", "/new", drafted, f"{drafted}&x=1", "/about", "/run?id=no-such-run"]
+    urls = ["/", "/?state=failed", "/about", "/run?id=no-such-run"]
     urls += [f"/run?id={path.name}" for path in paths.values()]
     urls += [
         f"/run?id={paths['finished'].name}&tab={tab}" for tab in ("log", "config", "samples", "environment", "events")
@@ -159,9 +158,7 @@ def test_a_runs_words_never_run(app: Any, open_page: Open) -> None:
     run.close()
     (app.project / "experiments" / f"{'<img src=x onerror=boom()>'}.py").write_text("Experiment(")
     shown = open_page(app.url("/"))
-    for url in ["/", "/new", f"/new?from={path.name}"] + [
-        f"/run?id={path.name}&tab={tab}" for tab in ("", "log", "config", "samples", "events")
-    ]:
+    for url in ["/"] + [f"/run?id={path.name}&tab={tab}" for tab in ("", "log", "config", "samples", "events")]:
         shown.goto(app.url(url))
         shown.wait_for_selector(".nnx-page:visible .region h1, .nnx-page:visible .region table")
         shown.wait_for_timeout(300)

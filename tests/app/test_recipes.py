@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from app.page import Answer, Ask
-from app.pages.new import page as new_page
+from app.pages.new import form_texts
 from app.settings import Settings
 from app.state import Site
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import read_json
 from tests.app.conftest import ROOT
+
+drafting = pytest.importorskip("app.pages.new.drafting")
 
 RECIPES = sorted(path.stem for path in (ROOT / "experiments").glob("*.py") if "Experiment(" in path.read_text())
 READ_SECONDS, RUN_SECONDS = 120, 500
@@ -42,25 +44,23 @@ def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
 
 
 def opened(site: Site, name: str) -> str:
-    """The query of a new draft of a recipe."""
+    """The id of a new draft of a recipe."""
+    wait_for(lambda: site.presets.job(name).is_over, READ_SECONDS)
+    done = drafting.begin(site, {"preset": name})
+    assert done is not None, site.presets.job(name).error
+    return done.query["draft"]
 
-    def read() -> Answer:
-        return new_page.opened(site, Ask({"preset": name}))
 
-    wait_for(lambda: read().query is not None or "cannot be read" in str(read().regions["form"]), READ_SECONDS)
-    answer = read()
-    assert answer.query is not None, answer.regions["form"]
-    return answer.query.partition("draft=")[2]
+def form_of(site: Site, draft: str, changes: dict[str, str]) -> str:
+    """A draft with changed fields as the browser has it."""
+    return json.dumps({"draft": draft, "tab": "one", "texts": {**site.drafts.load(draft).texts, **changes}})
 
 
 def launched(site: Site, draft: str, changes: dict[str, str]) -> Path:
     """Changes fields of a draft as the form does, and launches it; returns the run's directory."""
-    query, texts = {"draft": draft}, {**site.drafts.load(draft).texts, **changes}
-    new_page.change(site, Ask(query, {"fields": texts, "changed": "evaluation.type"}))
-    texts = site.drafts.load(draft).texts
-    answer = new_page.launch(site, Ask(query, {"fields": texts}))
-    assert answer.goto is not None
-    return site.settings.home / answer.goto.partition("id=")[2]
+    done = drafting.launch(site, {"draft": draft}, "", form_of(site, draft, changes))
+    assert done.goto is not None
+    return site.settings.home / done.goto.partition("id=")[2]
 
 
 def brief(texts: dict[str, str]) -> dict[str, str]:
@@ -92,23 +92,19 @@ def test_the_rewards_of_a_recipe_are_there_and_can_be_edited(site: Site) -> None
     draft = opened(site, "grpo_gemma")
     texts = site.drafts.load(draft).texts
     assert texts["objective.rewards.0.name"] == "kind"
-    query = {"draft": draft}
-    new_page.edit_items(site, Ask(query, {"fields": texts, "path": "objective.rewards", "remove": "1"}))
-    new_page.edit_items(site, Ask(query, {"fields": site.drafts.load(draft).texts, "path": "objective.rewards"}))
-    texts = {**site.drafts.load(draft).texts, "objective.rewards.1.name": "exact_answer"}
-    answer = new_page.change(site, Ask(query, {"fields": texts, "changed": "objective.rewards.1.name"}))
-    assert "python experiments/grpo_gemma.py objective.rewards.1.name=" in str(answer.regions["panel"]).replace(
-        "&#x27;", ""
-    )
-    assert " disabled" not in str(answer.regions["head"])
+    drafting.answer(site, form_of(site, draft, {"objective.rewards.1.name": "exact_answer"}))
+    experiment, problems = form_texts.read(site.drafts.load(draft).texts)
+    assert problems == []
+    command = drafting.command(site, site.drafts.load(draft), experiment)
+    assert command.startswith("python experiments/grpo_gemma.py 'objective.rewards.1.name=")
 
 
 def test_a_queued_recipe_and_a_resumed_one_start_as_its_file(site: Site) -> None:
     draft = site.drafts.load(opened(site, "grpo_gemma"))
-    new_page.queue(site, Ask({"draft": draft.id}, {"fields": {**draft.texts, "seed": "5"}}))
+    drafting.enqueue(site, {"draft": draft.id}, "", form_of(site, draft.id, {"seed": "5"}))
     waiting = site.launcher.waiting()
     assert [one.recipe for one in waiting] == ["grpo_gemma"] or not waiting  # the queue may have started it by now
-    run = new_page.form_texts.read(site.drafts.load(draft.id).texts)[0]
+    run = form_texts.read(site.drafts.load(draft.id).texts)[0]
     assert run is not None
     wait_for(lambda: site.launcher.newest(run.id) is not None, 60)
     launch = site.launcher.newest(run.id)

@@ -101,7 +101,7 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
             shown.get_by_role("link", name="metrics.csv").click()
         assert saved.value.suggested_filename == f"{run}-metrics.csv"
         shown.get_by_role("link", name="Clone").click()
-        shown.wait_for_selector(".spec-form")
+        shown.wait_for_selector("#new-form .spec-field")
         assert "/lab/nnxdsl/new?" in shown.url
         shown.goto(app.url(f"/lab/nnxdsl/run?id={run}"))
         shown.get_by_role("button", name="Delete").click()  # an answer that leads to a path of the app

@@ -1,268 +1,224 @@
-"""Generates an HTML form for any spec class from its fields, types, ranges and docstrings.
+"""Generates a form of gradio components for any spec class from its fields, types, ranges and docstrings.
 
-Only the order and titles of the groups are specific to `Experiment`.
+Only the order and titles of the groups are specific to `Experiment`. What is typed stays in the browser's own copy of
+all texts (`app/static/form.js`), which is saved as a whole: no component of a form is an input of a function.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import gradio as gr
+from gradio.components import Component
 
 from nnxdsl.config.core.base import Field, Spec, declared, is_family
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.docstrings import field_docs, summary
-from nnxdsl.config.core.fields import arms
+from nnxdsl.config.core.fields import arms, type_name
+from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.errors import join
 
-from ...components.parts import action
-from ...html import Child, Html, tag
-from ...html import join as joined
-from .form_texts import NONE, choices_of, is_optional, item_count, items_of, member_of, spec_in, spec_items
+from .form_texts import NONE, Parts, choices_of, is_named, is_optional, item_count, item_parts, items_of, member_of
+from .form_texts import spec_in as spec_of
 
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Run", ("name", "steps", "epochs", "batch_size", "seed", "notes")),
-    ("Model", ("model",)),
-    ("Data", ("data", "batching")),
-    ("Objective", ("objective", "reference")),
-    ("Adapter", ("adapter",)),
-    ("Quantization and precision", ("quantization", "precision")),
-    ("Optimizer and schedule", ("optimizer",)),
-    ("Mesh and memory", ("mesh", "microbatch_size", "memory")),
-    ("Evaluation", ("evaluation",)),
-    ("Checkpoints", ("checkpoint",)),
-)
-CLOSED = ("Quantization and precision", "Mesh and memory", "Checkpoints", "More")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Run": ("name", "steps", "epochs", "batch_size", "seed", "notes"),
+    "Model": ("model",),
+    "Data": ("data", "batching"),
+    "Objective": ("objective", "reference"),
+    "Adapter": ("adapter",),
+    "Quantization and precision": ("quantization", "precision"),
+    "Optimizer and schedule": ("optimizer",),
+    "Mesh and memory": ("mesh", "microbatch_size", "memory"),
+    "Evaluation": ("evaluation",),
+    "Checkpoints": ("checkpoint",),
+}
+_PLACED = {name for names in GROUPS.values() for name in names}
+GROUPS["More"] = tuple(name for name in declared(Experiment) if name not in _PLACED)
+OPEN = ("Run", "Model", "Data", "Objective")
+"""Groups that are unfolded at first; the components of the others are made when they are unfolded."""
 
 
 @attrs.frozen
 class Look:
-    """Current and initial texts of a form."""
+    """What a form shows, and the components that keep what is typed.
+
+    Attributes:
+        texts: Current texts by path.
+        base: Texts of the experiment that it was copied from.
+        only_changed: Whether fields that equal those of `base` are left out.
+        origin: The draft as it was opened, as JSON.
+        form: All texts as the browser has them, as JSON.
+    """
 
     texts: Mapping[str, str]
     base: Mapping[str, str]
+    only_changed: bool
+    origin: gr.Textbox
+    form: gr.Textbox
+
+    def differs(self, path: str) -> bool:
+        """Whether a field, or a field below it, differs from the base."""
+
+        def below(texts: Mapping[str, str]) -> dict[str, str]:
+            return {name: text for name, text in texts.items() if name == path or name.startswith(f"{path}.")}
+
+        return below(self.texts) != below(self.base)
 
 
-def rendered(texts: Mapping[str, str], base: Mapping[str, str], do: str) -> Html:
-    """Returns the form of an experiment; `do` is the action that is called at each change."""
-    look = Look(texts, base)
-    fields = declared(Experiment)
-    docs = field_docs(Experiment)
-    placed = {name for _, names in GROUPS for name in names}
-    groups = [*GROUPS, ("More", tuple(name for name in fields if name not in placed))]
-    parts: list[Html] = []
-    for title, names in groups:
-        here = [name for name in names if name in fields]
-        if not here:
-            continue
-        inside = [_field(look, name, fields[name], docs.get(name, ""), 0) for name in here]
-        changed = any(_differs(look, name) for name in here)
-        parts.append(
-            tag(
-                "details",
-                tag("summary", title, tag("span", _gist(look, here), cls="gist muted")),
-                tag("div", inside, cls="fields"),
-                cls="panel group",
-                id=f"g-{title.lower().replace(' ', '-')}",
-                open=title not in CLOSED or changed,
-            )
-        )
-    return tag(
-        "form", parts, cls="spec-form", id="spec-form", data_do=do, data_live=True, novalidate=True, autocomplete="off"
+def shape(texts: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """The texts that decide which components a group has: classes, and numbers of members."""
+    here = {path: text for path, text in texts.items() if path.partition(".")[0] in names}
+    parents = {path.rpartition(".")[0] for path in here}
+    return {path: text for path, text in here.items() if path.endswith(".type") or f"{path}.0" in parents}
+
+
+def gist(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """Classes of a group, for its title."""
+    found = [texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in texts]
+    return " · ".join(
+        dict.fromkeys([*found, *([texts["model.size"]] if "model" in names and "model.size" in texts else [])])
     )
 
 
-def _differs(look: Look, path: str) -> bool:
-    current = {name: text for name, text in look.texts.items() if name == path or name.startswith(f"{path}.")}
-    initial = {name: text for name, text in look.base.items() if name == path or name.startswith(f"{path}.")}
-    return current != initial
+def draw(look: Look, cls: type[Spec], path: str = "", names: tuple[str, ...] | None = None) -> None:
+    """Adds the components of a class's fields: plain ones side by side, nested ones below each other.
+
+    Args:
+        look: What they show.
+        cls: The class.
+        path: Path of its value.
+        names: The fields to show; None for all.
+    """
+    docs, fields = field_docs(cls), declared(cls)
+    shown = [
+        (join(path, name), fields[name], docs.get(name, ""))
+        for name in (fields if names is None else names)
+        if not look.only_changed or look.differs(join(path, name))
+    ]
+    for is_nested, group in itertools.groupby(shown, key=lambda each: _is_nested(each[1].type)):
+        if is_nested:
+            for each in group:
+                _nested(look, *each)
+        else:
+            with gr.Row(elem_classes=["fields"]):
+                for each in group:
+                    _plain(look, *each)
 
 
-def _gist(look: Look, names: list[str]) -> str:
-    """Summary of a closed group: its types."""
-    types = [look.texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in look.texts]
-    if look.texts.get("model.size") and "model" in names:
-        types.append(look.texts["model.size"])
-    return " · ".join(dict.fromkeys(types))
+def _is_nested(annotation: Any) -> bool:
+    return spec_of(annotation) is not None or bool(item_parts(annotation))
 
 
-def _field(look: Look, path: str, field: Any, doc: str, depth: int) -> Html:
-    spec = spec_in(field.type)
-    if spec is not None:
-        return _nested(look, path, field, spec, doc, depth)
-    items = spec_items(field.type)
-    if items is not None:
-        return _members(look, path, items, doc, depth)
-    name = path.rpartition(".")[2]
-    required = field.default is attrs.NOTHING
-    hints = [_range(field), "" if required or name == "notes" else f"default {_shown(field.default)}"]
-    help_ = tag(
-        "span",
-        doc,
-        " " if doc else "",
-        tag("span", ", ".join(filter(None, hints))),
-        cls="help",
-        id=f"h-{path}",
-    )
-    changed = look.texts.get(path, "") != look.base.get(path, "")
-    return tag(
-        "div",
-        tag(
-            "label",
-            name.replace("_", " "),
-            tag("span", " *", title="required", aria_hidden="true") if required else None,
-            for_=f"f-{path}",
-        ),
-        _input(look, path, field, required),
-        help_,
-        tag("span", cls="field-problem", id=f"p-{path}", hidden=True),
-        cls=f"field{' changed' if changed else ''}",
-        data_path=path,
-    )
+def _nested(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
+    spec = spec_of(field.type)
+    if spec is None:
+        _members(look, path, item_parts(field.type), doc)
+        return
+    chosen = look.texts.get(f"{path}.type", NONE)
+    member, choices = member_of(spec, chosen), list(choices_of(spec))
+    optional, label = is_optional(field.type), label or _label(path)
+    with gr.Column(elem_classes=["nested"]):
+        if optional or len(choices) > 1:
+            first = [("none", NONE)] if optional else [] if chosen in choices else [("choose ...", NONE)]
+            about = summary(member) if member is not None and is_family(spec) else doc
+            shown = [*first, *((choice, choice) for choice in choices)]
+            chooser = gr.Dropdown(shown, value=chosen, label=label, info=about, **_common(path))
+            _keep(look, f"{path}.type", chooser)
+        else:
+            gr.Markdown(f"**{label}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
+        if member is not None and issubclass(spec, Experiment):
+            with gr.Accordion(f"The earlier experiment: {look.texts.get(f'{path}.name', '')}", open=False):
+                draw(look, member, path)
+        elif member is not None:
+            draw(look, member, path)
+
+
+def _members(look: Look, path: str, parts: Parts, doc: str) -> None:
+    """Adds the members of a tuple of specs, and buttons that add and remove them."""
+    name = _label(path)
+    with gr.Column(elem_classes=["nested"]):
+        gr.Markdown(f"**{name}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
+        for index in range(item_count(look.texts, path) or 0):
+            label = f"{name} {index + 1}"
+            with gr.Column(elem_classes=["member"]):
+                for suffix, part in parts:
+                    where, field = join(f"{path}.{index}", suffix), Field(part, attrs.NOTHING, None, positional=False)
+                    if _is_nested(part):
+                        _nested(look, where, field, "", label)
+                    else:
+                        _plain(look, where, field, "", f"weight of {label}" if part is float else label)
+                remove = gr.Button(f"Remove {label}", size="sm", scale=0, min_width=120)
+                _edits(look, remove, f"nnx.remove({json.dumps(path)}, {index}, origin, form)")
+        add = gr.Button(f"Add to {name}", size="sm", scale=0, min_width=120)
+        _edits(look, add, f"nnx.add({json.dumps(path)}, origin, form)")
+
+
+def _edits(look: Look, button: gr.Button, script: str) -> None:
+    button.click(None, [look.origin, look.form], [look.form], js=f"(origin, form) => {script}", **_QUIET)
+
+
+def _keep(look: Look, path: str, component: Any) -> None:
+    """Keeps what is typed or chosen in the browser's copy of the texts."""
+    script = f"(value, origin, form) => nnx.edit({json.dumps(path)}, value, origin, form)"
+    component.change(None, [component, look.origin, look.form], [look.form], js=script, **_QUIET)
+
+
+_QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+
+
+def _common(path: str) -> dict[str, Any]:
+    return {"elem_id": f"f-{path}", "elem_classes": ["spec-field"], "interactive": True, "min_width": 180}
+
+
+def _plain(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
+    is_required = field.default is attrs.NOTHING
+    hints = [_range(field), "" if is_required or path == "notes" else f"default {_shown(field.default)}"]
+    info = " ".join(filter(None, [doc, ", ".join(filter(None, hints))]))
+    named = {"label": f"{label or _label(path)}{' *' if is_required else ''}", "info": info or None, **_common(path)}
+    _keep(look, path, _component(field, look.texts.get(path, ""), path, named))
+
+
+def _label(path: str) -> str:
+    return path.rpartition(".")[2].replace("_", " ")
 
 
 def _shown(default: object) -> str:
-    if default is None:
-        return "none"
-    return render(default) if default != () else "none"
+    return "none" if default is None or default == () else f"`{render(default)}`"
 
 
-def _range(field: Any) -> str:
+def _range(field: Field) -> str:
     return field.check.describe().removeprefix("a value ") if isinstance(field.check, Limit) else ""
 
 
-def _input(look: Look, path: str, field: Any, required: bool) -> Html:
-    value = look.texts.get(path, "")
-    common: dict[str, Any] = {
-        "id": f"f-{path}",
-        "name": path,
-        "data_base": look.base.get(path, ""),
-        "aria_describedby": f"h-{path} p-{path}",
-        "aria_required": "true" if required else None,
-    }
-    kinds = [arm for arm in arms(field.type) if arm is not types.NoneType]
-    kind, optional = kinds[0], is_optional(field.type)
+def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Component:
+    """The component of a plain field: type and default to Checkbox, Dropdown, Number or Textbox."""
+    kinds, optional = [arm for arm in arms(field.type) if arm is not types.NoneType], is_optional(field.type)
+    kind, items = kinds[0], items_of(field.type)
     if kind is bool:
-        return tag("input", type="checkbox", checked=value == "true", **common)
+        return gr.Checkbox(text == "true", **named)
     if typing.get_origin(kind) is typing.Literal and len(kinds) == 1:
-        choices = [str(choice) for choice in typing.get_args(kind)]
-        options: list[Child] = [tag("option", "none", value="", selected=value == "")] if optional else []
-        if value not in choices and not optional:
-            options.append(tag("option", f"{value} (?)" if value else "choose ...", value=value, selected=True))
-        options += [tag("option", choice, value=choice, selected=choice == value) for choice in choices]
-        return tag("select", options, **common)
-    if path.endswith("notes") or any(typing.get_origin(each) is tuple for each in kinds):
-        lines = min(8, max(2, value.count("\n") + 1))
-        hint = "one a line" if items_of(field.type) is str else "none" if optional else None if kind is str else "()"
-        return tag("textarea", f"\n{value}", rows=lines, placeholder=hint, spellcheck="false", **common)
-    mode = "numeric" if kind is int else "decimal" if kind is float else None
-    return tag(
-        "input",
-        type="text",
-        value=value,
-        inputmode=mode,
-        placeholder="none" if optional else None,
-        spellcheck="false",
-        **common,
-    )
-
-
-def _members(look: Look, path: str, spec: type[Spec], doc: str, depth: int) -> Html:
-    """Fields of a tuple of specs: those of each member, and buttons to add and remove members."""
-    name, text = path.rpartition(".")[2], look.texts.get(path, "")
-    changed = (text or "0") != (look.base.get(path, "") or "0")
-    item = Field(spec, attrs.NOTHING, None, positional=False)
-    parts: list[Html] = []
-    for index in range(item_count(look.texts, path) or 0):
-        where = f"{path}.{index}"
-        remove = action(
-            "Remove",
-            "new.edit_items",
-            "small",
-            data_form="spec-form",
-            data_path=path,
-            data_remove=index,
-            aria_label=f"Remove {name} {index + 1}",
-        )
-        parts.append(joined(_nested(look, where, item, spec, "", depth + 1, f"{name} {index + 1}"), remove))
-    add = action("Add", "new.edit_items", "small", data_form="spec-form", data_path=path, aria_label=f"Add to {name}")
-    add_id = tag("span", add, id=f"f-{path}", tabindex=-1)
-    return tag(
-        "div",
-        tag(
-            "div",
-            tag("span", name.replace("_", " "), cls="label"),
-            tag("input", type="hidden", name=path, value=text or "0"),
-            add_id,
-            tag("span", doc, cls="help", id=f"h-{path}"),
-            tag("span", cls="field-problem", id=f"p-{path}", hidden=True),
-            cls=f"field choice{' changed' if changed else ''}",
-            data_path=path,
-        ),
-        tag("div", parts, cls="fields inner") if parts else None,
-        cls="nested",
-    )
-
-
-def _nested(look: Look, path: str, field: Any, spec: type[Spec], doc: str, depth: int, name: str = "") -> Html:
-    chosen = look.texts.get(f"{path}.type", NONE)
-    member = member_of(spec, chosen)
-    name = name or path.rpartition(".")[2].replace("_", " ")
-    optional, choices = is_optional(field.type), list(choices_of(spec))
-    chooser: Html | None = None
-    type_path = f"{path}.type"
-    if optional or len(choices) > 1:
-        options: list[Child] = []
-        if optional:
-            options.append(tag("option", "none", value=NONE, selected=chosen == NONE))
-        elif chosen not in choices:
-            options.append(tag("option", "choose ...", value=NONE, selected=True))
-        options += [tag("option", choice, value=choice, selected=choice == chosen) for choice in choices]
-        chooser = tag(
-            "select",
-            options,
-            id=f"f-{path}",
-            name=type_path,
-            data_base=look.base.get(type_path, NONE),
-            data_shapes=True,
-            aria_describedby=f"h-{path} p-{path}",
-        )
-    else:
-        chooser = tag("input", type="hidden", name=type_path, value=chosen)
-    about = summary(member) if member is not None and is_family(spec) else doc
-    changed = look.texts.get(type_path, NONE) != look.base.get(type_path, NONE)
-    inner = ""
-    if member is not None:
-        docs = field_docs(member)
-        inner = joined(
-            *[
-                _field(look, f"{path}.{one}", inside, docs.get(one, ""), depth + 1)
-                for one, inside in declared(member).items()
-            ]
-        )
-    if issubclass(spec, Experiment) and member is not None:
-        inner = tag(
-            "details",
-            tag("summary", f"The earlier experiment: {look.texts.get(f'{path}.name', '')}"),
-            tag("div", inner, cls="fields"),
-            id=f"n-{path}",
-        )
-    has_label = optional or len(choices) > 1
-    return tag(
-        "div",
-        tag(
-            "div",
-            tag("label", name, for_=f"f-{path}") if has_label else tag("span", name, cls="label"),
-            chooser,
-            tag("span", about, cls="help", id=f"h-{path}"),
-            tag("span", cls="field-problem", id=f"p-{path}", hidden=True),
-            cls=f"field choice{' changed' if changed else ''}",
-            data_path=path,
-        ),
-        tag("div", inner, cls="fields inner") if inner else None,
-        cls="nested",
-    )
+        choices = [(str(choice), str(choice)) for choice in typing.get_args(kind)]
+        choices = [("none", ""), *choices] if optional else choices
+        other = [] if text in (value for _, value in choices) else [(f"{text} (?)" if text else "choose ...", text)]
+        return gr.Dropdown([*other, *choices], value=text, **named)
+    if typing.get_origin(items) is typing.Literal:
+        chosen = [word.strip() for word in text.split(",") if word.strip()]
+        choices = list(dict.fromkeys([*map(str, typing.get_args(items)), *chosen]))
+        return gr.Dropdown(choices, value=chosen, multiselect=True, **named)
+    if kind is int and re.fullmatch(r"(-?\d{1,15})?", text):
+        return gr.Number(int(text) if text else None, precision=0, placeholder="none" if optional else " ", **named)
+    is_long = path.endswith("notes") or kind is JsonObject or any(typing.get_origin(each) is tuple for each in kinds)
+    lines = 2 if is_long else 1
+    hint = "name: value, one a line" if is_named(field.type) else "one a line" if items is str else ""
+    hint = hint or ("none" if optional else type_name(field.type) if is_long and kind is not str else "")
+    return gr.Textbox(text, lines=lines, max_lines=8 if is_long or "\n" in text else 1, placeholder=hint, **named)

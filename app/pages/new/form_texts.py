@@ -1,12 +1,14 @@
 """Converts between an experiment and the texts of a form's inputs, one text per path.
 
 `objective.beta` is "0.1", `objective.type` is "DPO", `evaluation.type` is "" for None. A tuple of specs is the
-number of its members: `objective.rewards` is "2", `objective.rewards.0.name` is "exact_answer".
+number of its members: `objective.rewards` is "2", `objective.rewards.0.name` is "exact_answer". Members may be pairs
+of a spec and a plain value: `data.sources.0.0.path` and the weight `data.sources.0.1`.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ import attrs
 from nnxdsl.config.core.base import Spec, declared, is_family, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.fields import arms, type_name
+from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import Problem, SpecError, join
@@ -46,10 +49,12 @@ def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
     spec = spec_in(annotation)
     if spec is not None:
         return {join(path, "type"): NONE} if value is None else texts_of(cast("Spec", value), path)
-    if spec_items(annotation) is not None and isinstance(value, tuple):
+    parts = item_parts(annotation)
+    if parts and isinstance(value, tuple):
         found = {path: str(len(value))}
-        for index, item in enumerate(cast("tuple[Spec, ...]", value)):
-            found |= texts_of(item, join(path, str(index)))
+        for index, item in enumerate(cast("tuple[Any, ...]", value)):
+            for (suffix, part), each in zip(parts, (item,) if len(parts) == 1 else item, strict=True):
+                found |= _texts(each, part, join(join(path, str(index)), suffix))
         return found
     return {path: written(value, annotation)}
 
@@ -62,6 +67,8 @@ def written(value: object, annotation: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return value
+    if isinstance(value, JsonObject):
+        return json.dumps(value.as_dict(), ensure_ascii=False)
     if isinstance(value, tuple):
         if not value:
             return ""
@@ -72,6 +79,10 @@ def written(value: object, annotation: Any) -> str:
             return "\n".join(value)
         if typing.get_origin(kind) is typing.Literal:
             return ", ".join(map(str, value))
+        if is_named(annotation):
+            lines = [f"{name}: {each}" for name, each in cast("tuple[tuple[str, object], ...]", value)]
+            if _parsed_lines("\n".join(lines), kind) == [list(each) for each in value]:
+                return "\n".join(lines)
     return render(value)
 
 
@@ -99,18 +110,19 @@ def _tree(cls: type[Spec], texts: Mapping[str, str], path: str, problems: list[P
     found: dict[str, Any] = {}
     for name, field in declared(cls).items():
         where = join(path, name)
-        spec, items = spec_in(field.type), spec_items(field.type)
-        if spec is not None:
-            value = _node(spec, is_optional(field.type), texts, where, problems, depth)
-        elif where not in texts:
-            value = _MISSING
-        elif items is not None:
-            value = _items(items, texts, where, problems, depth)
-        else:
-            value = _parsed(texts[where], field.type, where, problems)
+        value = _value(field.type, texts, where, problems, depth)
         if value is not _MISSING:
             found[name] = value
     return found
+
+
+def _value(annotation: Any, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
+    spec, parts = spec_in(annotation), item_parts(annotation)
+    if spec is not None:
+        return _node(spec, is_optional(annotation), texts, path, problems, depth)
+    if path not in texts:
+        return _MISSING
+    return _items(parts, texts, path, problems, depth) if parts else _parsed(texts[path], annotation, path, problems)
 
 
 _MISSING = object()
@@ -131,18 +143,23 @@ def _node(
     return {"type": member.tag, **_tree(member, texts, path, problems, depth + 1)}
 
 
-def _items(spec: type[Spec], texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
+def _items(parts: Parts, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
     count = item_count(texts, path)
     if count is None:
         problems.append(Problem(path, f"expected a number of members up to {MAX_ITEMS}, got {texts[path][:40]!r}"))
         return _MISSING
     found: list[Any] = []
     for index in range(count):
-        where = join(path, str(index))
-        value = _node(spec, False, texts, where, problems, depth)
-        if value is _MISSING and not any(problem.path == where for problem in problems):
-            problems.append(Problem(where, f"choose one of {', '.join(choices_of(spec))}"))
-        found.append(None if value is _MISSING else value)
+        values: list[Any] = []
+        for suffix, part in parts:
+            where = join(join(path, str(index)), suffix)
+            value = _value(part, texts, where, problems, depth)
+            if value is _MISSING and not any(problem.path == where for problem in problems):
+                spec = spec_in(part)
+                wanted = f"choose one of {', '.join(choices_of(spec))}" if spec else "needs a value"
+                problems.append(Problem(where, wanted))
+            values.append(None if value is _MISSING else value)
+        found.append(values[0] if len(parts) == 1 else values)
     return found
 
 
@@ -150,46 +167,6 @@ def item_count(texts: Mapping[str, str], path: str) -> int | None:
     """Number of members of a tuple of specs; None if its text is not a valid number."""
     count = whole(texts.get(path, "") or "0")
     return count if count is not None and count <= MAX_ITEMS else None
-
-
-def with_item(texts: Mapping[str, str], path: str, spec: type[Spec]) -> dict[str, str]:
-    """Appends a member with the defaults of its class to a tuple of specs."""
-    count = item_count(texts, path) or 0
-    choices = choices_of(spec)
-    where = join(path, str(count))
-    found = {**texts, path: str(min(count + 1, MAX_ITEMS)), join(where, "type"): NONE}
-    return found | completed({}, choices[next(iter(choices))], where) if len(choices) == 1 else found
-
-
-def without_item(texts: Mapping[str, str], path: str, index: int) -> dict[str, str]:
-    """Removes one member of a tuple of specs; later members move up."""
-    count = item_count(texts, path) or 0
-    if not 0 <= index < count:
-        return dict(texts)
-    found: dict[str, str] = {}
-    for name, text in texts.items():
-        place, _, field = name.removeprefix(f"{path}.").partition(".")
-        if not name.startswith(f"{path}.") or (at := whole(place)) is None or at < index:
-            found[name] = text
-        elif at > index:
-            found[join(path, f"{at - 1}.{field}")] = text
-    return {**found, path: str(count - 1)}
-
-
-def items_at(texts: Mapping[str, str], path: str, cls: type[Spec] = Experiment, at: str = "") -> type[Spec] | None:
-    """Class or family of the members of the tuple at a path; None if there is no tuple of specs."""
-    for name, field in declared(cls).items():
-        where, spec = join(at, name), spec_in(field.type)
-        if path != where and not path.startswith(f"{where}."):
-            continue
-        items = spec_items(field.type)
-        if items is not None:
-            if path == where:
-                return items
-            where, spec = join(where, path.removeprefix(f"{where}.").partition(".")[0]), items
-        member = None if spec is None else member_of(spec, texts.get(join(where, "type"), NONE))
-        return None if member is None else items_at(texts, path, member, where)
-    return None
 
 
 def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> Any:
@@ -215,6 +192,11 @@ def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> A
         return choices.get(text, text)
     if typing.get_origin(kind) is tuple and len(kinds) == 1:
         return _parsed_tuple(text, kind, optional, path, problems)
+    if kind is JsonObject:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return _literal(text, kind, path, problems)  # Python's True and None
     return _literal(text, kind, path, problems)
 
 
@@ -227,7 +209,26 @@ def _parsed_tuple(text: str, kind: Any, optional: bool, path: str, problems: lis
         return [line for line in text.splitlines() if line.strip()]
     if typing.get_origin(items) is typing.Literal and not stripped.startswith("("):
         return [word.strip() for word in stripped.split(",") if word.strip()]
+    if is_named(kind) and not stripped.startswith("("):
+        found = _parsed_lines(text, items)
+        if found is None:
+            problems.append(Problem(path, f"expected lines `name: {type_name(typing.get_args(items)[1])}`"))
+        return _MISSING if found is None else found
     return _literal(text, kind, path, problems)
+
+
+def _parsed_lines(text: str, pair: Any) -> list[list[Any]] | None:
+    """Pairs of the lines `name: value`; None if a line is none."""
+    kind, found = typing.get_args(pair)[1], []
+    for line in filter(str.strip, text.splitlines()):
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        try:
+            found.append([name, kind(value)])
+        except ValueError:
+            return None
+        if not (name and colon and value):
+            return None
+    return found
 
 
 def _literal(text: str, kind: Any, path: str, problems: list[Problem]) -> Any:
@@ -258,10 +259,24 @@ def spec_in(annotation: Any) -> type[Spec] | None:
     return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
 
 
-def spec_items(annotation: Any) -> type[Spec] | None:
-    """Spec class of the members of a variable-length tuple; None for other types."""
+Parts = tuple[tuple[str, Any], ...]
+
+
+def item_parts(annotation: Any) -> Parts:
+    """What each member of a variable-length tuple of specs is made of: end of its path, and type; else empty.
+
+    A member is a spec, or a tuple such as a spec and its weight.
+    """
     items = items_of(annotation)
-    return None if items is None else spec_in(items)
+    if typing.get_origin(items) is tuple and any(spec_in(part) for part in typing.get_args(items)):
+        return tuple((str(index), part) for index, part in enumerate(typing.get_args(items)))
+    return () if items is None or spec_in(items) is None else (("", items),)
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether a field holds plain values by name, written as lines `name: value`."""
+    pair = typing.get_args(items_of(annotation))
+    return len(pair) == 2 and pair[0] is str and pair[1] in (str, int, float)
 
 
 def is_optional(annotation: Any) -> bool:
@@ -283,23 +298,31 @@ def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str 
     found: dict[str, str] = {join(path, "type"): cls.tag}
     for name, field in declared(cls).items():
         where = join(path, name)
-        spec, items = spec_in(field.type), spec_items(field.type)
-        if items is not None and (where in texts or field.default is attrs.NOTHING):
+        spec, parts = spec_in(field.type), item_parts(field.type)
+        is_given = (where if spec is None else join(where, "type")) in texts
+        if not is_given and field.default is not attrs.NOTHING:
+            found |= _texts(field.default, field.type, where)
+        elif parts:
             found[where] = texts.get(where, "0")
             for index in range(item_count(texts, where) or 0):
-                found |= _completed_node(texts, items, join(where, str(index)), depth)
-            continue
-        if spec is None and items is None:
-            if where in texts:
-                found[where] = texts[where]
-            else:
-                found[where] = "" if field.default is attrs.NOTHING else written(field.default, field.type)
-            continue
-        if spec is None or (join(where, "type") not in texts and field.default is not attrs.NOTHING):
-            found |= _texts(field.default, field.type, where)
-        else:
+                for suffix, part in parts:
+                    found |= _completed_part(texts, part, join(join(where, str(index)), suffix), depth)
+        elif spec is not None:
             found |= _completed_node(texts, spec, where, depth)
+        else:
+            found[where] = texts.get(where, "")
     return found
+
+
+def _completed_part(texts: Mapping[str, str], part: Any, path: str, depth: int) -> dict[str, str]:
+    """Texts of a part of a member; a new one is of the only class, or its weight is 1."""
+    spec = spec_in(part)
+    if spec is None:
+        return {path: texts.get(path, "1" if part in (int, float) else "")}
+    choices = choices_of(spec)
+    type_path = join(path, "type")
+    only = {type_path: next(iter(choices))} if len(choices) == 1 else {}
+    return _completed_node({**only, **texts}, spec, path, depth)
 
 
 def _completed_node(texts: Mapping[str, str], spec: type[Spec], path: str, depth: int) -> dict[str, str]:

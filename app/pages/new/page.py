@@ -1,319 +1,344 @@
-"""The New run page: a form generated from the spec, with a panel of Python, changes, plan and problems."""
+"""The New run page: a form generated from the spec, with Python, JSON, changes, plan and problems beside it."""
 
 from __future__ import annotations
 
-import attrs
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from nnxdsl.config.core.serialization import to_dict
+import gradio as gr
+import pandas as pd
+
+from nnxdsl.config.core.base import declared
+from nnxdsl.config.core.codegen import render, to_python
+from nnxdsl.config.core.serialization import diff, get, to_json
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, Problem, SpecError
+from nnxdsl.errors import NnxdslError, Problem
 
-from ...components.parts import action
-from ...html import Child, Html, join, link, tag
-from ...page import Action, Answer, Ask, Page
-from ...processes.jobs import Job
+from ...components.markdown import link as markdown_link
+from ...components.markdown import plain
+from ...html import link
+from ...page import GradioPage
 from ...state import Site
 from ...store.drafts import Draft
-from ...store.experiments import from_text, from_tree, stored
-from ...words import whole
-from .. import demo
-from ..layout.request import NO_DEVICE, plan_job, why_not_compiled
-from . import form, form_texts
-from .panel import import_form, panel
-from .plan import device_of, planned
+from ...store.experiments import from_tree
+from ...view import Done, Query, Values, View
+from ..layout.request import plan_job
+from . import drafting, form_texts
+from .form import GROUPS, OPEN, Look, draw, gist, shape
+from .plan import device_of, plan_section
 
 COPIED = (
-    "Another tab has changed this draft since this page was opened. Your version was saved as a new draft, which this "
-    "page shows; the other tab keeps its version."
+    "**! Another tab has changed this draft since this page was opened.** Your version was saved as a new draft, which "
+    "this page shows; the other tab keeps its version."
 )
 SHOWN = 20_000
 """Maximum number of characters shown of a damaged draft's file."""
+MOST_PROBLEMS = 20
+CHANGED = "changed"
+"""Which fields are shown: those that differ from the experiment that the draft was copied from."""
+_QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
-def opened(site: Site, ask: Ask) -> Answer:
-    """Returns the page for the draft in the query; creates a draft for `from` or `preset`, else offers a choice."""
+def build(site: Site) -> None:
+    """Adds the components of the page."""
+    view = View()
     if site.settings.read_only:
-        note = tag("p", "This app is read-only: runs cannot be started.", cls="empty")
-        return _whole(tag("h1", "New run"), note, join())
-    if ask.query.get("draft"):
-        try:
-            return _draft(site, ask, site.drafts.load(ask.query["draft"]))
-        except Exception as error:  # its file may come from another version of the app: it can be discarded
-            return _damaged(site, ask.query["draft"], error)
-    if ask.query.get("demo"):
-        return _begin(site, ask, demo.written(site)[0], demo.NAME)
-    begun = ask.query.get("from") or ask.query.get("preset") or ""
-    if not begun:
-        return _choice(site)
-    if ask.query.get("preset"):
-        experiment = site.presets.experiment(begun)
-        job = site.presets.job(begun)
-        if experiment is None:
-            return _whole(tag("h1", "New run"), _unread(begun, job), join())
-        return _begin(site, ask, experiment, f"experiments/{begun}.py", begun)
-    return _begin(site, ask, _of_run(site, begun), begun, site.launcher.recipe_of(begun))
+        gr.Markdown("# New run\n\nThis app is read-only: runs cannot be started.")
+        return
+    opened, origin, form, saved, marks = (gr.Textbox(visible="hidden") for _ in range(5))
+    states = {
+        title: gr.Textbox(visible="hidden") for title in GROUPS
+    }  # not in a row that is hidden: it would show them
+    reading = gr.Timer(0.7, active=False)
+    with gr.Column(elem_id="new-head"):
+        with gr.Row():
+            with gr.Column(min_width=300):
+                gr.Markdown("# New run")
+            plan = gr.Button("Plan", scale=0, min_width=90, visible=False)
+            queue = gr.Button("Queue", scale=0, min_width=90, visible=False)
+            launch = gr.Button("Launch", variant="primary", scale=0, min_width=90, visible=False)
+        about = gr.Markdown()
+    with gr.Column(visible=False) as beginning:
+        start = gr.Markdown()
+        retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
+        with gr.Column() as paste:
+            _paste(site, view)
+    with gr.Column(visible=False) as damaged:
+        wrong = gr.Markdown()
+        with gr.Row():
+            discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160)
+            gr.Button("Start another draft", link="/new", scale=0, min_width=160)
+        contents = gr.Code(label="Contents of its file", interactive=False, max_lines=20)
+    with gr.Row(visible=False) as body:
+        with gr.Column(scale=11, min_width=320, elem_id="new-form"):
+            only = gr.Checkbox(label="Changed fields only", container=False)
+            view.control("changed", only)
+            groups = _groups(site, view, states, origin, form)
+        with gr.Column(scale=10, min_width=320, elem_id="new-panel"):
+            problems = gr.Markdown(elem_classes=["problems"], visible=False)
+            with gr.Tabs() as tabs:
+                with gr.Tab("Python", id="python"):
+                    python = gr.Code(
+                        label="Python", language="python", interactive=False, max_lines=32, elem_id="new-python"
+                    )
+                    command = gr.Code(
+                        label="In a terminal", language="shell", lines=1, interactive=False, wrap_lines=True
+                    )
+                    why = gr.Markdown(visible=False)
+                with gr.Tab("JSON", id="json"):
+                    text = gr.Code(label="JSON", language="json", interactive=False, max_lines=36, elem_id="new-json")
+                with gr.Tab("Changes", id="diff") as changes_tab:
+                    verdict = gr.Markdown()
+                    changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
+                with gr.Tab("Plan", id="plan"):
+                    plan_outputs, fill_plan = plan_section(site, view, lambda query: drafting.require(site, query)[1])
+                with gr.Tab("Import", id="import"):
+                    _paste(site, view)
+    view.tabs("tab", tabs)
 
-
-def _damaged(site: Site, name: str, error: Exception) -> Answer:
-    """Shows a draft that cannot be opened: the error, the file's contents, and a button to delete it."""
-    message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
-    text = site.drafts.text(name)
-    stored = tag("details", tag("summary", "Contents of its file"), tag("pre", text[:SHOWN], tabindex=0), cls="panel")
-    body = join(
-        tag("p", f"This draft cannot be opened: {message}", cls="notice bad", role="alert"),
-        tag("div", action("Discard the draft", "new.discard", "danger") if text else None, cls="row"),
-        stored if text else None,
-        tag("p", tag("a", "Start another draft", href="/new", cls="button")),
+    # What is typed goes into `form`, which is saved; `opened` names the draft whose fields are shown.
+    opened.change(lambda name: drafting.origin(site, name), [opened], [origin], **_QUIET)
+    origin.change(None, [origin, form], [form], js="(origin, form) => nnx.opened(origin, form)", **_QUIET)
+    form.change(
+        lambda form: drafting.answer(site, form),
+        [form],
+        [saved],
+        js="nnx.settled",
+        trigger_mode="always_last",
+        **_QUIET,
     )
-    return _whole(tag("h1", "New run"), body, join())
+    view.follows(saved, "nnx.saved")
+    marks.change(None, [marks], None, js="(marks) => nnx.mark(marks)", **_QUIET)
+    begin_from = gr.context.Context.root_block.load  # type: ignore[union-attr]
+    for trigger in (begin_from, reading.tick):
+        view.does(trigger, lambda query, client: drafting.begin(site, query))
+    view.does(retry.click, lambda query, client: _retry(site, query))
+    view.does(discard.click, lambda query, client: _discard(site, query))
+    view.does(launch.click, lambda query, client, form: drafting.launch(site, query, client, form), [form])
+    view.does(queue.click, lambda query, client, form: drafting.enqueue(site, query, client, form), [form])
+    view.does(plan.click, lambda query, client, form: _plan(site, query, form), [form])
+
+    code = [python, command, why, text, verdict, changes, changes_tab]
+    outputs = [
+        *(opened, marks, reading, about, plan, queue, launch, beginning, start, retry, paste, damaged, wrong),
+        *(discard, contents, body, only, problems, tabs, *code, *plan_outputs),
+        *groups.values(),
+        *states.values(),
+    ]
+
+    def shown(query: Query) -> Values:
+        hidden: dict[Any, Any] = dict.fromkeys(
+            (plan, queue, launch, beginning, damaged, body), gr.update(visible=False)
+        )
+        hidden |= {reading: gr.Timer(active=False), about: ""}
+        if not query.get("draft"):
+            return {**hidden, beginning: gr.update(visible=True), **_started(query)}
+        try:
+            return {**hidden, **_drafted(query)}
+        except Exception as error:  # the file may come from another version of the app: it can be discarded
+            message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
+            stored = site.drafts.text(query["draft"])
+            return {
+                **hidden,
+                damaged: gr.update(visible=True),
+                wrong: f"**! This draft cannot be opened: {plain(message)}**",
+                discard: gr.update(visible=bool(stored)),
+                contents: gr.update(value=stored[:SHOWN], visible=bool(stored)),
+            }
+
+    def _started(query: Query) -> Values:
+        """The choice of a beginning, or the state of the one that was chosen."""
+        choice = {start: _choice(site), retry: gr.update(visible=False), paste: gr.update(visible=True)}
+        try:
+            job = drafting.reading(site, query)
+        except NnxdslError as error:
+            return {**choice, start: f"**! {plain(str(error))}**\n\n{_choice(site)}"}
+        if not any(query.get(name) for name in drafting.BEGINNINGS):
+            return choice
+        is_reading = job is not None and not job.is_over
+        waiting = {**choice, paste: gr.update(visible=False), reading: gr.Timer(active=is_reading)}
+        if job is None or is_reading or job.state == "done":
+            return {**waiting, start: "Reading the recipe ..." if is_reading else "Opening the draft ..."}
+        told = f"experiments/{query['preset']}.py cannot be read: {job.error or job.state}"
+        return {**waiting, start: f"**✘ {plain(told)}**", retry: gr.update(visible=True)}
+
+    def _drafted(query: Query) -> Values:
+        draft = site.drafts.load(query["draft"])
+        experiment, found = form_texts.read(draft.texts)
+        base = from_tree(draft.base)
+        planned, is_busy = fill_plan(query, experiment)
+        panel, is_read = _panel(site, draft, base, experiment)
+        base_texts = form_texts.texts_of(base)
+        look = Look(draft.texts, base_texts, False, origin, form)
+        values: dict[Any, Any] = {
+            opened: draft.id,
+            marks: _marks(draft.texts, base_texts, found),
+            about: "\n\n".join(
+                filter(None, [COPIED if query.get("copied") else "", _about(site, draft, experiment, found)])
+            ),
+            **dict.fromkeys((plan, queue, launch), gr.update(visible=True, interactive=experiment is not None)),
+            body: gr.update(visible=True),
+            only: query.get("changed") == "1",
+            tabs: gr.Tabs(selected=query.get("tab") or "python"),
+            problems: gr.update(value=_problems(found), visible=bool(found)),
+            reading: gr.Timer(active=is_busy or not is_read),
+            **dict(zip(code, panel, strict=True)),
+            **planned,
+        }
+        which = CHANGED if query.get("changed") == "1" else "all"
+        for title, accordion in groups.items():
+            names, told = GROUPS[title], gist(draft.texts, GROUPS[title])
+            is_shown = which == "all" or any(map(look.differs, names))
+            is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
+            values[accordion] = gr.update(
+                label=f"{title} · {told}" if told else title, visible=is_shown, **({"open": True} if is_open else {})
+            )
+            if is_shown and (is_open or title in OPEN):
+                key = json.dumps([draft.id, which, shape(draft.texts, names)])
+                values[states[title]] = f"{draft.id} {which} {hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        return values
+
+    view.shows(shown, outputs)
 
 
-def discard(site: Site, ask: Ask) -> Answer:
-    """Deletes a draft."""
-    site.drafts.discard(ask.query.get("draft", ""))
-    return Answer(goto="/new", notice="The draft was discarded.")
+def _groups(
+    site: Site, view: View, states: Mapping[str, gr.Textbox], origin: gr.Textbox, form: gr.Textbox
+) -> dict[str, gr.Accordion]:
+    """Adds the groups of the form; each draws its fields again when its text, which names the draft, changes."""
+    found: dict[str, gr.Accordion] = {}
+    for title, names in GROUPS.items():
+        classes = ["group", *(f"has-{name}" for name in names)]
+        with gr.Accordion(title, open=title in OPEN, elem_classes=classes) as accordion:
+            # One at a time: gradio's renders of one session change the same dictionary of components.
+            @gr.render(
+                [states[title]],
+                triggers=[states[title].change],
+                concurrency_limit=1,
+                concurrency_id="form",
+                show_progress="hidden",
+            )
+            def fields(state: str, names: tuple[str, ...] = names) -> None:
+                draft_id, which, shape = state.split(" ")
+                draft = site.drafts.load(draft_id)
+                base = form_texts.texts_of(from_tree(draft.base))
+                with gr.Column(elem_classes=["shape"], elem_id=f"shape-{names[0]}-{shape}"):
+                    draw(Look(draft.texts, base, which == CHANGED, origin, form), Experiment, names=names)
 
-
-def _unread(name: str, job: Job | None) -> Html:
-    """Shows that a recipe is being read, or why it could not be."""
-    if job is None:
-        return tag("p", f"There is no recipe {name}.", cls="empty")
-    if not job.is_over:
-        return tag("p", "Reading the recipe ...", cls="empty", data_tick="0.5")
-    wrong = tag("pre", job.error or job.state, cls="error", role="alert")
-    return join(tag("p", f"experiments/{name}.py cannot be read:"), wrong, action("Retry", "new.reread"))
-
-
-def reread(site: Site, ask: Ask) -> Answer:
-    """Retries a recipe that could not be read."""
-    site.presets.job(ask.query.get("preset", ""), again=True)
-    return opened(site, ask)
-
-
-def ticked(site: Site, ask: Ask) -> Answer:
-    """Updates the panel while a plan is computed; the form is not sent again."""
-    if not ask.query.get("draft"):
-        return opened(site, ask)
-    draft = site.drafts.load(ask.query["draft"])
-    return Answer({"panel": panel(site, ask, draft)})
-
-
-def change(site: Site, ask: Ask) -> Answer:
-    """Saves a changed field, and updates the panel; a change of class also updates the form."""
-    shapes = ask.text("changed").endswith(".type")
-    return _edited(site, ask, form_texts.completed(ask.fields) if shapes else ask.fields, with_form=shapes)
-
-
-def edit_items(site: Site, ask: Ask) -> Answer:
-    """Adds or removes a member of a tuple of specs."""
-    texts, path, index = ask.fields, ask.text("path"), ask.text("remove")
-    spec = form_texts.items_at(texts, path)
-    if spec is None:
-        return Answer(notice=f"{path} has no members to edit; reload the page.", bad=True)
-    if index:
-        texts = form_texts.without_item(texts, path, -1 if (at := whole(index)) is None else at)
-    else:
-        texts = form_texts.with_item(texts, path, spec)
-    return _edited(site, ask, form_texts.completed(texts), with_form=True)
-
-
-def _edited(site: Site, ask: Ask, texts: dict[str, str], *, with_form: bool) -> Answer:
-    draft = _saved(site, ask, texts)
-    is_copy = draft.id != ask.query.get("draft")
-    ask = attrs.evolve(ask, query={**ask.query, "draft": draft.id})
-    regions = {"panel": panel(site, ask, draft), "head": _head(site, draft)}
-    if with_form:
-        regions["form"] = _form(draft)
-    if not is_copy:
-        return Answer(regions)
-    return Answer(regions, notice=COPIED, query=link("", **ask.query).lstrip("?"))
-
-
-def _saved(site: Site, ask: Ask, texts: dict[str, str]) -> Draft:
-    return site.drafts.change(ask.query.get("draft", ""), texts, ask.text("tab"), ask.text("revision"))
-
-
-def launch(site: Site, ask: Ask) -> Answer:
-    """Launches the draft's run, through the recipe's file if the draft was copied from a recipe."""
-    draft, experiment = _require(site, ask)
-    site.launcher.launch(experiment, ask.client, draft.recipe)
-    return Answer(goto=link("/run", id=experiment.id))
-
-
-def queue(site: Site, ask: Ask) -> Answer:
-    """Adds the draft's run to the queue."""
-    draft, experiment = _require(site, ask)
-    site.launcher.enqueue(experiment, ask.client, draft.recipe)
-    return Answer(goto=link("/run", id=experiment.id))
-
-
-def plan(site: Site, ask: Ask) -> Answer:
-    """Starts the plan in a child process."""
-    planned(site, _require(site, ask)[1], ask, start=True)
-    return Answer(goto=link("/new", **{**ask.query, "tab": "plan", "planned": "1"}))
-
-
-def load(site: Site, ask: Ask) -> Answer:
-    """Creates a draft from a pasted text."""
-    try:
-        experiment = from_text(ask.fields.get("text", ""))
-    except SpecError as error:
-        listed = "\n".join(map(str, error.problems[:20]))
-        return Answer(notice=f"This could not be loaded:\n{listed}", bad=True)
-    draft_name = ask.query.get("draft")
-    if not draft_name:
-        return _begin(site, ask, experiment, "pasted text")
-    draft = _saved(site, ask, form_texts.texts_of(experiment))
-    answer = _draft(site, Ask({**ask.query, "draft": draft.id, "tab": ""}), draft)
-    return Answer(answer.regions, notice="Loaded.", query=link("", draft=draft.id).lstrip("?"))
-
-
-def _require(site: Site, ask: Ask) -> tuple[Draft, Experiment]:
-    """Returns the draft and its experiment.
-
-    Raises:
-        SpecError: all problems of the draft.
-    """
-    draft = _saved(site, ask, ask.fields) if ask.fields else site.drafts.load(ask.query.get("draft", ""))
-    experiment, problems = form_texts.read(draft.texts)
-    if experiment is None:
-        raise SpecError(problems, "this draft")
-    return draft, experiment
-
-
-def _of_run(site: Site, run: str) -> Experiment:
-    """Loads the experiment of a run, or of a launch that was rejected."""
-    newest = site.launcher.newest(run)
-    if site.index.row(run) is not None:
-        found = stored(site.run(run).path / "experiment.json")
-    else:
-        found = None if newest is None else stored(newest.directory / "experiment.json")
-    if found is None:
-        message = "cannot be read by the app: there is no such run, or it names classes of another package"
-        raise SpecError([Problem("", f"{run} {message}")])
+        found[title] = accordion
+        if title not in OPEN:
+            for trigger, is_open in ((accordion.expand, "true"), (accordion.collapse, "false")):
+                view.sets(trigger, "open", f"nnx.unfolded({json.dumps(names[0])}, {is_open})")
     return found
 
 
-def _begin(site: Site, ask: Ask, experiment: Experiment, name: str, recipe: str = "") -> Answer:
-    texts = form_texts.texts_of(experiment)
-    draft = site.drafts.new(texts, to_dict(experiment), name, recipe)
-    query = link("", draft=draft.id).lstrip("?")
-    answer = _draft(site, Ask({"draft": draft.id}), draft)
-    return Answer(answer.regions, query=query)
-
-
-def _choice(site: Site) -> Answer:
-    names = site.presets.names()
-    cards = [
-        tag(
-            "a",
-            tag("b", name),
-            tag("span", f"experiments/{name}.py", cls="muted small"),
-            href=link("/new", preset=name),
-            cls="panel card",
+def _paste(site: Site, view: View) -> None:
+    """Adds the import of Python or JSON, pasted or from a file."""
+    with gr.Column(elem_classes=["pastes"]):
+        text = gr.Textbox(
+            label="Python or JSON",
+            info="Python as `nnxdsl show FILE --python` prints it, or JSON. It is parsed, never executed.",
+            lines=12,
+            max_lines=20,
+            placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
         )
-        for name in names
+        gr.HTML('<label>or read a file <input type="file" class="reads-text" accept=".py,.json,.txt"></label>')
+        load = gr.Button("Load", variant="primary", scale=0, min_width=120)
+    view.does(load.click, lambda query, client, text: drafting.loaded(site, query, text), [text])
+
+
+def _choice(site: Site) -> str:
+    """Markdown: recipes and earlier runs to start from."""
+    recipes = [
+        f"- {markdown_link(name, link('', preset=name))} experiments/{plain(name)}.py" for name in site.presets.names()
     ]
-    runs = [
-        tag("li", tag("a", row.id, href=link("/new", **{"from": row.id}), cls="mono")) for row in site.index.rows()[:8]
-    ]
-    cards = cards or [
-        tag(
-            "a",
-            tag("b", "demo"),
-            tag("span", "a tiny DPO run with its own data; takes a few minutes", cls="muted small"),
-            href=link("/new", demo=1),
-            cls="panel card",
-        )
-    ]
-    none = tag("p", f"Recipes are read from {site.presets.place}.", cls="muted small")
-    body = join(
-        tag("p", "Start from a copy: a recipe, an earlier run, or pasted text."),
-        tag("h2", "Recipes"),
-        tag("div", cards, cls="grid"),
-        None if names else none,
-        join(tag("h2", "Earlier runs"), tag("ul", runs, cls="plain panel")) if runs else None,
-        tag("h2", "Python or JSON"),
-        tag("section", import_form(), cls="panel"),
-    )
-    return _whole(tag("h1", "New run"), body, join())
+    runs = [f"- {markdown_link(row.id, link('', **{'from': row.id}))}" for row in site.index.rows()[:8]]
+    if not recipes:
+        recipes = [
+            f"- [demo]({link('', demo=1)}) a tiny DPO run with its own data; takes a few minutes",
+            "",
+            f"Recipes are read from {plain(str(site.presets.place))}.",
+        ]
+    parts = ["Start from a copy: a recipe, an earlier run, or pasted text.", "## Recipes", "\n".join(recipes)]
+    return "\n\n".join([*parts, *(["## Earlier runs", "\n".join(runs)] if runs else []), "## Python or JSON"])
 
 
-def _whole(head: Html, body: Html, panel: Html) -> Answer:
-    return Answer({"head": head, "form": body, "panel": panel})
-
-
-def _draft(site: Site, ask: Ask, draft: Draft) -> Answer:
-    return _whole(_head(site, draft), _form(draft), panel(site, ask, draft))
-
-
-def _head(site: Site, draft: Draft) -> Html:
-    experiment, problems = form_texts.read(draft.texts)
-    ready = experiment is not None
-    exists = ready and site.index.row(experiment.id) is not None
-    if not ready:
-        note: Child = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'} to fix first"
-    elif exists:
-        note = join(
-            "this run exists already: ", tag("a", experiment.id, href=link("/run", id=experiment.id), cls="mono")
-        )
+def _about(site: Site, draft: Draft, experiment: Experiment | None, problems: Sequence[Problem]) -> str:
+    if experiment is None:
+        note = f"**{_count(problems)} to fix first**"
+    elif site.index.row(experiment.id) is not None:
+        note = f"this run exists already: {markdown_link(experiment.id, link('/run', id=experiment.id))}"
     else:
-        note = join("run id: ", tag("span", experiment.id, cls="mono"))
-    buttons = [
-        # With the form's fields, since the last edit may not have been sent yet.
-        action("Plan", "new.plan", title="memory per device and shardings", disabled=not ready, data_form="spec-form"),
-        action("Queue", "new.queue", title="starts when a slot is free", disabled=not ready, data_form="spec-form"),
-        action("Launch", "new.launch", "primary", title="starts now", disabled=not ready, data_form="spec-form"),
+        note = f"run id: {plain(experiment.id)}"
+    return f"Copied from {plain(draft.base_name)}; {note}"
+
+
+def _count(problems: Sequence[Problem]) -> str:
+    return f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+
+
+def _problems(problems: Sequence[Problem]) -> str:
+    lines = [
+        f"- {f'[{plain(one.path)}](#f-{one.path}): ' if one.path else ''}{plain(one.message)}"
+        for one in problems[:MOST_PROBLEMS]
     ]
-    return tag(
-        "div",
-        tag("div", tag("h1", "New run"), tag("div", buttons, cls="row"), cls="row between"),
-        tag("p", "Copied from ", tag("span", draft.base_name, cls="mono"), "; ", note, cls="muted"),
-        data_revision=draft.revision,
+    return "\n".join([f"### {_count(problems)}", "", *lines])
+
+
+def _marks(texts: dict[str, str], base: dict[str, str], problems: Sequence[Problem]) -> str:
+    """Fields to mark, as JSON: those that differ from the base, or where it has none from defaults, and problems."""
+    plain_base = form_texts.completed(shape(texts, tuple(declared(Experiment)))) | base
+    changed = sorted({path.removesuffix(".type") for path, text in texts.items() if plain_base.get(path) != text})
+    return json.dumps({"changed": changed, "problems": {one.path: one.message for one in problems}})
+
+
+def _panel(site: Site, draft: Draft, base: Experiment, experiment: Experiment | None) -> tuple[list[Any], bool]:
+    """Values of the tabs but for the plan, and whether the recipe of the command has been read."""
+    if experiment is None:
+        fix = "Fix the problems above to see the changes."
+        gone = gr.update(visible=False)
+        return [gone, gone, gr.update(visible=True, value="Fix the problems above."), gone, fix, gone, gr.skip()], True
+    differing = diff(base, experiment)
+    same = (
+        "Same run id: only placement or cadence differ." if base.id == experiment.id else "This is a different run id."
     )
+    rows = [
+        [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
+    ]
+    words, why, is_read = "", "", True
+    try:
+        words = drafting.command(site, draft, experiment)
+    except NnxdslError as error:
+        job, why = site.presets.job(draft.recipe), plain(str(error))
+        is_read = job is None or job.is_over
+    table = pd.DataFrame(rows, columns=["field", "was", "is"])
+    told = f"{len(rows)} {'difference' if len(rows) == 1 else 'differences'} from {plain(draft.base_name)}. {same}"
+    return [
+        gr.update(value=to_python(experiment), visible=True),
+        gr.update(value=words, visible=not why),
+        gr.update(value=why, visible=bool(why)),
+        gr.update(value=to_json(experiment), visible=True),
+        told if rows else f"Nothing differs from {plain(draft.base_name)}.",
+        gr.update(value=table, visible=bool(rows)),
+        gr.Tab(label=f"Changes ({len(rows)})"),
+    ], is_read
 
 
-def _form(draft: Draft) -> Html:
-    base = form_texts.texts_of(from_tree(draft.base))
-    toggle = tag("label", tag("input", type="checkbox", id="only-changed"), " Changed fields only", cls="row small")
-    return join(tag("div", toggle, cls="row end"), form.rendered(draft.texts, base, "new.change"))
+def _plan(site: Site, query: Query, form: str) -> Done:
+    """Shows the plan, and plans again what could not be planned."""
+    plan_job(site, drafting.require(site, query, form)[1], device_of(query), start=True)
+    return Done(query={"tab": "plan"})
 
 
-def verify(site: Site, ask: Ask) -> Answer:
-    """Starts ahead-of-time compilation of the step."""
-    experiment, device = _require(site, ask)[1], device_of(ask) or NO_DEVICE
-    why = why_not_compiled(experiment, device)
-    if why is not None:
-        return Answer(notice=why, bad=True)
-    plan_job(site, experiment, device, start=True, compiled=True)
-    return ticked(site, ask)
+def _retry(site: Site, query: Query) -> None:
+    """Reads a recipe again that could not be read."""
+    site.presets.job(query.get("preset", ""), again=True)
 
 
-def cancel(site: Site, ask: Ask) -> Answer:
-    """Cancels the compilation."""
-    job = plan_job(site, _require(site, ask)[1], device_of(ask) or NO_DEVICE, start=False, compiled=True)
-    if job is not None:
-        site.compiles.cancel(job.key)
-    return attrs.evolve(ticked(site, ask), notice="Ended.")
+def _discard(site: Site, query: Query) -> Done:
+    site.drafts.discard(query.get("draft", ""))
+    return Done("The draft was discarded.", goto="/new")
 
 
-PAGE = Page(
-    name="new",
-    path="/new",
-    title="New run",
-    regions=("head", "form", "panel"),
-    actions={
-        "open": opened,
-        "tick": ticked,
-        "reread": reread,
-        "change": Action(change, writes=True),
-        "discard": Action(discard, writes=True),
-        "edit_items": Action(edit_items, writes=True),
-        "launch": Action(launch, writes=True),
-        "queue": Action(queue, writes=True),
-        "plan": Action(plan, writes=True),
-        "verify": Action(verify, writes=True),
-        "cancel": Action(cancel, writes=True),
-        "load": Action(load, writes=True),
-    },
-)
+PAGE = GradioPage(name="new", path="/new", title="New run", build=build)

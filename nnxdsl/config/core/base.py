@@ -223,10 +223,18 @@ def _is_unfinished(spec: Spec) -> bool:
             value = object.__getattribute__(spec, field)
         except AttributeError:
             return True
-        items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-        if any(isinstance(item, Spec) and _is_unfinished(item) for item in items):
+        if any(_is_unfinished(each) for each in _specs_in(value)):
             return True
     return False
+
+
+def _specs_in(value: object) -> Iterator[Spec]:
+    """A value of a field if it is a spec, or those in its tuples, such as the sources of a mixture."""
+    if isinstance(value, Spec):
+        yield value
+    elif isinstance(value, tuple):
+        for item in cast("tuple[object, ...]", value):
+            yield from _specs_in(item)
 
 
 def gather(*checks: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
