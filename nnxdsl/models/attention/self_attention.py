@@ -57,12 +57,12 @@ def self_attention(
     assert row is not None  # the decoder refuses other kernels without a layout of the row
     if kernel == "chunked":
         blocks = {"soft_cap": soft_cap, "sinks": sinks, "queries": method.queries}
-        return attend_in_blocks(query, key, value, positions, row, window=window, scale=scale, **blocks), new
-    if sinks is not None:
         blocks["is_chunked"] = method.is_chunked
-        raise ValueError(f"{kernel} attention has no sinks")
+        return attend_in_blocks(query, key, value, positions, row, window=window, scale=scale, **blocks), new
     if method.is_chunked:
         raise ValueError(f"{kernel} attention has no chunks")
+    if sinks is not None:
+        raise ValueError(f"{kernel} attention has no sinks")
     if kernel == "splash":
         return attend_splash(query, key, value, positions, row, window=window, scale=scale, soft_cap=soft_cap), new
     if soft_cap is not None:
