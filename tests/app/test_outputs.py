@@ -433,6 +433,30 @@ def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) 
     assert "Metrics of the run: ✘" in html
 
 
+def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> None:
+    saved(site.settings.home / run, 10)
+    query = {"run": run, "tab": "checkpoints", "prompt": "H", "max": "8", "samples": "2", "temperature": "0.7"}
+    given = request(site, "checkpoints", query)
+    assert given is not None
+    assert given["do"] == "generate"
+    assert "samples" not in given  # of another tab
+    for step in (0, 20):
+        asked = Request(site.answers.key(Model(run, step), given), Model(run, step), given, "done")
+        answer = {**generated()["policy"], "text": f"{EVIL} at {step}"}
+        asked.result = {**who(run), **generated(), "policy": answer}
+        site.answers._remember(asked)
+    key = site.answers.key(Model(run, 10), given)
+    waiting = site.answers._remember(Request(key, Model(run, 10), given, "running", "loading"))
+    values = shown(site, **query)
+    answers = next(value for value in values.values() if isinstance(value, pd.DataFrame) and "step" in value)
+    assert answers["step"].tolist() == [0, 20]
+    assert answers["answer"].tolist() == [f"{EVIL} at 0", f"{EVIL} at 20"]
+    assert values["Timer"]["active"]
+    assert "**Loading**" in told(site, **query)
+    native.Built(outputs_page.PAGE, site).pressed("Cancel", query)
+    assert waiting.state == "cancelled"
+
+
 def test_groups_and_differences() -> None:
     rows = [pair(1, 1.0), pair(2, -1.0), {**pair(3, 1.0), "rewards": {}}]
     assert Group.of(rows) == Group(2, 1, 0.0)

@@ -20,12 +20,13 @@ from ...words import duration
 from .request import DEFAULTS, Chosen, chosen, held_out_prompts, request, written
 
 CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
-NEEDED = {"generate": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}
+NEEDED = {"generate": "a prompt", "checkpoints": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}
 NEXT = {
     "generate": "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed.",
     "tokens": "Choose a held-out row or enter a text: both models score it, and each token shows how much more likely "
     "it is under the policy.",
     "pairs": "Press Compute to see rewards and margins of every held-out pair.",
+    "checkpoints": "Enter a prompt or choose a held-out one: the policy of every checkpoint answers it in turn.",
 }
 FIRST = (
     "The first request loads both models. A request with another prompt length, number of samples or max new tokens "
@@ -85,7 +86,7 @@ class Form:
         return filled
 
     def told(self, query: Query, found: Request | None) -> Values:
-        """How far a request is; None if there is no result, and none on its way."""
+        """How far a request is; None if it was not submitted."""
         told: dict[Any, Any] = {self._status: self._words(query, found)}
         for button in self._buttons:
             told[button] = gr.update(visible=found is not None and not found.is_over)
@@ -119,26 +120,26 @@ class Form:
         if wanted is None:
             needed = NEEDED[self._tab]
             return Done(f"This needs {needed}: enter it, or choose a held-out row.", is_problem=True)
-        found = self._site.answers.ask(here.model, wanted)
+        found = [self._site.answers.ask(model, wanted) for model in here.models][-1]
         return Done(query={**written(self._tab, given, found.key), "at": "", "pair": ""})
 
     def _cancelled(self, query: Query, client: str) -> Done:
-        found = requested(self._site, chosen(self._site, query), query)
-        if found is not None:
-            self._site.answers.cancel(found.key)
+        for one in requested(self._site, chosen(self._site, query), query):
+            self._site.answers.cancel(one.key)
         return Done("Cancelled.")
 
 
-def requested(site: Site, here: Chosen, query: Query) -> Request | None:
-    """The request of a query, at work or with its result; None if it was not submitted.
+def requested(site: Site, here: Chosen, query: Query) -> list[Request]:
+    """The request of a query, of each of its models; without those that were not submitted.
 
     Raises:
         RunError: A part of the query is out of range.
     """
     given = None if here.model is None else request(site, here.tab, query)
-    if here.model is None or given is None:
-        return None
-    return site.answers.find(site.answers.key(here.model, given))
+    if given is None:
+        return []
+    found = [site.answers.find(site.answers.key(model, given)) for model in here.models]
+    return [one for one in found if one is not None]
 
 
 def prompt_fields(answer: gr.Textbox | None = None) -> dict[str, Any]:

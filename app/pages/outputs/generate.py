@@ -60,8 +60,9 @@ class Generate:
             *self._saves.values(),
         ]
 
-    def values(self, here: Chosen, found: Request, query: Query) -> Values:
+    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """What a result shows."""
+        (found,) = requests
         assert found.result is not None
         is_blind = query.get("blind") == "1" and not self._site.votes.has(found.key)
         order = self._site.votes.order(found.key) if is_blind else ("policy", "other")
@@ -77,7 +78,7 @@ class Generate:
         }
 
     def _voted(self, choice: str, query: Query, client: str) -> Done:
-        found = requested(self._site, chosen(self._site, query), query)
+        found = next(iter(requested(self._site, chosen(self._site, query), query)), None)
         if found is None or found.result is None:
             raise RunError("This answer is no longer stored; generate it again.")
         side = self._site.votes.add(found, choice)
@@ -142,9 +143,13 @@ def _heading(result: Mapping[str, Any], side: str, letter: str, many: bool) -> s
     return f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
 
 
+def ended(answer: Mapping[str, Any]) -> str:
+    """Why an answer ended."""
+    return f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
+
+
 def _facts(answer: Mapping[str, Any], *, with_seconds: bool) -> list[Html]:
-    ended = f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
-    facts = [tag("span", f"{answer['tokens']} tokens"), tag("span", ended)]
+    facts = [tag("span", f"{answer['tokens']} tokens"), tag("span", ended(answer))]
     if with_seconds:
         facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
     return facts

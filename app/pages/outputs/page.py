@@ -14,6 +14,7 @@ from ...page import GradioPage
 from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
+from .checkpoints import Checkpoints
 from .forms import requested
 from .generate import Generate
 from .pairs import Pairs
@@ -44,9 +45,11 @@ def build(site: Site) -> None:
             tokens = Tokens(site, view)
         with gr.Tab("Pairs", id="pairs"):
             pairs = Pairs(site, view)
+        with gr.Tab("All checkpoints", id="checkpoints"):
+            checkpoints = Checkpoints(site, view)
     view.tabs("tab", tabs)
     timer = gr.Timer(0.7, active=False)
-    parts: dict[str, Any] = {"generate": generate, "tokens": tokens, "pairs": pairs}
+    parts: dict[str, Any] = {"generate": generate, "tokens": tokens, "pairs": pairs, "checkpoints": checkpoints}
 
     def asked(query: Query) -> Values:
         here, rows = chosen(site, query), with_checkpoints(site)
@@ -66,12 +69,13 @@ def build(site: Site) -> None:
 
     def answered(query: Query) -> Values:
         here = chosen(site, query)
-        found, part = requested(site, here, query), parts[here.tab]
-        is_done = found is not None and found.result is not None
+        requests, part = requested(site, here, query), parts[here.tab]
+        pending = [one for one in requests if not one.is_over]
+        done = [one for one in requests if one.result is not None]
         return {
-            timer: gr.update(active=found is not None and not found.is_over),
-            **part.form.told(query, found),
-            **(part.values(here, found, query) if is_done else {part.found: gr.update(visible=False)}),
+            timer: gr.update(active=bool(pending)),
+            **part.form.told(query, next(iter(pending or done or requests), None)),
+            **(part.values(here, done, query) if done else {part.found: gr.update(visible=False)}),
         }
 
     fields = [field for part in parts.values() for field in part.form.fields]

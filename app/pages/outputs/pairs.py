@@ -83,8 +83,9 @@ class Pairs:
             *(self._pair, *self._texts, self._open, *self._saves.values()),
         ]
 
-    def values(self, here: Chosen, found: Request, query: Query) -> Values:
+    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """What a result shows."""
+        (found,) = requests
         assert found.result is not None
         rows: list[Row] = found.result["rows"]
         margins = [value for row in rows if (value := margin(row)) is not None]

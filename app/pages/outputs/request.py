@@ -23,8 +23,12 @@ FIELDS = {
     "generate": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
     "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
     "pairs": ("limit",),
+    "checkpoints": ("prompt", "row", "chat", "max", "temperature", "top_k", "top_p", "seed"),
 }
 """Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
+
+DOES = {"checkpoints": "generate"}
+"""What is computed for a tab, if it has not the name of the tab."""
 
 DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
 LONGEST_QUERY = 3_000
@@ -53,7 +57,7 @@ class Chosen:
         steps: Steps of its checkpoints, newest first.
         step: The chosen step.
         against: "reference", another step, or `RUN@STEP` of another run.
-        tab: "generate", "tokens" or "pairs".
+        tab: "generate", "tokens", "pairs" or "checkpoints".
     """
 
     row: Row | None
@@ -66,6 +70,14 @@ class Chosen:
     def model(self) -> Model | None:
         """The two models to compare; None without a checkpoint."""
         return Model(self.row.id, self.step, self.against) if self.row is not None and self.steps else None
+
+    @property
+    def models(self) -> list[Model]:
+        """The models that the tab computes with: the chosen ones, or those of every checkpoint, by step."""
+        if self.model is None or self.tab != "checkpoints":
+            return [] if self.model is None else [self.model]
+        others = [(step, "reference" if self.against == str(step) else self.against) for step in (0, *self.steps[::-1])]
+        return [Model(self.model.run, step, against) for step, against in others]
 
     @property
     def query(self) -> dict[str, str]:
@@ -143,7 +155,8 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
         RunError: a field is not a number or out of range, or a text is too long.
     """
     limits = site.settings.limits
-    do: dict[str, Any] = {"do": tab}
+    do: dict[str, Any] = {"do": DOES.get(tab, tab)}
+    query = {name: query[name] for name in (*FIELDS[tab], "key") if name in query}
     if stored := by_key(site, tab, query):
         return stored.request
     if tab == "pairs":
@@ -180,7 +193,7 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
 def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
     """The tab's request that the query names by its key, since its texts are too long for a URL; None without one."""
     found = site.answers.find(query.get("key", ""))
-    return found if found is not None and found.request["do"] == tab else None
+    return found if found is not None and found.request["do"] == DOES.get(tab, tab) else None
 
 
 def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:

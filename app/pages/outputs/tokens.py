@@ -78,8 +78,9 @@ class Tokens:
             self._own: gr.update(visible=not is_of_answer),
         }
 
-    def values(self, here: Chosen, found: Request, query: Query) -> Values:
+    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """What a result shows."""
+        (found,) = requests
         result = found.result
         assert result is not None
         scale = query["scale"] if query.get("scale") in SCALES else SCALE
