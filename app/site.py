@@ -1,8 +1,7 @@
 """The pages as one gradio app.
 
-A `GradioPage` is a route of its own; the one at "/" is gradio's root page, which is no route. All other pages are in
-one document, and the browser shows the page of its URL: requests are clicks on hidden buttons, whose JavaScript
-provides the payload and the query; responses are HTML.
+Each is a route of its own; the one at "/" is gradio's root page, which is no route. A `Page` is drawn as HTML: requests
+are clicks on hidden buttons, whose JavaScript provides the payload and the query.
 """
 
 from __future__ import annotations
@@ -29,21 +28,26 @@ from .downloads import Downloads
 from .html import Html, tag
 from .page import Answer, Ask, Function, GradioPage, Page
 from .pages import PAGES
+from .pages import about as about_page
 from .pages import export as export_page
+from .pages import runs as runs_page
 from .pages.compare import page as compare_page
 from .pages.data import page as data_page
 from .pages.layout import page as layout_page
 from .pages.new import page as new_page
 from .pages.outputs import page as outputs_page
+from .pages.run import page as run_page
 from .pages.sweeps import page as sweeps_page
 from .security.access import Access, session_key
-from .security.guard import Guard, Needed, PageRoutes
+from .security.guard import Guard, Needed
 from .server import Server
 from .settings import Settings
 from .state import Site
 from .view import SCRIPT
 
 GRADIO_PAGES: tuple[GradioPage, ...] = (
+    runs_page.PAGE,
+    run_page.PAGE,
     new_page.PAGE,
     compare_page.PAGE,
     data_page.PAGE,
@@ -51,41 +55,31 @@ GRADIO_PAGES: tuple[GradioPage, ...] = (
     export_page.PAGE,
     layout_page.PAGE,
     outputs_page.PAGE,
+    about_page.PAGE,
 )
 NAVIGATION = ("/", "/new", "/data", "/compare", "/sweeps", "/layout", "/outputs", "/export", "/about")
 """Paths of the pages in the navigation, in its order."""
-DOCUMENT = "/pages"
-"""Where the document of the pages without a route is, if one with a route is at the root."""
 STATIC = Path(__file__).parent / "static"
 QUERY_CHARACTERS = 4_000
 
 
 def build(site: Site, pages: tuple[GradioPage, ...] = GRADIO_PAGES) -> gr.Blocks:
     """Builds all pages of an app without serving them; `pages` are those of gradio components."""
-    first = next((page for page in pages if page.path == "/"), None)
+    first = next(page for page in pages if page.path == "/")
     with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
-        if first is None:
-            _document(site, pages)
-        else:
-            _header(site, pages, first.path)
-            first.build(site)
+        _header(site, pages, first.path)
+        first.build(site)
         api.add(site)
     for page in pages:
         if page is not first:
             with blocks.route(page.title, page.path):
                 _header(site, pages, page.path)
                 page.build(site)
-    if first is not None and PAGES:
-        with blocks.route("Pages", DOCUMENT):
-            _document(site, pages)
+    for old in PAGES:
+        with blocks.route(old.title, old.path):
+            _header(site, pages, old.path)
+            _draw(site, old)
     return blocks
-
-
-def _document(site: Site, pages: tuple[GradioPage, ...]) -> None:
-    """All pages that are no routes of their own."""
-    _header(site, pages)
-    for page in PAGES:
-        _draw(site, page)
 
 
 @attrs.frozen
@@ -121,10 +115,8 @@ def served(settings: Settings) -> Served:
     site = Site.of(settings)
     blocks = build(site)
     access = Access.of(settings, server.port, session_key(settings.own))
-    paths = frozenset(page.path for page in PAGES)
-    document = DOCUMENT if any(page.path == "/" for page in GRADIO_PAGES) else "/"
-    inner = PageRoutes(Downloads(_mounted(blocks, settings, server.port), site), paths, document)
-    routes = paths | {page.path for page in GRADIO_PAGES}
+    inner = Downloads(_mounted(blocks, settings, server.port), site)
+    routes = frozenset(page.path for page in (*GRADIO_PAGES, *PAGES))
     server.serve(Guard(Needed(inner, routes), settings, access))
     address = f"{settings.proxy or server.address}/"
     # A token from the environment is not printed, since the output may be logged.

@@ -249,9 +249,9 @@ def _handler(
             found = {problem: gr.update(visible=False, value=""), **values(_parsed(query))}
         except Exception as error:
             found = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
-        name = json.loads(changed or "{}").get("name", "")
+        name = str(_object(changed).get("name", ""))
         left = set(controls.values()) if name == EVERY else {controls.get(name)}
-        digests = json.loads(sent or "{}")
+        digests = _object(sent)
         answer: list[Any] = []
         for place, output in enumerate(outputs):
             value = found.get(output, _UNCHANGED)
@@ -276,6 +276,15 @@ def _message(error: Exception) -> str:
 
 def _parsed(query: str) -> dict[str, str]:
     return dict(parse_qsl(query.lstrip("?")[:QUERY_CHARACTERS]))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A JSON object; an empty one for any other text."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _escaped(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 import attrs
@@ -12,6 +13,10 @@ from plotly.subplots import make_subplots
 COLOURS = ("#2f6fed", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#087f8b")
 """Readable on light and dark backgrounds."""
 ROW_PIXELS, GAP_PIXELS, EDGE_PIXELS = 230, 60, 90
+LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 40
+"""Of a line of a chart's own legend, one of its letters, and what stands beside a name in it."""
+WIDE, NARROW = 560, 300
+"""Pixels across of a chart among others, and of one alone in a row."""
 
 
 def _no_points() -> np.ndarray:
@@ -58,41 +63,80 @@ class Mark:
     text: str
 
 
-def figure(charts: Sequence[Chart], x_name: str, columns: int, marks: Sequence[Mark] = ()) -> go.Figure:
-    """Draws charts in a grid, with one legend.
+def figure(
+    charts: Sequence[Chart], x_name: str, columns: int, marks: Sequence[Mark] = (), *, own_legends: bool = False
+) -> go.Figure:
+    """Draws charts in a grid.
 
     Args:
         charts: The charts, row by row.
         x_name: What the horizontal axes are.
         columns: Number of charts beside each other.
-        marks: Vertical lines in every chart.
+        marks: Vertical lines in every chart, with their texts on hover.
+        own_legends: Whether each chart has a legend of its own, instead of one that names each curve once.
     """
     rows = max(1, -(-len(charts) // columns))
-    height = rows * ROW_PIXELS + (rows - 1) * GAP_PIXELS + EDGE_PIXELS
+    above = max(map(_legend_lines, charts, [columns] * len(charts)), default=0) * LEGEND_PIXELS if own_legends else 0
+    gap = GAP_PIXELS + above
+    height = rows * ROW_PIXELS + (rows - 1) * gap + EDGE_PIXELS + above
     drawn = make_subplots(
         rows=rows,
         cols=columns,
-        subplot_titles=[chart.title for chart in charts],
-        vertical_spacing=GAP_PIXELS / (height - EDGE_PIXELS),
+        subplot_titles=[_text(chart.title) for chart in charts],
+        vertical_spacing=gap / (rows * ROW_PIXELS + (rows - 1) * gap),
         horizontal_spacing=0.07,
     )
     named: set[str] = set()
+    traces: list[go.Scatter] = []
     for place, chart in enumerate(charts):
-        where = {"row": place // columns + 1, "col": place % columns + 1}
+        number = str(place + 1) if place else ""
+        where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "legend": f"legend{number if own_legends else ''}"}
         for line in chart.lines:
-            drawn.add_trace(_curve(line, show=line.name not in named), **where)
-            named.add(line.name)
+            is_new = line.name not in named and not line.is_faint
+            traces.append(_curve(line, show=is_new, **where))
+            named |= set() if own_legends or line.is_faint else {line.name}
             if len(line.missing):
-                drawn.add_trace(_missing(line, chart), **where)
-        for mark in marks:
-            drawn.add_vline(mark.x, line={"width": 1, "dash": "dot", "color": "#888"}, **where)
-        drawn.update_yaxes(type="log" if chart.is_log else "linear", range=_range_of_constant(chart), **where)
-        drawn.update_xaxes(title_text=x_name if place + columns >= len(charts) else None, **where)
-    drawn.update_annotations(font={"size": 13})
+                traces.append(_missing(line, chart, **where))
+        if marks:
+            traces.append(_texts(marks, chart, **where))
+        y_axis, x_axis = drawn.layout[f"yaxis{number}"], drawn.layout[f"xaxis{number}"]
+        y_axis.update(type="log" if chart.is_log else "linear", range=_range_of_constant(chart))
+        x_axis.update(title={"text": x_name} if place + columns >= len(charts) else None)
+        if own_legends:
+            drawn.update_layout({f"legend{number}": _legend(x_axis.domain[0], y_axis.domain[1])})
+    drawn.add_traces(traces)
+    drawn.layout.shapes = [
+        {"type": "line", "xref": f"x{place + 1 if place else ''}", "yref": f"y{place + 1 if place else ''} domain"}
+        | {"x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot", "color": "#888"}}
+        for place in range(len(charts))
+        for mark in marks
+    ]
+    drawn.update_annotations(font={"size": 13}, yshift=above)
     drawn.update_xaxes(matches="x")
     drawn.layout.xaxis.matches = None  # the one that the others match
     drawn.update_layout(hovermode="x unified")
-    return styled(drawn, height)
+    styled(drawn, height)
+    if own_legends:
+        drawn.update_layout(margin={"t": 30 + above}, legend=_legend(drawn.layout.xaxis.domain[0], 1.0))
+    return drawn
+
+
+def _text(text: str) -> str:
+    """A text in which nothing is markup, of which plotly knows some."""
+    return html.escape(text, quote=False)
+
+
+def _legend(x: float, y: float) -> dict[str, object]:
+    """A legend above the chart whose upper left corner is there."""
+    across = {"orientation": "h", "x": x, "xanchor": "left", "y": y, "yanchor": "bottom", "yref": "paper"}
+    return {**across, "font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)"}
+
+
+def _legend_lines(chart: Chart, columns: int) -> int:
+    """Lines that a chart's own legend needs."""
+    names = [line.name for line in chart.lines if not line.is_faint]
+    across = sum(len(name) * LETTER_PIXELS + MARK_PIXELS for name in names)
+    return max(1, -(-int(across) // (WIDE if columns > 1 else NARROW)))
 
 
 def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
@@ -107,7 +151,7 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
         uirevision="kept",  # zoom and toggles survive an update
     )
     drawn.update_xaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
-    drawn.update_yaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
+    drawn.update_yaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False, exponentformat="e")
     return drawn
 
 
@@ -119,14 +163,14 @@ def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
     return tuple(sorted((0.0, 2 * float(values[0]))))
 
 
-def _curve(line: Line, *, show: bool) -> go.Scatter:
+def _curve(line: Line, *, show: bool, **where: str) -> go.Scatter:
     gaps, first = np.unique(np.searchsorted(line.x, line.missing), return_index=True)
     colour = COLOURS[line.colour % len(COLOURS)]
     return go.Scatter(
         x=np.insert(line.x.astype(float), gaps, line.missing[first]),
         y=np.insert(line.y.astype(float), gaps, np.nan),
-        name=line.name,
-        legendgroup=line.name,
+        name=_text(line.name),
+        legendgroup=_text(line.name),
         showlegend=show,
         mode="lines+markers" if line.is_dashed or len(line.x) == 1 else "lines",
         marker={"size": 5},
@@ -134,19 +178,37 @@ def _curve(line: Line, *, show: bool) -> go.Scatter:
         opacity=0.35 if line.is_faint else 1,
         hoverinfo="skip" if line.is_faint else None,
         connectgaps=False,
+        **where,
     )
 
 
-def _missing(line: Line, chart: Chart) -> go.Scatter:
+def _texts(marks: Sequence[Mark], chart: Chart, **where: str) -> go.Scatter:
+    """What happened at marks, at the foot of a chart."""
+    values = np.concatenate([line.y for line in chart.lines] or [np.zeros(0)])
+    values = values[values > 0] if chart.is_log else values
+    return go.Scatter(
+        x=[mark.x for mark in marks],
+        y=[float(values.min()) if len(values) else 1.0] * len(marks),
+        text=[mark.text for mark in marks],
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        mode="markers",
+        marker={"symbol": "triangle-up", "size": 7, "color": "#888"},
+        **where,
+    )
+
+
+def _missing(line: Line, chart: Chart, **where: str) -> go.Scatter:
     """Marks where values are NaN or infinite, at the top of the curve."""
     finite = line.y[line.y > 0] if chart.is_log else line.y
     top = float(finite.max()) if len(finite) else 1.0
     return go.Scatter(
         x=line.missing,
         y=np.full(len(line.missing), top),
-        name=f"{line.name}: NaN or infinite",
-        legendgroup=line.name,
+        name=_text(f"{line.name}: NaN or infinite"),
+        legendgroup=_text(line.name),
         showlegend=False,
         mode="markers",
         marker={"symbol": "x", "size": 8, "color": "#c92a2a"},
+        **where,
     )

@@ -1,14 +1,7 @@
-"""All pages, in the order of the navigation."""
+"""The pages of the app; those of gradio's components are listed in `app/site.py`."""
 
 from __future__ import annotations
 
 from ..page import Page
-from . import about as about_page
-from . import runs as runs_page
-from .run import page as run_page
 
-PAGES: tuple[Page, ...] = (
-    runs_page.PAGE,
-    run_page.PAGE,
-    about_page.PAGE,
-)
+PAGES: tuple[Page, ...] = ()

@@ -5,17 +5,26 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import gradio as gr
+
 from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, Weights
 from nnxdsl.config.core.codegen import to_python
+from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import replace
 
-from ..components.parts import action
-from ..html import Child, Html, join, link, tag
-from ..page import Answer, Ask
+from ..components.markdown import plain
+from ..html import link
 from ..processes import demo_data
 from ..state import Site
+from ..view import Done, Values, View
 
 NAME = "the app's demo"
+START = "Start a tiny DPO run on this machine"
+RUN = (
+    "A run is one training of an experiment: a directory with its config, metrics, log and checkpoints. Runs appear "
+    "here automatically, whether they were started here or in a terminal. The demo is a small model that learns to be "
+    "polite; it takes a few minutes on two CPU cores."
+)
 
 
 def experiment(place: Path) -> Experiment:
@@ -64,50 +73,69 @@ def recipe(site: Site) -> str | None:
     return next((name for name in site.presets.names() if name.startswith("dpo")), None)
 
 
-def offered(site: Site, do: str) -> Html:
-    """Returns a button that starts the demo and the equivalent command, or the reason why it cannot be started yet.
+class Offer:
+    """Components of an empty page: what a run is, a button that starts the demo, and the command that does the same.
 
-    Args:
-        site: State of the app.
-        do: Action of the page that calls `start`.
+    Attributes:
+        outputs: Components that `shown` changes.
     """
-    if site.settings.read_only:
-        return join()
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self._site = site
+        with gr.Column(visible=False, elem_classes=["empty-state"]) as column:
+            gr.Markdown(f"## No runs yet\n\n{RUN}")
+            if not site.settings.read_only:
+                with gr.Row(elem_classes=["buttons"]):
+                    button = gr.Button(START, variant="primary", scale=0, min_width=300)
+                    review = gr.Button("Review and edit it first", link="#", scale=0, min_width=210)
+                    gr.Button("Choose another experiment", link="/new", scale=0, min_width=220)
+                problem = gr.Markdown(visible=False, elem_classes=["problem"])
+                command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
+                view.does(button.click, lambda query, client: Done(goto=link("/run", id=begin(site, client))))
+            gr.Markdown(f"Runs are read from {plain(str(site.settings.home))}")
+        self._column, self.outputs = column, [column]
+        if not site.settings.read_only:
+            self._button, self._review, self._problem, self._command = button, review, problem, command
+            self.outputs += [button, review, problem, command]
+
+    def shown(self, is_empty: bool) -> Values:
+        """Returns the updates of the components; nothing is written or read while there are runs."""
+        column = {self._column: gr.update(visible=is_empty)}
+        if not is_empty or self._site.settings.read_only:
+            return column
+        is_ready, file, wrong = _state(self._site)
+        name = recipe(self._site)
+        change = link("/new", preset=name) if name is not None else link("/new", demo=1)
+        words = f"python {shlex.quote(file)} --home {shlex.quote(str(self._site.settings.home))}"
+        return {
+            **column,
+            self._button: gr.update(interactive=is_ready),
+            self._review: gr.update(link=change),
+            self._problem: gr.update(value=plain(wrong), visible=bool(wrong)),
+            self._command: words,
+        }
+
+
+def _state(site: Site) -> tuple[bool, str, str]:
+    """Whether the demo can be started, its file, and why it cannot be read."""
     name = recipe(site)
     job = None if name is None else site.presets.job(name)
-    is_ready = name is None or (job is not None and job.state == "done")
     file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
-    button = action("Start a tiny DPO run on this machine", do, "primary", disabled=not is_ready)
-    note = "a small model that learns to be polite; takes a few minutes on two CPU cores"
-    wrong: Child = None
-    if job is not None and job.is_over and job.state != "done":
-        wrong = tag("pre", f"{file} cannot be read: {job.error or job.state}", cls="error", role="alert")
-    change = link("/new", preset=name) if name is not None else link("/new", demo=1)
-    words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
-    return join(
-        tag("p", button, " ", tag("span", note, cls="muted")),
-        wrong,
-        tag(
-            "p",
-            tag("a", "Review and edit it first", href=change),
-            tag("span", ", or ", cls="muted"),
-            tag("a", "choose another experiment", href="/new"),
-        ),
-        tag("p", "In a terminal:", cls="muted"),
-        tag(
-            "div",
-            tag("code", words, id="demo-command"),
-            " ",
-            tag("button", "Copy", cls="button small", type="button", data_copy="demo-command"),
-        ),
-    )
+    is_broken = job is not None and job.is_over and job.state != "done"
+    wrong = f"{file} cannot be read: {job.error or job.state}" if job is not None and is_broken else ""
+    return name is None or (job is not None and job.state == "done"), file, wrong
 
 
-def start(site: Site, ask: Ask) -> Answer:
-    """Starts the demo run."""
+def begin(site: Site, client: str) -> str:
+    """Starts the demo run, and returns its id.
+
+    Raises:
+        RunError: its recipe is still being read, or the run was refused.
+    """
     name = recipe(site)
     made = written(site)[0] if name is None else site.presets.experiment(name)
     if made is None:
-        return Answer(notice="The recipe is still being read; try again in a moment.", bad=True)
-    site.launcher.launch(made, ask.client, name or "")
-    return Answer(goto=link("/run", id=made.id))
+        raise RunError("The recipe is still being read; try again in a moment.")
+    site.launcher.launch(made, client, name or "")
+    return made.id

@@ -251,18 +251,3 @@ class Needed:
         if method in SAFE:
             return path in self.pages or path in self.reads or path.startswith(self.trees)
         return method == "POST" and path in self.asks
-
-
-@attrs.define
-class PageRoutes:
-    """Serves the single document at the URL of every page; the browser shows the page of its URL."""
-
-    app: App
-    paths: frozenset[str]
-    document: str = "/"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
-        if scope["type"] == "http" and scope["method"] in SAFE and scope["path"] in self.paths:
-            scope = {**scope, "path": self.document, "raw_path": self.document.encode()}
-        await self.app(scope, receive, send)

@@ -1,7 +1,8 @@
 /* Navigation and requests: the URL determines the page, and requests are sent to the server through hidden buttons. */
 (() => {
-  const pages = /*PAGES*/{}, base = /*ROOT*/"";
+  const base = /*ROOT*/"";
   const below = (path) => (path.startsWith(base + "/") ? path.slice(base.length) : ""); // path below the app's root
+  const pages = Object.fromEntries(Object.entries(/*PAGES*/{}).filter(([path]) => path === below(location.pathname)));
   const questions = {};
   const tab = Math.random().toString(36).slice(2); // id of this tab until it is reloaded
   let timer = null, lastTick = 0, inFlight = {};

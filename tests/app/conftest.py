@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +22,21 @@ import pytest
 from tests.app.browser import launch
 
 ROOT = Path(__file__).parents[2]
+NATIVE = (
+    "access",
+    "charts",
+    "demo",
+    "html",
+    "pages",
+    "run_paths",
+    "runs",
+    "security",
+    "served",
+    "sign_in_browser",
+    "tags",
+)
+collect_ignore = [] if importlib.util.find_spec("gradio") else [f"test_{name}.py" for name in NATIVE]
+"""Those that need the app's extra packages."""
 TOKEN = "the-token-of-tests-of-the-app"
 
 TINY = """

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import attrs
 
-from app.page import Action
-from app.pages import PAGES
 from nnxdsl import Data
 from tests.app.many import experiment, write_run
 
@@ -82,28 +80,12 @@ class Outside:
                 found[str(path)] = (stat.st_ino, stat.st_mode, stat.st_mtime_ns, stat.st_ctime_ns, content)
         return found
 
-    def questions(self, run: str) -> Iterator[tuple[str, str, dict[str, str], dict[str, object]]]:
-        """(page, action, query, payload) of every action of every page, the id in each place that names a run.
-
-        But those that make the tiny run of the offer, which take no id.
-        """
-        named = dict.fromkeys(("id", "run", "ids", "from", "add", "base", "key", "draft", "preset", "exp"), run)
-        named |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}
-        beside = {"id": self.inside, "run": self.inside, "ids": f"{self.inside},{run}", "base": run}
-        beside |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}
-        payload: dict[str, object] = {"id": run, "key": run, "ticked": [run], "fields": {"tags": "one", "text": "x"}}
-        for page in PAGES:
-            for name, action in page.actions.items():
-                if name == "demo":
-                    continue
-                queries = [named, *({key: text} for key, text in named.items() if key in ("draft", "preset", "from"))]
-                if page.name == "run":
-                    tabs = ("log", "config", "samples", "environment", "events")
-                    queries += [{"id": run, "tab": tab} for tab in tabs]
-                if not (isinstance(action, Action) and action.writes):
-                    queries += [{**beside, "tab": tab} for tab in ("", "config")]
-                for query in queries:
-                    yield page.name, name, query, payload
+    def queries(self, run: str) -> Iterator[tuple[dict[str, str], bool]]:
+        """Queries with the id in each part that names a run, and whether they name no run of the home."""
+        for tab in ("", "charts", "log", "config", "samples", "environment", "events"):
+            yield {"id": run, "ids": run, "base": run, "with": f"run:{run}", "tab": tab, "confirm": "delete"}, tab == ""
+        yield {"id": self.inside, "tab": "config", "with": f"run:{run}"}, False
+        yield {"id": self.inside, "ids": f"{self.inside},{run}", "base": run}, False
 
 
 def _with_checkpoint(run: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from app.components.charts import Line, chart
-from app.page import Ask
 from app.pages.run import page as run_page
 from app.pages.run.head import field_to_blame
 from app.settings import Settings
 from app.state import Site
 from nnxdsl.config.core.serialization import flatten
+from nnxdsl.storage.jsonl import JsonLines
+from tests.app import native
 from tests.app.many import experiment, rows, write_run
 
 NON_FINITE = (
@@ -60,8 +62,13 @@ def test_the_legend_of_a_long_run_has_its_last_loss(site: Site) -> None:
     written[-1]["loss"] = 0.33891
     written[-2]["loss"] = 0.9
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-    body = run_page.opened(site, Ask({"id": path.name})).regions["body"]
-    assert "loss <b>0.3389</b>" in body
+    plot = native.Built(run_page.PAGE, site).shown(id=path.name)["Plot"]
+    (loss,) = [trace for trace in plot.data if trace.name.startswith("loss")]
+    assert loss.name == "loss 0.3389"
+    assert 300 < len(loss.x) <= 500
+    smooth = native.Built(run_page.PAGE, site).shown(id=path.name, smooth="0.9")["Plot"]
+    faint, drawn = [trace for trace in smooth.data if trace.name.startswith("loss")]
+    assert (drawn.name, faint.opacity, faint.showlegend) == ("loss 0.3389", 0.35, False)
 
 
 @pytest.mark.parametrize("smooth", ["", "0.9"])
@@ -71,9 +78,64 @@ def test_nan_in_the_file_of_a_run_is_marked(site: Site, smooth: str) -> None:
     written[12]["loss"] = float("nan")
     written[29]["loss"] = float("inf")
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-    body = run_page.opened(site, Ask({"id": path.name, "smooth": smooth})).regions["body"]
-    assert "2 values are NaN or infinite, the first at 12" in body
-    assert "not finite" in body
+    shown = native.Built(run_page.PAGE, site).shown(id=path.name, smooth=smooth)
+    assert "- **!** Loss: 2 values are NaN or infinite, the first at step 12." in shown.values()
+    assert shown["Code"] == NON_FINITE
+    assert "The field to change: optimizer.schedule.lr." in shown.values()
+    traces = {trace.name: trace for trace in shown["Plot"].data if "loss" in trace.name}
+    assert "loss not finite" in traces
+    assert traces["loss not finite: NaN or infinite"].x.tolist() == [12, 29]
+    assert np.isnan(traces["loss not finite"].y).sum() == 2
+
+
+def test_restarts_and_checkpoints_are_marked(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(1), "stopped", 0)
+    written = [{**row, "attempt": 1 if row["step"] < 20 else 2} for row in rows(30)]
+    written[25]["eval/loss"] = 0.25
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    (path / "checkpoints" / "00000010").mkdir()
+    built = native.Built(run_page.PAGE, site)
+    plot = built.shown(id=path.name)["Plot"]
+    marks = next(trace for trace in plot.data if trace.text is not None)
+    assert dict(zip(marks.text, marks.x, strict=True)) == {
+        "attempt 2 started at step 20": 20,
+        "checkpoint of step 10": 10,
+    }
+    assert {shape.x0 for shape in plot.layout.shapes} == {10, 20}
+    held_out = next(trace for trace in plot.data if trace.name == "held out 0.25")
+    assert (held_out.legend, held_out.xaxis, held_out.line.dash) == ("legend", "x", "dash")
+    tokens = built.shown(id=path.name, x="tokens", log="1")["Plot"]
+    assert (tokens.layout.yaxis.type, tokens.layout.yaxis2.type) == ("log", "linear")
+    assert {shape.x0 for shape in tokens.layout.shapes} == {400.0 * 11, 400.0 * 21}
+
+
+def test_a_run_without_steps_says_so(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(1), "queued", 0)
+    shown = native.Built(run_page.PAGE, site).shown(id=path.name)
+    assert any(str(text).startswith("No step has finished yet") for text in shown.values())
+    assert shown["Plot"] is None
+
+
+def test_a_hundred_thousand_steps_are_drawn_in_less_than_a_second(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(1, steps=100_000), "finished", 0)
+    lines = [json.dumps(row) + "\n" for row in rows(1_000)]
+    (path / "metrics.jsonl").write_text("".join(lines) * 100)
+    for step in range(40):
+        (path / "checkpoints" / f"{step:08d}").mkdir()
+    built = native.Built(run_page.PAGE, site)
+    site.series.of(path / "metrics.jsonl")  # how long that takes is test_runs's
+    began = time.process_time()
+    plot = built.shown(id=path.name)["Plot"]
+    assert time.process_time() - began < 0.7
+    assert max(len(trace.x) for trace in plot.data) <= 500
+
+
+def test_names_of_metrics_are_text(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(1), "finished", 0)
+    JsonLines(path / "metrics.jsonl").append({"step": 1, "attempt": 1, "<b>x</b>": 1.0})
+    plot = native.Built(run_page.PAGE, site).shown(id=path.name, all="1")["Plot"]
+    assert [note.text for note in plot.layout.annotations] == ["&lt;b&gt;x&lt;/b&gt;"]
+    assert plot.data[0].name == "&lt;b&gt;x&lt;/b&gt; 1"
 
 
 @pytest.mark.parametrize(

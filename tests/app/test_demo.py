@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from app.page import Ask
 from app.pages import demo
 from app.pages import runs as runs_page
 from app.processes import demo_data
 from app.settings import Settings
 from app.state import Site
 from app.store.read_python import read_python
+from tests.app.on_native import built_buttons, offered, updates
 
 drafting = pytest.importorskip("app.pages.new.drafting")
 new_page = pytest.importorskip("app.pages.new.page")
@@ -40,9 +40,11 @@ def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None
 
 
 def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> None:
-    html = runs_page.opened(site, Ask({})).regions["list"]
-    assert "Start a tiny DPO run" in html
-    assert "dpo_demo.py" in html
+    built = native.Built(runs_page.PAGE, site)
+    shown = updates(built)
+    assert "dpo_demo.py" in shown["Code"]
+    assert offered(built)["Review and edit it first"] == "/new?demo=1"
+    assert demo.START in built_buttons(built)
     assert "(?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
     begun = drafting.begin(site, {"demo": "1"})
     assert site.drafts.load(begun.query["draft"]).texts["name"] == "demo-dpo"
@@ -54,6 +56,6 @@ def test_a_projects_own_recipe_goes_before_the_demo(site: Site) -> None:
     place = site.settings.project / "experiments"
     place.mkdir()
     (place / "dpo_mine.py").write_text("Experiment(")
-    html = runs_page.opened(site, Ask({})).regions["list"]
-    assert "experiments/dpo_mine.py" in html
+    shown = updates(native.Built(runs_page.PAGE, site))
+    assert "experiments/dpo_mine.py" in shown["Code"]
     assert not (site.settings.own / "demo").exists()

@@ -20,7 +20,7 @@ PATIENCE = 900_000
 def state(shown: Any, *names: str) -> None:
     words = json.dumps(names)
     shown.wait_for_function(
-        f"{words}.some((one) => document.querySelector('#page-run .badge')?.textContent.endsWith(one))",
+        f"{words}.some((one) => document.querySelector('.badge')?.textContent.endsWith(one))",
         timeout=PATIENCE,
     )
 
@@ -43,10 +43,10 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         last = [row for row in rows if row.get("kind") == "evaluation"][-1]
         assert last["eval/rewards/accuracies"] > 0.8
         picture(shown, "run")
-        shown.locator("#run-head").get_by_role("link", name="Layout").click()
+        shown.locator("main .buttons").get_by_role("link", name="Layout").click()
         shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
         shown.goto(address)
-        shown.locator("#run-head").get_by_role("link", name="Outputs").click()
+        shown.locator("main .buttons").get_by_role("link", name="Outputs").click()
         shown.get_by_label("Held-out row").first.click()
         shown.get_by_role("option").nth(1).click()
         shown.get_by_role("button", name="Generate", exact=True).click()
@@ -63,9 +63,9 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         assert ["✔" in text for text in checks] == [True, True], checks
         # What the demo started from is a run as well, and the other side of a comparison.
         shown.goto(app.url("/"))
-        shown.wait_for_selector("#page-runs tbody tr:nth-child(2)")
-        for box in shown.get_by_role("checkbox").all():
-            box.check()
+        for row in range(2):
+            shown.locator(f"#runs-table [role=gridcell][data-row='{row}'][data-col='0']").click()
+            shown.wait_for_selector(f"#runs-table [role=gridcell][data-row='{row}']:has-text('☑')")
         shown.get_by_role("button", name="Compare").click()
         shown.wait_for_url("**/compare?ids=*")
         shown.wait_for_selector(".js-plotly-plot .scatterlayer .trace")

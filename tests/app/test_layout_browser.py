@@ -165,9 +165,11 @@ def test_runs_are_compared_from_the_list(app: Any, open_page: Open) -> None:
     write_run(app.home, experiment(1, objective=Objective.IPO(tau=0.2), notes=EVIL), "finished", 60)
     third = write_run(app.home, experiment(2), "failed", 40)
     shown = open_page(app.url("/"))
-    shown.wait_for_selector("#page-runs tbody tr")
-    shown.get_by_label(f"Tick {first.name}").check()
-    shown.get_by_label("Tick dpo-0001").check()
+    for name in (first.name, "dpo-0001"):
+        row = shown.locator(f"#runs-table [role=gridcell]:has-text('{name}')").get_attribute("data-row")
+        shown.locator(f"#runs-table [role=gridcell][data-row='{row}'][data-col='0']").click()
+        shown.wait_for_selector(f"#runs-table [role=gridcell][data-row='{row}']:has-text('☑')")
+    assert first.name in shown.url
     shown.get_by_role("button", name="Compare").click()
     shown.wait_for_url("**/compare?ids=*")
     curves = ".js-plotly-plot .scatterlayer .trace"

@@ -19,6 +19,8 @@ from tests.app.on_pages import picture
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 Open = Callable[..., Any]
 LONG = 200_000
+CURVE = ".js-plotly-plot .scatterlayer .trace"
+STEP = "document.querySelector('progress')?.value"
 
 
 def begin(shown: Any, app: Any, **fields: str) -> Path:
@@ -43,7 +45,7 @@ def until(shown: Any, *states: str, seconds: float = 240) -> float:
     began = time.monotonic()
     words = json.dumps(states)
     shown.wait_for_function(
-        f"{words}.some((s) => document.querySelector('#page-run .badge')?.textContent.endsWith(s))",
+        f"{words}.some((s) => document.querySelector('.badge')?.textContent.endsWith(s))",
         timeout=seconds * 1000,
     )
     return time.monotonic() - began
@@ -54,26 +56,30 @@ def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, o
     shown, other = open_page(app.url("/new")), open_page(app.url("/"))
     path = begin(shown, app, steps="14", optimizer__schedule__lr="1e-3")
     until(shown, "compiling", "running")
-    other.wait_for_selector(f"#page-runs a:has-text('{path.name}')")
+    other.wait_for_selector(f"#runs-table [role=gridcell]:has-text('{path.name}')")
     app.end(signal.SIGKILL)
     time.sleep(3)
     app.start()
     until(shown, "finished")  # the page that was open all the time goes on by itself
     shown.reload()
     until(shown, "finished")
-    assert shown.locator("svg .series").count() >= 5
+    shown.wait_for_selector(CURVE)
+    assert shown.locator(CURVE).count() >= 5
     picture(shown, "run")
     assert json.loads((path / "status.json").read_text())["exit_code"] == 0
     for tab, words in (
-        ("Log", "finished at step 14"),
         ("Config", "lr=0.001"),
         ("Samples", "Say 1:"),
         ("Environment", "Attempt 1"),
         ("Events", "finished"),
     ):
-        shown.get_by_role("link", name=tab, exact=True).click()
-        shown.wait_for_selector(f"#run-body :text('{words}')")
-    other.wait_for_selector("#page-runs .badge.finished")
+        shown.get_by_role("tab", name=tab).click()
+        shown.locator(f"[role=tabpanel] :text('{words}')").locator("visible=true").first.wait_for()
+    shown.get_by_role("tab", name="Log").click()
+    shown.wait_for_function("document.querySelector('#run-log textarea')?.value.includes('finished at step 14')")
+    log = "(() => { const one = document.querySelector('#run-log textarea'); "
+    shown.wait_for_function(f"{log} return one.scrollTop + one.clientHeight > one.scrollHeight - 20; }})()")
+    other.wait_for_selector("#runs-table [role=gridcell]:has-text('✔ finished')")
     picture(other, "runs")
     launched = json.loads(next((app.home / ".app" / "launches").iterdir()).joinpath("launch.json").read_text())
     assert launched["argv"][1] == "experiments/tiny.py"
@@ -84,30 +90,30 @@ def test_stop_resume_and_kill(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new"))
     path = begin(shown, app, steps=str(LONG), checkpoint__every_steps="50", evaluation__every_steps=str(LONG))
     until(shown, "running")
-    shown.wait_for_function("parseInt(document.querySelector('#page-run [role=progressbar]').ariaValueNow) > 20")
+    shown.wait_for_function(f"{STEP} > 20")
     shown.get_by_role("button", name="Stop and save").click()
     until(shown, "stopped")
     saved = json.loads((path / "status.json").read_text())["checkpoint"]
     assert saved > 20
     shown.get_by_role("button", name="Resume").click()
     until(shown, "running")
-    shown.wait_for_function(f"parseInt(document.querySelector('#page-run [role=progressbar]').ariaValueNow) > {saved}")
+    shown.wait_for_function(f"{STEP} > {saved}")
     shown.get_by_role("button", name="Kill").click()
-    shown.get_by_role("dialog").get_by_role("button", name="Kill").click()
+    shown.locator(".question").get_by_role("button", name="Kill").click()
     assert until(shown, "lost") < 10
-    shown.wait_for_selector("#page-run :text('was killed by signal 9')")
+    shown.wait_for_selector(":text('was killed by signal 9')")
     steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert len(set(steps)) >= len(steps) - 1  # an evaluation of step 0 beside its figures
-    shown.get_by_role("link", name="Events", exact=True).click()
+    shown.get_by_role("tab", name="Events").click()
     for action in ("run", "stop", "resume", "kill"):
-        shown.wait_for_selector(f"#run-body td:text-is('{action}')")
+        shown.locator(f"[role=gridcell] :text-is('{action}')").first.wait_for()
 
 
 def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new"))
     begin(shown, app, data__path="nowhere.jsonl")
     until(shown, "refused")
-    assert "nowhere.jsonl" in shown.locator("pre.error").text_content()
+    shown.wait_for_selector(".cm-content:has-text('nowhere.jsonl')")
     shown.get_by_role("link", name="Edit", exact=True).click()
     shown.wait_for_url("**/new?draft=*")
     draft = shown.url
@@ -183,11 +189,14 @@ def test_read_only_apps_have_no_actions_that_write(project: Path, environment: d
     app.start()
     try:
         shown = open_page(app.url(f"/run?id={path.name}"))
-        shown.wait_for_selector("#page-run h1")
-        names = shown.evaluate("[...document.querySelectorAll('button[id^=do-]')].map((one) => one.id)")
-        assert "do-run-open" in names
-        assert not [name for name in names if name.endswith(("stop", "kill", "delete", "launch", "change", "clear"))]
+        shown.wait_for_selector(f"h1:has-text('{path.name}')")
+        assert shown.get_by_role("link", name="Layout").count() == 2  # in the navigation, and the run's
+        assert shown.get_by_role("button", name="Resume").count() == 0
         assert shown.get_by_role("button", name="Delete").count() == 0
+        config = shown.evaluate("window.gradio_config")
+        buttons = {one["props"].get("value") for one in config["components"] if one["type"] == "button"}
+        assert {"Layout", "Compare", "metrics.csv"} <= buttons
+        assert not buttons & {"Stop and save", "Kill", "Delete", "Resume", "Clone", "Do not run", "Start again", "Save"}
         shown.close()  # or it would ask an app that is gone
     finally:
         app.end()

@@ -255,10 +255,10 @@ def test_the_page_fits_and_its_texts_are_readable(
 def test_a_filter_keeps_letters_that_are_typed_slowly(emptied_app: RunningApp, open_page: Open) -> None:
     write_many(emptied_app.home, 30)
     shown = open_page(emptied_app.url("/"))
-    shown.wait_for_selector("#page-runs tbody tr")
-    search = shown.get_by_role("searchbox", name="Search runs")
+    shown.wait_for_selector("#runs-table [role=gridcell]")
+    search = shown.get_by_label("Search runs")
     search.press_sequentially("dpo-0012", delay=330)
-    shown.wait_for_function("document.querySelectorAll('#page-runs tbody tr').length === 1")
+    shown.wait_for_function("document.querySelector('#runs-table [role=grid]').ariaRowCount === '2'")
     assert search.input_value() == "dpo-0012"
     assert search.evaluate("(one) => one === document.activeElement")
     search.press("ArrowLeft")
@@ -272,7 +272,7 @@ def test_paths_of_settings_break_after_their_dots(emptied_app: RunningApp, open_
     for made in (one, two):
         write_run(emptied_app.home, made, "finished", 5)
     shown = open_page(emptied_app.url(f"/run?id={two.id}&tab=config&with=run:{one.id}"))
-    cell = shown.locator("#run-body tbody td:first-child").first
-    cell.wait_for()
-    for text in shown.locator("#run-body tbody td:first-child").all():
+    cells = shown.get_by_role("grid", name="Differences").locator("[role=gridcell][data-col='0'] span")
+    cells.first.wait_for()
+    for text in cells.all():
         assert len(text.evaluate(LINES)) == 1

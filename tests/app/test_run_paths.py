@@ -8,15 +8,20 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from app.page import Action, Ask
-from app.pages import PAGES
+from app.components.markdown import plain
+from app.page import GradioPage
 from app.settings import Settings
+from app.site import GRADIO_PAGES
 from app.state import Site
 from app.store.index import Index
 from app.store.run_paths import FILES, run_path
-from nnxdsl import NnxdslError, RunError
+from nnxdsl import RunError
+from tests.app import native
 from tests.app.forged import SECRET, Outside
 from tests.app.many import experiment, write_run
+from tests.app.on_native import everything
+
+OF_RUNS = [page for page in GRADIO_PAGES if page.name in ("runs", "run", "compare", "about")]
 
 
 @pytest.fixture
@@ -31,41 +36,33 @@ def site(outside: Outside, tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def answered(site: Site, page: str, action: str, query: dict[str, str], payload: dict[str, object]) -> str:
-    """All that a browser would be shown."""
-    found = next(one for one in PAGES if one.name == page).actions[action]
-    try:
-        answer = (found.function if isinstance(found, Action) else found)(site, Ask(query, payload))
-    except NnxdslError as error:
-        return str(error)
-    told = (answer.notice, answer.goto, answer.query, answer.copy)
-    return "\n".join([*map(str, answer.regions.values()), *map(str, told)])
-
-
-def test_no_question_reaches_beyond_the_home(site: Site, outside: Outside) -> None:
-    before, listed = outside.snapshot(), sorted(path.name for path in outside.home.iterdir() if path.name[0] != ".")
+@pytest.mark.parametrize("page", OF_RUNS, ids=lambda page: page.name)
+def test_no_function_of_a_page_reaches_beyond_the_home(site: Site, outside: Outside, page: GradioPage) -> None:
+    before = outside.snapshot()
+    built = native.Built(page, site)
     for run in outside.hostile():
-        for page, action, query, payload in outside.questions(run):
-            text = answered(site, page, action, query, payload)
-            assert SECRET not in text, (page, action, query)
-            assert "root:" not in text, (page, action, query)
+        for query, acts in outside.queries(run):
+            for text in everything(built, query, run, acts=acts):
+                assert SECRET not in text, query
+                assert "root:" not in text, query
     assert outside.snapshot() == before
-    # Those with linked files may be put away, which moves the link; nothing else is gone, and nothing was started.
-    left = sorted(path.name for path in outside.home.iterdir() if path.name[0] != ".")
-    assert set(left) <= set(listed)
-    assert {outside.inside, "link-there", "link-gone"} <= set(left)
+    assert {outside.inside, "link-there", "link-gone"} <= {path.name for path in outside.home.iterdir()}
     assert not list((outside.home / ".app").glob("launches/*"))
 
 
-def test_no_answer_tells_whether_something_is_there(site: Site, outside: Outside) -> None:
+@pytest.mark.parametrize("page", OF_RUNS, ids=lambda page: page.name)
+def test_no_page_tells_whether_something_is_there(site: Site, outside: Outside, page: GradioPage) -> None:
+    built = native.Built(page, site)
     for there, gone in outside.ids():
-        for one, other in zip(outside.questions(there), outside.questions(gone), strict=True):
-            assert _without(answered(site, *one), there) == _without(answered(site, *other), gone), (one, gone)
+        for (one, acts), (other, _) in zip(outside.queries(there), outside.queries(gone), strict=True):
+            texts = everything(built, one, "one", acts=acts), everything(built, other, "one", acts=acts)
+            for text, same in zip(*texts, strict=True):
+                assert _without(text, there) == _without(same, gone), (one, text)
 
 
 def _without(text: str, run: str) -> str:
     """An answer with an id left out, however it is written there."""
-    for form in (run, repr(run)[1:-1], quote(run), quote_plus(run), run[:100]):
+    for form in (run, repr(run)[1:-1], quote(run), quote_plus(run), run[:100], plain(run), repr(plain(run))[1:-1]):
         text = text.replace(form, "RUN")
     return text
 

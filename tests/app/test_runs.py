@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import attrs
 import numpy as np
 import pytest
 
-from app.page import Ask
 from app.pages import runs as runs_page
 from app.pages.run import page as run_page
 from app.processes.dispatcher import Dispatcher
@@ -29,7 +27,9 @@ from app.store.series import Series, sampled, smoothed, thinned
 from nnxdsl import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
+from tests.app import native
 from tests.app.many import experiment, rows, write_many, write_run
+from tests.app.on_native import offered, updates
 
 
 @pytest.fixture
@@ -75,10 +75,11 @@ def test_a_run_that_says_it_has_finished_and_has_not_is_lost_and_can_be_resumed(
     assert (row.state, row.is_live) == ("lost", False)
     assert "the newest checkpoint is of step 40 of 100" in (row.doubt or "")
     site = Site.of(settings)
-    head = run_page.opened(site, Ask({"id": path.name})).regions["head"]
+    built = native.Built(run_page.PAGE, site)
+    said, buttons = built.shown(id=path.name), offered(built, id=path.name)
     site.close()
-    assert "the newest checkpoint is of step 40 of 100" in head
-    assert 'data-do="run.resume"' in head
+    assert any("the newest checkpoint is of step 40 of 100" in str(text) for text in said.values())
+    assert "Resume" in buttons
     launch = launcher.resume(path.name)
     launcher.kill(path.name)
     assert launch.run == path.name
@@ -271,10 +272,11 @@ def test_what_waits_begins_only_when_a_slot_is_free(settings: Settings) -> None:
     assert len(launcher.waiting()) == 1
 
 
-def test_the_pages_need_neither_jax_nor_gradio() -> None:
-    code = "import sys, app.pages, app.command\nprint(*{name.partition('.')[0] for name in sys.modules})"
+@pytest.mark.parametrize(("module", "absent"), [("app.command", {"gradio", "plotly"}), ("app.site", set())])
+def test_no_page_needs_jax_nor_a_command_gradio(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"jax", "flax", "gradio", "orbax", "qwix"} & set(done.stdout.split())
+    assert not ({"jax", "flax", "orbax", "qwix"} | absent) & set(done.stdout.split())
 
 
 def _launch(settings: Settings, run: str, exit_code: int | None, ago: float = 60.0) -> None:
@@ -295,13 +297,73 @@ def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings
         ("unknown", None, 60.0), ("once-refused", 2, 60.0), ("once-refused", 0, 30.0),
     ):  # fmt: skip
         _launch(settings, run, code, ago)
-    text = runs_page.opened(site, Ask({})).regions["list"]
-    section = text.partition("Failed to start today")[2].partition("</section>")[0]
-    assert re.findall(r"/run\?id=([\w-]+)", section) == ["refused-1"]
+    built = native.Built(runs_page.PAGE, site)
+    table = built.shown()["Dataframe"]
+    assert table.loc[table["State"] == "✘ refused", "Run"].tolist() == ["refused-1"]
+    assert sorted(table["Run"]) == sorted(["refused-1", shown.name])
     shutil.rmtree(shown)
-    alone = runs_page.opened(site, Ask({})).regions["list"]
-    assert "refused-1" in alone
-    assert "No run matches" not in alone
+    assert sorted(built.shown(state="refused")["Dataframe"]["Run"]) == sorted(["refused-1", shown.name])
+    site.close()
+
+
+def test_queued_runs_are_listed_in_their_order_and_moved(settings: Settings) -> None:
+    site = Site.of(attrs.evolve(settings, read_only=True))
+    for number in (0, 1):
+        site.launcher.enqueue(experiment(number))
+    first, second = experiment(0).id, experiment(1).id
+    built = native.Built(runs_page.PAGE, site)
+    assert dict(built.shown()["Dataframe"][["Run", "State"]].values) == {
+        first: "◷ queued, 1 of 2",
+        second: "◷ queued, 2 of 2",
+    }
+    assert "number 1" in runs_page.move(site, {"ids": second}, "me", -1).notice
+    with pytest.raises(RunError, match="Tick one run"):
+        runs_page.move(site, {"ids": f"{first},{second}"}, "me", 1)
+    runs_page.unqueue(site, {"ids": f"{first},{second}"}, "me")
+    assert site.launcher.waiting() == []
+    site.close()
+
+
+def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Settings) -> None:
+    site = Site.of(attrs.evolve(settings, read_only=True))
+    me = process_info.current()
+    who = {"pid": me.pid, "pid_started": me.started, "host": me.host}
+    live = write_run(settings.home, experiment(0), "running", 40, eta_seconds=310.0, **who)
+    nan = write_run(settings.home, experiment(1), "failed", 3)
+    JsonLines(nan / "metrics.jsonl").append({"step": 3, "attempt": 1, "loss": float("nan")})
+    damaged = write_run(settings.home, experiment(2), "finished", 3)
+    (damaged / "status.json").write_text("{")
+    built = native.Built(runs_page.PAGE, site)
+    table = built.shown(ids=live.name)["Dataframe"].set_index("Run")
+    assert table.loc[live.name, ["", "State", "Progress", "Heartbeat"]].tolist() == [
+        "☑", "▶ running", "40 of 100, 5:10 min left", "now"
+    ]  # fmt: skip
+    assert table.loc[live.name, "Curve"][0] == "█"
+    assert table.loc[nan.name, ["", "Loss"]].tolist() == ["☐", "nan"]
+    assert "status.json" in table.loc[damaged.name, "State"]
+    assert [value for _, value in updates(built, ids=live.name)["State"]["choices"]] == [
+        "",
+        "running",
+        "failed",
+        "damaged",
+    ]
+    assert built.shown(state="running")["Dataframe"]["Run"].tolist() == [live.name]
+    site.close()
+
+
+def test_a_list_of_a_thousand_runs_is_made_in_less_than_two_seconds(settings: Settings) -> None:
+    write_many(settings.home, 1_001, steps=50)
+    site = Site.of(attrs.evolve(settings, read_only=True))
+    built = native.Built(runs_page.PAGE, site)
+    began = time.process_time()
+    values = updates(built)
+    assert time.process_time() - began < 2.0
+    assert len(values["Dataframe"]["value"]) == 1_000
+    assert "1,001 runs" in values["Dataframe"]["label"]
+    assert "search for others" in values["Dataframe"]["label"]
+    began = time.process_time()
+    updates(built)
+    assert time.process_time() - began < 0.7
     site.close()
 
 
@@ -315,7 +377,7 @@ def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], wo
         (path / "checkpoints" / f"{step:08d}").mkdir()
         (path / "checkpoints" / f"{step:08d}" / "manifest.json").write_text("{}")
     try:
-        assert words in str(run_page.resume(site, Ask({"id": path.name})).notice)
+        assert words in run_page.resume(site, {"id": path.name}, "me").notice
     finally:
         newest = site.launcher.newest(path.name)
         assert newest is not None

@@ -13,16 +13,16 @@ import pytest
 
 from app.command import add_arguments, settings_of
 from app.downloads import Downloads
-from app.pages import PAGES
-from app.security.guard import HEADERS, Guard, Needed, PageRoutes
+from app.security.guard import HEADERS, Guard, Needed
 from app.settings import Limits, Settings
+from app.site import GRADIO_PAGES
 from app.state import Site
 from nnxdsl import RunError
 from tests.app.many import experiment, write_run
 
 HOST = "127.0.0.1:7860"
 TOKEN = "a-token-of-these-tests"
-PATHS = frozenset(page.path for page in PAGES)
+PATHS = frozenset(page.path for page in GRADIO_PAGES)
 
 
 def settings_from(*words: str) -> Settings:
@@ -141,11 +141,6 @@ def test_other_hosts_need_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings.password == "secret"
     assert "secret" not in repr(settings)
     assert settings.hosts == ("127.0.0.1", "localhost", "::1", "lab")
-
-
-def test_pages_are_one_document_and_nothing_else_is() -> None:
-    routes = PageRoutes(inner, frozenset({"/run"}))
-    assert [ask(routes, "GET", path)[2] for path in ("/run", "/runs", "/run/x")] == [b"/", b"/runs", b"/run/x"]
 
 
 @pytest.fixture

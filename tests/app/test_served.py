@@ -9,16 +9,19 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 
-from app.pages import PAGES
+from app.pages import demo
+from app.site import GRADIO_PAGES
 from app.store.run_paths import FILES
 from tests.app.conftest import TOKEN, RunningApp
 from tests.app.forged import SECRET, Outside
+from tests.app.many import experiment, write_run
 
 pytestmark = pytest.mark.browser
 PREDICT = "/gradio_api/run/predict"
@@ -73,19 +76,35 @@ def test_a_served_app_refuses_what_it_should(app: Any, tmp_path: Path) -> None:
 
 
 def test_a_question_that_is_no_json_is_answered(app: Any) -> None:
-    for data in (["{", ""], ["[1]", "?a"], ["9" * 5_000, "?" + "a=b&" * 5_000], ["{}", "?tab=%00&id=%2e%2e"]):
-        for index in range(0, 16, 2):  # every other one runs in the browser alone
-            question = {"fn_index": index, "data": data, "session_hash": "x"}
-            status, body = asked(app, "POST", "/gradio_api/run/predict", question)
-            assert status == 200, (index, data[0][:20], body[:300])
-            assert b"The app itself failed" not in body, (index, data[0][:20], body[:2_000])
+    for page in GRADIO_PAGES:
+        index = functions(app, page.path)["load"]
+        for text, query in (
+            ("{", ""),
+            ("[1]", "?a"),
+            ("9" * 5_000, "?" + "a=b&" * 5_000),
+            ("{}", "?tab=%00&id=%2e%2e"),
+        ):
+            question = {"fn_index": index, "data": [text, query, text], "session_hash": "x"}
+            status, body = asked(app, "POST", PREDICT, question)
+            assert status == 200, (page.name, text[:20], body[:300])
+            assert b"Internal error" not in body, (page.name, text[:20], body[:2_000])
 
 
-def question_of(page: str, action: str, query: dict[str, str], payload: object) -> dict[str, object]:
-    """What a browser sends when an action is asked; every other function of gradio's runs in the browser alone."""
-    names = [(one.name, name) for one in PAGES for name in one.offered(read_only=False)]
-    index = 2 * names.index((page, action))
-    return {"fn_index": index, "data": [json.dumps(payload), "?" + urlencode(query)], "session_hash": "x"}
+def functions(app: Any, path: str) -> dict[str, int]:
+    """Numbers of a page's functions, by id or else text of the button that calls them; `load` is that of all."""
+    page = asked(app, "GET", path)[1].decode()
+    config = json.JSONDecoder().raw_decode(page.partition("window.gradio_config = ")[2])[0]
+    named = {one["id"]: one["props"].get("elem_id") or one["props"].get("value") for one in config["components"]}
+    found: dict[str, int] = {}
+    for one in config["dependencies"]:
+        for number, kind in one["targets"]:
+            found[kind if kind == "load" else str(named.get(number))] = one["id"]
+    return found
+
+
+def question_of(app: Any, path: str, button: str, *data: str) -> dict[str, object]:
+    """What a browser sends when a button of a page is clicked, or the page is opened."""
+    return {"fn_index": functions(app, path)[button], "data": list(data), "session_hash": "x"}
 
 
 ROUTES = """
@@ -127,7 +146,7 @@ def test_every_route_needs_the_token_and_few_exist(app: RunningApp, routes: list
         is_needed = method in ("GET", "HEAD") and (path.split("?")[0] in ("/", "/run") or path.startswith(NEEDED))
         if not is_needed and not (method == "POST" and path in CALLED):
             assert asked(app, method, path)[0] == 404, (method, path)
-    launch = question_of("runs", "demo", {}, {})
+    launch = question_of(app, "/", demo.START, "?")
     assert asked(app, "POST", PREDICT, launch, authorization="")[0] == 401
     assert not (app.home / ".app" / "launches").exists()
 
@@ -159,9 +178,12 @@ def test_the_printed_address_opens_the_app_and_its_token_stands_nowhere(project:
         cookie = headers["set-cookie"].split(";")[0]
         assert cookie.startswith(f"nnxdsl-app-{app.port}=")
         assert asked(app, "GET", "/run", authorization="", cookie=cookie)[0] == 200
-        clear = question_of("about", "clear", {}, {})
-        assert asked(app, "POST", PREDICT, clear, authorization="", cookie=cookie)[0] == 200
-        assert (app.home / ".app" / "audit.jsonl").exists()
+        tag = question_of(app, "/", "Tag", f"?ids={write_run(app.home, experiment(0), 'stopped', 3).name}", "kept")
+        assert asked(app, "POST", CALLED[1], tag, authorization="", cookie=cookie)[0] == 200
+        until = time.monotonic() + 20
+        while not (app.home / ".app" / "tags.jsonl").exists():
+            assert time.monotonic() < until
+            time.sleep(0.1)
         files = [path for path in project.rglob("*") if path.is_file()]
         assert [path for path in files if first.encode() in path.read_bytes()] == []
         app.end()
@@ -196,7 +218,7 @@ def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environmen
         status, headers, _ = answered(app, "POST", "/sign-in", form, authorization="", content_type=kind)
         assert (status, headers["location"]) == (303, "/run?id=x")
         cookie = headers["set-cookie"].split(";")[0]
-        opened = question_of("runs", "open", {}, {})
+        opened = {"fn_index": 0, "data": ["{}", "?", "{}"], "session_hash": "x"}
         assert asked(app, "POST", PREDICT, opened, authorization="", cookie=cookie)[0] == 200
     finally:
         app.end()
@@ -225,9 +247,6 @@ def test_an_app_speaks_of_the_proxy_that_was_named_and_of_no_other_host(
             status, body = asked(app, "GET", "/nnxdsl/run", **through)
             assert status == 200
             assert b"https://lab.example/nnxdsl" in body
-            opened = question_of("runs", "open", {}, {})
-            status, body = asked(app, "POST", f"/nnxdsl{PREDICT}", opened, **through)
-            assert status == 200
             assert b'href=\\"/nnxdsl/' in body
             assert not re.search(rb'href=\\"/(?!nnxdsl/)', body)
     finally:
@@ -239,6 +258,14 @@ def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> 
     app = RunningApp(project, environment)
     app.start()
     before = outside.snapshot()
+    numbers = {page.name: functions(app, page.path) for page in GRADIO_PAGES}
+
+    def ask(index: int, data: list[str]) -> None:
+        status, body = asked(app, "POST", PREDICT, {"fn_index": index, "data": data, "session_hash": "x"})
+        assert status == 200, (data, body[:300])
+        assert SECRET.encode() not in body, data
+        assert b"Internal error" not in body, (data, body[:1_000])
+
     try:
         for run in (one[:1_000] for one in outside.hostile()):
             for name in sorted(FILES - {"control", "lock"} | {"metrics.csv"}):
@@ -246,12 +273,9 @@ def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> 
                     status, body = asked(app, "GET", f"/download?run={quote(run, safe=safe)}&file={name}")
                     assert status == 404 or run.startswith("linked-"), (run, name)
                     assert SECRET.encode() not in body, (run, name)
-            # The sweep of all queries is test_run_paths's; here, those that name a run in every field at once.
-            for page, action, query, payload in (one for one in outside.questions(run) if "against" in one[2]):
-                status, body = asked(app, "POST", PREDICT, question_of(page, action, query, payload))
-                assert status == 200, (page, action, query, body[:300])
-                assert SECRET.encode() not in body, (page, action, query)
-                assert b"The app itself failed" not in body, (page, action, query, body[:1_000])
+            for query, _ in outside.queries(run):
+                for page in GRADIO_PAGES:
+                    ask(numbers[page.name]["load"], ["{}", "?" + urlencode(query), "{}"])
         assert outside.snapshot() == before
         assert not list((app.home / ".app").glob("launches/*"))
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.pages import PAGES
+from app.site import GRADIO_PAGES
 from tests.app.conftest import TOKEN, RunningApp, with_token
 from tests.app.many import experiment, write_run
 
@@ -37,7 +37,7 @@ def test_the_form_takes_the_token_and_leads_where_one_was_going(app: RunningApp,
     stranger.wait_for_selector("text=Wrong token or password")
     stranger.get_by_label("Token").fill(TOKEN)
     stranger.get_by_role("button", name="Open the app").click()
-    stranger.wait_for_selector(f"#page-run h1:has-text('{run}')")
+    stranger.wait_for_selector(f"h1:has-text('{run}')")
     assert stranger.url == app.url(f"/run?id={run}")
     (cookie,) = stranger.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
@@ -51,8 +51,8 @@ def test_a_password_opens_it(project: Path, environment: dict[str, str], strange
         stranger.goto(app.url("/about"))
         stranger.get_by_label("Password").fill("open sesame")
         stranger.get_by_role("button", name="Open the app").click()
-        stranger.wait_for_selector("#page-about h1")
-        assert "password" in stranger.inner_text("#page-about")
+        stranger.wait_for_selector("h1:has-text('About')")
+        stranger.get_by_role("cell", name="password", exact=True).wait_for()
         stranger.close()
     finally:
         app.end()
@@ -73,10 +73,10 @@ def test_a_link_on_another_site_opens_a_page(app: RunningApp, stranger: Any) -> 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stranger.goto(with_token(app.url("/")))
-        stranger.wait_for_selector("#page-runs h1")
+        stranger.wait_for_selector("h1:has-text('Runs')")
         stranger.goto(f"http://localhost:{server.server_port}/")  # another site than 127.0.0.1
         stranger.get_by_role("link", name="the app").click()
-        stranger.wait_for_selector("#page-about h1")
+        stranger.wait_for_selector("h1:has-text('About')")
         server.shutdown()
 
 
@@ -90,12 +90,12 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
     app.start()
     try:
         shown = open_page(app.url("/lab/nnxdsl/"))
-        shown.wait_for_selector("#page-runs tbody tr")
-        for page in PAGES:
+        shown.wait_for_selector("#runs-table [role=gridcell]")
+        for page in GRADIO_PAGES:
             if page.in_navigation:
                 shown.get_by_role("link", name=page.title, exact=True).first.click()
-                shown.wait_for_selector(f"#page-{page.name}:visible .region h1")
-                assert shown.url.partition("?")[0] == app.url(f"/lab/nnxdsl{page.path}")
+                shown.wait_for_url(lambda url, path=page.path: url.partition("?")[0] == app.url(f"/lab/nnxdsl{path}"))
+                shown.wait_for_selector("h1")
         shown.goto(app.url(f"/lab/nnxdsl/run?id={run}&tab=config"))
         with shown.expect_download() as saved:
             shown.get_by_role("link", name="metrics.csv").click()
@@ -105,8 +105,8 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
         assert "/lab/nnxdsl/new?" in shown.url
         shown.goto(app.url(f"/lab/nnxdsl/run?id={run}"))
         shown.get_by_role("button", name="Delete").click()  # an answer that leads to a path of the app
-        shown.get_by_role("dialog").get_by_role("textbox").fill(run)
-        shown.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        shown.get_by_label(f"Type {run} to confirm").fill(run)
+        shown.locator(".question").get_by_role("button", name="Delete").click()
         shown.wait_for_url(app.url("/lab/nnxdsl/"))
         shown.close()
     finally:

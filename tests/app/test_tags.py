@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gradio as gr
 import pytest
 
-from app.page import Ask
+from app.pages import about as about_page
+from app.pages import demo
 from app.pages import runs as runs_page
 from app.pages.run import page as run_page
 from app.settings import Settings
 from app.state import Site
 from app.store.tags import Tags, words_of
 from nnxdsl import RunError
+from tests.app import native
 from tests.app.many import experiment, write_run
+from tests.app.on_native import built_buttons, click, updates
 
 
 @pytest.fixture
@@ -48,28 +52,68 @@ def test_tags_are_kept_by_any_app_of_a_home(tmp_path: Path) -> None:
 
 def test_runs_are_tagged_and_found_by_their_tags(site: Site) -> None:
     first, second = (write_run(site.settings.home, experiment(number), "finished", 3).name for number in (0, 1))
-    ask = Ask({"ids": f"{first},{second}"}, {"fields": {"tags": "night, lr:1e-4"}})
-    assert runs_page.retag(site, ask).notice == "Tagged 2 runs."
-    runs_page.retag(site, Ask({"ids": second}, {"fields": {"tags": "-night best"}}))
+    both = {"ids": f"{first},{second}"}
+    assert runs_page.retag(site, both, "me", "night, lr:1e-4").notice == "Tagged 2 runs."
+    runs_page.retag(site, {"ids": second}, "me", "-night best")
     assert (site.tags.of(first), site.tags.of(second)) == (("night", "lr:1e-4"), ("lr:1e-4", "best"))
+    built = native.Built(runs_page.PAGE, site)
     for query, there in (({"tag": "night"}, [first]), ({"q": "BEST"}, [second]), ({"tag": "lr:1e-4"}, [first, second])):
-        html = runs_page.opened(site, Ask(query)).regions["list"]
-        assert [run for run in (first, second) if f">{run}</a>" in html] == there
-    assert runs_page.retag(site, Ask({}, {"fields": {"tags": "x"}})).bad
-    answer = run_page.retag(site, Ask({"id": first}, {"fields": {"tags": "calm"}}))
+        assert sorted(built.shown(**query)["Dataframe"]["Run"]) == there
+    assert [value for _, value in updates(built)["Tag"]["choices"]] == ["", "best", "lr:1e-4", "night"]
+    with pytest.raises(RunError, match="Tick runs"):
+        runs_page.retag(site, {}, "me", "x")
+    run_page.retag(site, {"id": first}, "me", "calm")
     assert site.tags.of(first) == ("calm",)
-    assert '/?tag=calm"' in answer.regions["tags"]
+    shown = native.Built(run_page.PAGE, site).shown(id=first)
+    assert "Tags: [calm](/?tag=calm)" in shown.values()
     with pytest.raises(RunError, match="not a valid tag"):
-        run_page.retag(site, Ask({"id": first}, {"fields": {"tags": "<b>"}}))
+        run_page.retag(site, {"id": first}, "me", "<b>")
+    with pytest.raises(RunError, match="There is no run"):
+        run_page.retag(site, {"id": "gone"}, "me", "a")
 
 
 def test_ticked_runs_are_put_away_together(site: Site) -> None:
     first, second = (write_run(site.settings.home, experiment(number), "stopped", 3).name for number in (0, 1))
-    answer = runs_page.delete(site, Ask({"ids": f"{first},gone,{second}", "q": "dpo"}))
-    assert answer.bad
-    assert answer.query is not None
-    assert "ids=gone" in answer.query
+    done = runs_page.delete(site, {"ids": f"{first},gone,{second}", "q": "dpo"}, "me")
+    assert done.is_problem
+    assert done.query == {"ids": f"gone,{second}"}
+    assert "1 were deleted before it" in done.notice
     assert not (site.settings.home / first).exists()
     assert (site.settings.home / second).exists()
-    assert not runs_page.delete(site, Ask({"ids": second})).bad
+    done = runs_page.delete(site, {"ids": second}, "me")
+    assert (done.is_problem, done.query) == (False, {"ids": ""})
     assert sorted(path.name.rpartition("-")[0] for path in (site.settings.home / ".trash").iterdir()) == [first, second]
+
+
+def test_what_is_deleted_has_to_be_typed(site: Site) -> None:
+    run = write_run(site.settings.home, experiment(0), "stopped", 3).name
+    other = write_run(site.settings.home, experiment(1), "stopped", 3).name
+    for page, query, name in (
+        (runs_page.PAGE, {"ids": f"{run},{other}"}, "2 runs"),
+        (runs_page.PAGE, {"ids": run}, run),
+        (run_page.PAGE, {"id": other}, other),
+    ):
+        built = native.Built(page, site)
+        with pytest.raises(gr.Error, match=f"Type {name} to confirm"):
+            click(built, "Delete", "x", **query, confirm="delete")
+        assert (site.settings.home / other).exists()
+    click(built, "Delete", other, id=other, confirm="delete")
+    assert (site.settings.home / run).exists()
+    assert not (site.settings.home / other).exists()
+
+
+def test_a_read_only_app_has_no_actions_that_write(tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    ids = {state: write_run(home, experiment(n), state, 3).name for n, state in enumerate(("stopped", "failed"))}
+    names: dict[bool, set[str]] = {}
+    for read_only in (False, True):
+        site = Site.of(Settings(home=home, project=tmp_path, read_only=read_only))
+        built = [native.Built(page, site) for page in (runs_page.PAGE, run_page.PAGE, about_page.PAGE)]
+        names[read_only] = set().union(*map(built_buttons, built))
+        assert native.Built(runs_page.PAGE, site).shown()["Dataframe"].shape[0] == len(ids)
+        site.close()
+    writing = {"Stop and save", "Kill", "Delete", "Resume", "Start again", "Do not run", "Tag", "Save", "Clone"}
+    writing |= {"Edit", "Clone with a fix", "New run", "Clear drafts and plans", demo.START}
+    assert writing <= names[False]
+    assert not writing & names[True]
+    assert {"Compare", "Layout", "Outputs", "Download"} <= names[True]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gradio as gr
 import numpy as np
 
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import Status
 
-from ...components.axes import Axis, axes, offered
-from ...components.charts import Line, Mark, chart
-from ...html import Html, join, link, tag
-from ...page import Ask
+from ...components.axes import OVER, Axis, axes, offered
+from ...components.plots import Chart, Line, Mark, figure
 from ...state import Site
 from ...store.index import Row
 from ...store.series import Columns, not_finite, smoothed, thinned
-from ...words import duration, whole
+from ...view import Query, Values, View, is_narrow
+from ...words import duration, number, whole
 
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Loss", ("loss", "eval/loss")),
@@ -34,96 +35,117 @@ SMOOTHING = ("0", "0.6", "0.9", "0.97")
 MARKS = 40
 
 
-def charts(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """Returns all charts of a run with the query's smoothing and axes."""
-    columns = site.series.of(directory.path / "metrics.jsonl")
-    if not columns.columns:
-        stage = row.status.get("stage")
-        words = f"No step has finished yet{f' (current stage: {stage})' if stage and row.is_live else ''}."
-        if row.state == "compiling":
-            words += " The first step includes compilation: seconds for small models, minutes for large ones."
-        return tag("p", words, cls="empty")
-    weight = float(ask.query["smooth"]) if ask.query.get("smooth") in SMOOTHING else 0.0
-    (axis,) = axes(ask.query.get("x", "step"), [columns.columns])
-    log = ask.query.get("log") == "1"
-    marks = _marks(directory, columns.starts, axis)
-    present = set(columns.columns)
-    drawn: list[Html] = []
+class Charts:
+    """The tab of curves.
+
+    Attributes:
+        outputs: Components that `shown` changes.
+    """
+
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        with gr.Row() as controls:
+            view.control(
+                "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
+            )
+            over = view.control(
+                "x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step"
+            )
+            view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates, speeds", min_width=160))
+            more = view.control(
+                "all", gr.Checkbox(label="All metrics", info="Not only those of the first charts", min_width=160)
+            )
+        notes, plot = gr.Markdown(), gr.Plot(show_label=False, visible=False)
+        self._controls, self._over, self._more, self._notes, self._plot = controls, over, more, notes, plot
+        self.outputs = [controls, over, more, notes, plot]
+
+    def shown(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Returns the charts with the query's smoothing and axes."""
+        series = site.series.of(directory.path / "metrics.jsonl")
+        if not series.columns:
+            hidden = gr.update(visible=False)
+            return {
+                self._controls: hidden,
+                self._notes: _not_yet(row),
+                self._plot: gr.update(visible=False, value=None),
+            }
+        (axis,) = axes(query.get("x", "step"), [series.columns])
+        groups, rest = _groups(series.columns, everything=query.get("all") == "1")
+        weight = float(query["smooth"]) if query.get("smooth") in SMOOTHING else 0.0
+        charts = [
+            Chart(
+                title,
+                [line for name in names for line in _lines(name, names, series.columns[name], axis, weight)],
+                query.get("log") == "1" and title in LOGARITHMIC,
+            )
+            for title, names in groups.items()
+        ]
+        marks = _marks(directory, series.starts, axis)
+        drawn = figure(charts, axis.name, 1 if is_narrow(query) else 2, marks, own_legends=True)
+        return {
+            self._controls: gr.update(visible=True),
+            self._over: gr.update(choices=list(offered([series.columns]))),
+            self._more: gr.update(info=f"{rest} more", visible=rest > 0),
+            self._notes: "\n".join(_missing_notes(charts, axis)),
+            self._plot: gr.update(visible=True, value=drawn),
+        }
+
+
+def _not_yet(row: Row) -> str:
+    stage = {"compiling": "compiling", "starting": "starting"}.get(row.state, "")
+    words = f"No step has finished yet{f' (current stage: {stage})' if stage else ''}."
+    if row.state == "compiling":
+        words += " The first step includes compilation: seconds for small models, minutes for large ones."
+    return words
+
+
+def _groups(columns: Mapping[str, Columns], *, everything: bool) -> tuple[dict[str, list[str]], int]:
+    """Metrics of each chart by its title, and how many charts there are besides those that are drawn by default."""
+    found: dict[str, list[str]] = {}
     used: set[str] = set(NOT_ALONE)
     for title, names in TOGETHER:
-        here = [name for name in names if name in present]
-        if title == "Accuracy" and "rewards/accuracies" in present:
+        here = [name for name in names if name in columns]
+        if title == "Accuracy" and "rewards/accuracies" in columns:
             here = [name for name in here if "token" not in name]
         used |= set(here)
         if here:
-            drawn.append(_drawn(title, here, columns.columns, axis, weight, log and title in LOGARITHMIC, marks))
-    rest = sorted(name for name in present - used if not (name.startswith("eval/") and name[5:] in present))
-    if ask.query.get("all") == "1":
-        for name in rest:
-            both = [name, f"eval/{name}"] if f"eval/{name}" in present else [name]
-            drawn.append(_drawn(name, both, columns.columns, axis, weight, False, marks))
-    more = link("/run", **{**ask.query, "all": "" if ask.query.get("all") else "1"})
-    toggle = tag("a", "Show fewer" if ask.query.get("all") else f"Show {len(rest)} more", href=more, cls="button")
-    return join(
-        _controls(ask, offered([columns.columns])), tag("div", drawn, cls="grid charts"), toggle if rest else None
+            found[title] = here
+    left = [name for name in columns if name not in used]
+    rest = sorted(name for name in left if not (name.startswith("eval/") and name[5:] in columns))
+    for name in rest if everything else ():
+        found[name] = [one for one in (name, f"eval/{name}") if one in columns]
+    return found, len(rest)
+
+
+def _lines(name: str, names: Sequence[str], column: Columns, axis: Axis, weight: float) -> list[Line]:
+    """The curve of a metric, with its last value in its name, behind it the unsmoothed one."""
+    steps, values = column.arrays()
+    is_held_out = name.startswith("eval/")
+    steps = axis.at(steps)
+    missing = not_finite(steps, values)
+    trained = [one for one in names if not one.startswith("eval/")]
+    short = name.removeprefix("eval/").rpartition("/")[2] if len(trained) > 1 else name.removeprefix("eval/")
+    called = (
+        f"{'held out' if is_held_out and len(trained) < 2 else short}{', held out' * is_held_out * (len(trained) > 1)}"
     )
+    last = number(float(values[-1])) if np.isfinite(values[-1]) else "not finite"
+    colour = trained.index(name.removeprefix("eval/")) if name.removeprefix("eval/") in trained else 0
+    found: list[Line] = []
+    if weight and not is_held_out:
+        found.append(Line(called, *thinned(steps, values), colour=colour, is_faint=True))
+        values = smoothed(values, weight)
+    line = Line(f"{called} {last}", *thinned(steps, values), colour=colour, is_dashed=is_held_out, missing=missing)
+    return [*found, line]
 
 
-def _controls(ask: Ask, names: tuple[str, ...]) -> Html:
-    smooth = [
-        tag(
-            "option",
-            "none" if value == "0" else value,
-            value="" if value == "0" else value,
-            selected=ask.query.get("smooth") == value,
-        )
-        for value in SMOOTHING
+def _missing_notes(charts: Sequence[Chart], axis: Axis) -> list[str]:
+    return [
+        f"- **!** {chart.title}: {len(line.missing):,} values are NaN or infinite, the first at {axis.name} "
+        f"{number(float(line.missing[0]))}."
+        for chart in charts
+        for line in chart.lines
+        if len(line.missing)
     ]
-    over = [
-        tag("option", name, value="" if name == "step" else name, selected=ask.query.get("x") == name) for name in names
-    ]
-    return tag(
-        "form",
-        tag("label", "Smoothing ", tag("select", smooth, name="smooth")),
-        tag("label", "Over ", tag("select", over, name="x")),
-        tag(
-            "label",
-            tag("input", type="checkbox", name="log", checked=ask.query.get("log") == "1"),
-            " Logarithmic",
-            cls="row",
-        ),
-        cls="row controls",
-        data_query=True,
-    )
-
-
-def _drawn(
-    title: str,
-    names: list[str],
-    columns: dict[str, Columns],
-    axis: Axis,
-    weight: float,
-    log: bool,
-    marks: list[Mark],
-) -> Html:
-    lines: list[Line] = []
-    for number, name in enumerate(names):
-        steps, values = columns[name].arrays()
-        is_held_out = name.startswith("eval/")
-        steps = axis.at(steps)
-        missing = not_finite(steps, values)
-        if weight and not is_held_out:
-            faint_x, faint_y = thinned(steps, values)
-            lines.append(Line(f"{_called(name)}, unsmoothed", faint_x, faint_y, colour=5))
-            values = smoothed(values, weight)
-        x, y = thinned(steps, values)
-        line = Line(_called(name), x, y, colour=number, dashed=is_held_out, dots=is_held_out, missing=missing)
-        lines.append(line)
-    return chart(title, lines, marks=marks, log=log, x_name=axis.name)
-
-
-def _called(name: str) -> str:
-    return f"{name.removeprefix('eval/')} (held out)" if name.startswith("eval/") else name
 
 
 def _marks(directory: RunDirectory, starts: dict[int, int], axis: Axis) -> list[Mark]:

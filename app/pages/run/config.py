@@ -2,70 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gradio as gr
+import pandas as pd
 
+from nnxdsl import Experiment
 from nnxdsl.config.core.codegen import render, to_python
 from nnxdsl.config.core.serialization import diff, get
-from nnxdsl.errors import NnxdslError, SpecError
+from nnxdsl.errors import NnxdslError
 from nnxdsl.runs.run_dir import RunDirectory
 
-from ...components.parts import copy_button, field_path, table
-from ...html import Html, join, link, tag
-from ...page import Ask
+from ...components.markdown import plain
+from ...html import link
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row
+from ...view import Query, Values, View
+
+SAVED = ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
+OTHERS = 50
+FOREIGN = "It names classes of another package, which the app does not import; this is the stored file."
 
 
-def config(site: Site, directory: RunDirectory, row: Row, ask: Ask) -> Html:
-    """Returns the Config tab."""
-    experiment = stored(directory.path / "experiment.json")
-    if experiment is None:
-        source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
-        note = "It names classes of another package, which the app does not import; this is the stored file."
-        return join(tag("p", note, cls="notice"), tag("pre", source))
-    compared = ask.query.get("with", "")
-    others = [("preset", name) for name in site.presets.names()] + [
-        ("run", one.id) for one in site.index.rows()[:50] if one.id != row.id
-    ]
-    options = [tag("option", "nothing", value="")]
-    options += [
-        tag("option", f"{kind} {name}", value=f"{kind}:{name}", selected=f"{kind}:{name}" == compared)
-        for kind, name in others
-    ]
-    form = tag(
-        "form", tag("label", "Differences from ", tag("select", options, name="with")), data_query=True, cls="row"
-    )
-    saves = [
-        tag("a", name, href=link("/download", run=row.id, file=name), download=True, cls="button small")
-        for name in ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
-    ]
-    return join(
-        tag("div", form, tag("div", copy_button("run-python", "Copy Python"), saves, cls="row"), cls="row between"),
-        _differences(site, compared, experiment),
-        tag("pre", tag("code", to_python(experiment), id="run-python"), tabindex=0),
-    )
+class Config:
+    """The tab of the config.
+
+    Attributes:
+        outputs: Components that `shown` changes.
+    """
+
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        with gr.Row(elem_classes=["buttons"]):
+            self._saves = [gr.Button(name, link="#", size="sm", scale=0) for name in SAVED]
+        self._other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
+        self._note = gr.Markdown()
+        self._table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
+        self._code = gr.Code(language="python", interactive=False, label="Python")
+        self.outputs = [*self._saves, self._other, self._note, self._table, self._code]
+
+    def shown(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Returns the Python of the run, and its differences from what the query names."""
+        found: Values = {
+            save: gr.update(link=link("/download", run=row.id, file=name))
+            for save, name in zip(self._saves, SAVED, strict=True)
+        }
+        experiment = stored(directory.path / "experiment.json")
+        if experiment is None:
+            source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
+            hidden = gr.update(visible=False)
+            return {**found, self._other: hidden, self._note: FOREIGN, self._table: hidden, self._code: source}
+        recipes = [(f"recipe {name}", f"preset:{name}") for name in site.presets.names()]
+        runs = [(f"run {one.id}", f"run:{one.id}") for one in site.index.rows()[:OTHERS] if one.id != row.id]
+        choices = [("nothing", ""), *recipes, *runs]
+        other = query.get("with", "")
+        note, table = _differences(site, other, experiment)
+        return {
+            **found,
+            self._other: gr.update(
+                choices=choices, value=other if other in [value for _, value in choices] else "", visible=True
+            ),
+            self._note: plain(note),
+            self._table: gr.update(value=table, visible=not table.empty),
+            self._code: to_python(experiment),
+        }
 
 
-def _differences(site: Site, compared: str, experiment: Any) -> Html | None:
+def _differences(site: Site, compared: str, experiment: Experiment) -> tuple[str, pd.DataFrame]:
+    """Words on the differences from a recipe or run, and a table of them."""
     kind, _, name = compared.partition(":")
+    none = pd.DataFrame()
     if not name:
-        return None
+        return "", none
     try:
         if kind == "preset":
             other = site.presets.experiment(name)
             if other is None:
                 job = site.presets.job(name)
-                wrong = job.error if job is not None and job.error else "The recipe is still being read."
-                return tag("p", wrong, cls="notice", data_tick="1")
+                return (job.error if job is not None and job.error else "The recipe is still being read."), none
         else:
             other = stored(site.run(name).path / "experiment.json")
             if other is None:
-                return tag("p", f"{name} cannot be read by the app.", cls="notice")
+                return f"{name} cannot be read by the app.", none
         changes = diff(other, experiment)
-    except (NnxdslError, SpecError) as error:
-        return tag("p", str(error), cls="notice bad")
+    except NnxdslError as error:
+        return str(error), none
     if not changes:
-        return tag("p", f"No differences from {name}.", cls="notice")
-    rows = [(field_path(path), render(get(other, path)), render(value)) for path, value in changes.items()]
-    return table(("Field", name, "this run"), rows, f"{len(rows)} differences from {name}")
+        return f"No differences from {name}.", none
+    rows = [(path, render(get(other, path)), render(value)) for path, value in changes.items()]
+    return f"{len(rows)} differences from {name}", pd.DataFrame(rows, columns=["Field", name, "this run"])

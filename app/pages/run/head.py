@@ -1,4 +1,4 @@
-"""The head of a run's page: state, progress, action buttons, errors and remedies."""
+"""The head of a run's page as Markdown: what it does, what is wrong with it and what to change, and its metrics."""
 
 from __future__ import annotations
 
@@ -6,50 +6,86 @@ import re
 import time
 from collections.abc import Sequence
 
+import attrs
+
 from nnxdsl.config.core.serialization import flatten
+from nnxdsl.config.weights import From
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
-from ...components.parts import action, progress, state_badge
-from ...html import Child, Html, join, link, tag
+from ...components.markdown import link as markdown_link
+from ...components.markdown import plain
+from ...components.states import signed
+from ...html import link
 from ...processes.launch import Launch
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row, last_attempt
-from ...words import age, duration, number, parsed, time_of
-from .before import is_after, why_refused
+from ...words import age, duration, local_time, number, parsed
 from .charts import eta_words
+from .chosen import Chosen, is_after
 
 
-def head_of(site: Site, directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html:
-    """Returns state, progress and metrics, with the buttons that the state allows."""
-    status = row.status
+@attrs.frozen
+class Trouble:
+    """Why a run does not go on.
+
+    Attributes:
+        words: The remedy, or what is known; plain text.
+        error: The exception, or output; empty if there is none.
+        field: Path of the field to change; None if it is not known.
+    """
+
+    words: str = ""
+    error: str = ""
+    field: str | None = None
+
+
+def words(site: Site, run: Chosen) -> str:
+    """What the run does at the moment, as Markdown."""
+    if not run.state:
+        return f"There is no run {plain(run.id)} in {plain(str(site.settings.home))}." if run.id else "Choose one:"
+    if run.row is None:
+        return _before(site, run)
+    status, row = run.row.status, run.row
     step, total = status.get("step") or 0, status.get("total")
-    live = row.is_live or state in ("starting", "stopping")
-    words: list[Child] = [state_badge(state)]
-    if live and status.get("stage") and state != "starting":
-        words.append(tag("span", _stage(directory, row), cls="muted"))
-    elif state == "starting":
-        words.append(tag("span", "a new attempt is reading its data", cls="muted"))
+    found: list[str] = []
+    if run.state == "starting" and not row.is_live:
+        found.append("a new attempt is reading its data")
+    elif run.is_live and status.get("stage") and run.directory is not None:
+        found.append(_stage(run.directory, row))
     if total:
-        words.append(tag("span", f"step {step:,} of {total:,}"))
-    if live and status.get("eta_seconds") is not None:
-        words.append(tag("span", eta_words(site.series.of(directory.path / "metrics.jsonl"), step, total or 0, status)))
-    if live and row.quiet != float("inf"):
-        words.append(tag("span", f"last heartbeat {age(row.quiet)}", cls="muted"))
-    parts: list[Child] = [
-        tag(
-            "div",
-            tag("h1", row.id),
-            tag("div", _buttons(site, row, state, live), cls="row"),
-            cls="row between",
-        ),
-        tag("p", words, cls="row words"),
-        progress(step, total, "Steps done") if total else None,
-        _trouble(directory, row, state, newest),
-        _figures(row),
-    ]
-    return tag("div", parts, data_tick="2" if live else "4", data_title=row.id, cls="run-head")
+        found.append(f"step {step:,} of {total:,}")
+    if run.is_live and status.get("eta_seconds") is not None:
+        found.append(eta_words(site.series.of(row.path / "metrics.jsonl"), step, total or 0, status))
+    if run.is_live and row.quiet != float("inf"):
+        found.append(f"last heartbeat {age(row.quiet)}")
+    return plain(" · ".join(found))
+
+
+def _before(site: Site, run: Chosen) -> str:
+    """What is known of a run without a directory."""
+    if run.place is not None:
+        return f"Queued at position {run.place}; it starts when a slot is free while the app is running."
+    if run.state != "starting" or run.newest is None:
+        return ""
+    lasted = duration(max(0.0, time.time() - run.newest.began))
+    found = f"It reads and checks its data before it creates its directory ({lasted} so far)."
+    earlier = _earlier(site, run.newest)
+    if earlier is None:
+        return found
+    linked = markdown_link(earlier.id, link("/run", id=earlier.id))
+    step = earlier.status.get("step") or 0
+    return (
+        f"{found} It starts from the weights of another run, which runs first: {linked} ({earlier.state}, step {step})"
+    )
+
+
+def _earlier(site: Site, newest: Launch) -> Row | None:
+    experiment = stored(newest.directory / "experiment.json")
+    if experiment is None or not isinstance(experiment.model.weights, From):
+        return None
+    return site.index.row(experiment.model.weights.experiment.id)
 
 
 def _stage(directory: RunDirectory, row: Row) -> str:
@@ -61,50 +97,44 @@ def _stage(directory: RunDirectory, row: Row) -> str:
     return stage
 
 
-def _buttons(site: Site, row: Row, state: str, live: bool) -> list[Html]:
-    run = row.id
-    found: list[Html] = []
-    if not site.settings.read_only:
-        if live:
-            found.append(action("Stop and save", "run.stop", "primary"))
-            question = f"Kill {run}? Its last checkpoint stays valid; progress since then is lost."
-            found.append(action("Kill", "run.kill", "danger", data_confirm=question))
-        elif state in ("stopped", "failed", "lost", "queued"):
-            found.append(action("Resume", "run.resume", "primary"))
-        found.append(tag("a", "Clone", href=link("/new", **{"from": run}), cls="button"))
-    found.append(tag("a", "Layout", href=link("/layout", run=run), cls="button"))
-    found.append(tag("a", "Outputs", href=link("/outputs", run=run), cls="button"))
-    found.append(tag("a", "Compare", href=link("/compare", ids=run), cls="button"))
-    if not site.settings.read_only and not live:
-        question = "It will be moved to the directory .trash next to the runs."
-        found.append(action("Delete", "run.delete", "danger", data_confirm=question, data_confirm_name=run))
-    return found
-
-
-def _trouble(directory: RunDirectory, row: Row, state: str, newest: Launch | None) -> Html | None:
-    """Returns why the run is not progressing, and the remedy."""
+def trouble(run: Chosen) -> Trouble:
+    """Why the run is not progressing, and the remedy."""
+    row, newest = run.row, run.newest
+    if row is None:
+        return _refused(newest) if newest is not None and run.state == "refused" else Trouble()
+    if run.problem:
+        return Trouble(run.problem)
     status = row.status
-    if state == "failed":
+    if run.state == "failed":
         error = str(status.get("error") or "No error was recorded.")
-        return join(tag("pre", error, cls="error", role="alert"), _blame(directory, row, error))
-    if state == "lost":
+        experiment = None if run.directory is None else stored(run.directory.path / "experiment.json")
+        field = None if experiment is None else field_to_blame(list(flatten(experiment)), error)
+        return Trouble(f"The field to change: {field}." if field else "", error, field)
+    if run.state == "lost":
         if row.doubt:
-            words = f"{row.doubt}. Resume continues from its newest checkpoint."
-            return tag("p", words, cls="notice bad", role="alert")
-        checkpoint = status.get("checkpoint")
-        saved = (
-            f"Its last checkpoint is step {checkpoint}; Resume continues there."
-            if checkpoint
-            else "It has no checkpoint."
+            return Trouble(f"{row.doubt}. Resume continues from its newest checkpoint.")
+        saved = status.get("checkpoint")
+        known = f"Its last checkpoint is step {saved}; Resume continues there." if saved else "It has no checkpoint."
+        return Trouble(f"{_how_lost(row, newest)} {known}")
+    if run.state == "silent":
+        quiet = duration(row.quiet)
+        return Trouble(
+            f"Its process is alive, but its last heartbeat is {quiet} old: it may hang, or the disk may be full."
         )
-        return tag("p", f"{_how_lost(row, newest)} {saved}", cls="notice bad", role="alert")
-    if state == "silent":
-        words = f"Its process is alive, but its last heartbeat is {duration(row.quiet)} old: "
-        words += "it may hang, or the disk may be full."
-        return tag("p", words, cls="notice bad", role="alert")
     if newest is not None and not newest.is_alive and not row.is_live and is_after(newest, row):
-        return join(tag("p", "The last attempt to resume failed:"), why_refused(newest))
-    return None
+        refused = _refused(newest)
+        return attrs.evolve(refused, words=f"The last attempt to resume failed: {refused.words}")
+    return Trouble()
+
+
+def _refused(newest: Launch) -> Trouble:
+    """Output of a process that ended before its run had a directory."""
+    code, lines = newest.exit_code, [line for line in newest.output().splitlines() if line.strip()]
+    first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
+    how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
+    verb = "was ended" if code is not None and code < 0 else "ended"
+    said = f"The process {verb}{how} before it created the run directory. Nothing was written."
+    return Trouble(said, "\n".join(lines[first : first + 12]) or "No output.")
 
 
 def _how_lost(row: Row, newest: Launch | None) -> str:
@@ -118,17 +148,6 @@ def _how_lost(row: Row, newest: Launch | None) -> str:
     if code is not None:
         return f"Its process {pid} ended with exit code {code} without an error; see its log."
     return f"Its process {pid} no longer exists and left no error: it was killed, or the machine went down."
-
-
-def _blame(directory: RunDirectory, row: Row, error: str) -> Html | None:
-    """Returns a link that clones the run to fix an error, and the field to change if it is known."""
-    experiment = stored(directory.path / "experiment.json")
-    if experiment is None:
-        return None
-    path = field_to_blame(list(flatten(experiment)), error)
-    target = link("/new", **{"from": row.id}) + (f"#f-{path}" if path else "")
-    about = [" The field to change: ", tag("code", path), "."] if path else []
-    return tag("p", tag("a", "Clone with a fix", href=target, cls="button"), about)
 
 
 def field_to_blame(paths: Sequence[str], error: str) -> str | None:
@@ -146,26 +165,39 @@ def field_to_blame(paths: Sequence[str], error: str) -> str | None:
     return None
 
 
-def _figures(row: Row) -> Html:
+def figures(row: Row, zone: str) -> str:
+    """What the run trains, and its latest metrics, as Markdown."""
     metrics, saved = row.metrics, row.status.get("checkpoint")
-    pairs: list[tuple[str, Child]] = [
+    pairs: list[tuple[str, object]] = [
         ("Objective", row.facts.get("objective")),
         ("Model", row.facts.get("model")),
         ("Trained", row.facts.get("adapter")),
         ("Devices", row.facts.get("mesh")),
-        ("Loss", number(metrics.get("loss")) if "loss" in metrics else None),
-        ("Tokens/s", number(metrics.get("tokens/s")) if "tokens/s" in metrics else None),
         *(
-            (f"{unit.capitalize()}/s", number(metrics[f"{unit}/s"]))
-            for unit in ("pairs", "rows")
-            if f"{unit}/s" in metrics
+            (name, number(metrics[key]) + unit)
+            for name, key, unit in (
+                ("Loss", "loss", ""),
+                ("Tokens/s", "tokens/s", ""),
+                ("Pairs/s", "pairs/s", ""),
+                ("Rows/s", "rows/s", ""),
+                ("Tokens", "num_tokens", ""),
+                ("Memory", "peak_memory_gib", " GiB"),
+            )
+            if key in metrics
         ),
-        ("Tokens", number(metrics.get("num_tokens")) if "num_tokens" in metrics else None),
-        ("Memory", f"{number(metrics['peak_memory_gib'])} GiB" if "peak_memory_gib" in metrics else None),
         ("Checkpoint", f"step {saved:,}" if saved else None),
         ("Attempt", row.status.get("attempt")),
-        ("Made", time_of(row.created)),
+        ("Made", local_time(row.created, zone)),
         ("Took", duration(row.seconds)),
     ]
-    shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value not in (None, "", "-")]
-    return tag("dl", shown, cls="figures")
+    return " · ".join(f"{name} **{plain(str(value))}**" for name, value in pairs if value not in (None, "", "-"))
+
+
+def chosen_title(run: Chosen) -> str:
+    """The heading of the page."""
+    return f"# {plain(run.id)}" if run.id else "# Run"
+
+
+def choices(site: Site) -> list[tuple[str, str]]:
+    """The latest runs, for a page without one."""
+    return [(f"{row.id} ({signed(row.state)})", row.id) for row in site.index.rows()[:50]]

@@ -1,0 +1,77 @@
+"""A question before an action that cannot be undone: a group of components that a button reveals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import attrs
+import gradio as gr
+from gradio.components import Component
+
+from nnxdsl.errors import RunError
+
+from ..view import Done, Query, Values, View
+from .markdown import plain
+
+ASKED = "confirm"
+"""Part of the query that says which question is asked."""
+
+
+class Confirmation:
+    """A question with buttons that act or cancel, and a field where a name has to be typed.
+
+    It is open while `?confirm=` is its name, so that a reloaded page asks again.
+
+    Attributes:
+        outputs: Components that `shown` changes.
+    """
+
+    outputs: list[Component]
+
+    def __init__(
+        self,
+        view: View,
+        button: gr.Button,
+        name: str,
+        question: str,
+        act: Callable[[Query, str], Done | None],
+        expected: Callable[[Query], str] | None = None,
+    ) -> None:
+        """Adds the components.
+
+        Args:
+            view: The page's view.
+            button: The button that reveals them; the one that acts has its text.
+            name: What is asked, for the query.
+            question: The question.
+            act: Takes the query and the client's address.
+            expected: What has to be typed for a query, or an empty text where nothing has; None for no field.
+        """
+        self._name, self._act, self._expected = name, act, expected
+        with gr.Group(visible=False, elem_classes=["question"]) as group:
+            gr.Markdown(plain(question), padding=True)
+            typed = gr.Textbox(visible=expected is not None, autofocus=True)
+            with gr.Row():
+                yes = gr.Button(str(button.value), variant="stop")
+                no = gr.Button("Cancel")
+        self._group, self._typed, self.outputs = group, typed, [group, typed]
+        view.sets(button.click, ASKED, json.dumps(name))
+        view.sets(no.click, ASKED, '""')
+        for trigger in [yes.click, typed.submit]:
+            view.does(trigger, self._acted, [typed])
+
+    def shown(self, query: Query) -> Values:
+        """Returns the updates of the components for a query."""
+        expected = self._expected(query) if self._expected is not None else ""
+        return {
+            self._group: gr.update(visible=query.get(ASKED) == self._name),
+            self._typed: gr.update(label=f"Type {expected} to confirm", value="", visible=expected != ""),
+        }
+
+    def _acted(self, query: Query, client: str, typed: str | None) -> Done:
+        expected = self._expected(query) if self._expected is not None else ""
+        if expected and (typed or "").strip() != expected:
+            raise RunError(f"Type {expected} to confirm.")
+        done = self._act(query, client) or Done()
+        return attrs.evolve(done, query={ASKED: "", **done.query})
