@@ -116,7 +116,7 @@
 
   document.addEventListener("click", (event) => {
     const path = event.target.closest?.('a[href^="#f-"]')?.getAttribute("href").slice(3);
-    if (path) { event.preventDefault(); event.stopPropagation(); reach(decodeURIComponent(path)); }
+    if (path) { event.preventDefault(); event.stopPropagation(); setTimeout(() => reach(decodeURIComponent(path)), 100); /* a table takes the focus first */ }
   }, true);
 
   /* Reads a file into the text box beside it. */
