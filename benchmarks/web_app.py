@@ -28,6 +28,8 @@ from tests.app.conftest import RunningApp, with_token, write_project
 from tests.app.many import experiment, write_many, write_run
 
 PAGES = ("New run", "Compare", "Layout", "Outputs", "About", "Runs")
+ROWS = "#runs-table [role=gridcell]"
+CURVE = ".js-plotly-plot .scatterlayer .trace"
 IDLE_SECONDS = 60
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -62,7 +64,7 @@ def start(app: RunningApp, chromium: Any) -> dict[str, float]:
         app.start()
         answers = time.perf_counter() - began
         page = opened(chromium, app.url("/"))
-        page.wait_for_selector("#page-runs .region .button")
+        page.get_by_role("button", name="Start a tiny DPO run").wait_for()
         label = "start, page cache empty" if is_cold else f"start, {name}"
         found |= {f"{label}: it answers, s": answers, f"{label}: a page can be used, s": time.perf_counter() - began}
         page.context.close()
@@ -91,7 +93,7 @@ def switches(app: RunningApp, chromium: Any) -> dict[str, float]:
     took: dict[str, list[list[float]]] = {"first": [], "again": []}
     for window in range(6):
         page = opened(chromium, app.url("/"))
-        page.wait_for_selector("#page-runs tbody tr")
+        page.wait_for_selector(ROWS)
         for when in ("first", "again"):
             times = [_switch(page, name) for name in PAGES]
             if window > 0:
@@ -107,9 +109,9 @@ def switches(app: RunningApp, chromium: Any) -> dict[str, float]:
 
 def _switch(page: Any, name: str) -> float:
     """Seconds until the page of that name is what is seen, with its heading."""
-    place = f"#page-{name.split()[0].lower()}"
-    link = page.get_by_role("link", name=name, exact=True).first
-    return timed(lambda: (link.click(), page.wait_for_selector(f"{place}:visible .region h1")))
+    link = page.locator("header.top nav").get_by_role("link", name=name, exact=True)
+    shown = f"document.title.endsWith('{name} · nnxdsl') && document.querySelector('h1')?.checkVisibility()"
+    return timed(lambda: (link.click(), page.wait_for_function(shown)))
 
 
 def many_runs(app: RunningApp, chromium: Any) -> dict[str, float]:
@@ -119,11 +121,11 @@ def many_runs(app: RunningApp, chromium: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for when in ("first look", "in another window"):
         page = opened(chromium, app.url("/about"))
-        page.wait_for_selector("#page-about .region")
+        page.wait_for_selector("h1")
 
         def look(page: Any = page) -> None:
             page.get_by_role("link", name="Runs", exact=True).click()
-            page.wait_for_selector("#page-runs tbody tr >> nth=99")
+            page.wait_for_function("document.querySelector('#runs-table [role=grid]')?.ariaRowCount === '1001'")
 
         found[f"1,000 runs, {when}, s"] = timed(look)
         page.context.close()
@@ -138,7 +140,7 @@ def idle(app: RunningApp, chromium: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, url in (("list of 20 runs", "/"), ("a finished run", f"/run?id={path.name}")):
         page = opened(chromium, app.url(url))
-        page.wait_for_selector(".nnx-page:visible .region")
+        page.wait_for_selector(ROWS if url == "/" else CURVE)
         time.sleep(5)
         before = cpu_seconds(app)
         time.sleep(IDLE_SECONDS)
@@ -152,15 +154,12 @@ def long_run(app: RunningApp, chromium: Any) -> dict[str, float]:
     first, second = (write_run(app.home, experiment(n, steps=100_000), "finished", 100_000) for n in (1, 2))
     app.start()
     page = opened(chromium, app.url("/about"))
-    page.wait_for_selector("#page-about .region")
+    page.wait_for_selector("h1")
 
     def look(run: Path) -> Callable[[], None]:
         def act() -> None:
-            page.evaluate(
-                f"document.querySelectorAll('#page-run .region').forEach((one) => one.remove()); "
-                f"window.nnx.go('/run?id={run.name}')"
-            )
-            page.wait_for_selector("#page-run svg .series")
+            page.goto(app.url(f"/run?id={run.name}"))
+            page.wait_for_selector(CURVE)
 
         return act
 

@@ -80,7 +80,9 @@ def test_runs_are_opened_and_ticked_in_their_table_and_a_sorted_one_stays_so(app
     shown = open_page(app.url("/"))
     shown.wait_for_function(rows_shown(2))
     cells = shown.locator("#runs-table [role=gridcell]")
-    shown.locator("#runs-table [role=columnheader]:has-text('Loss') .cell-menu-button").click()
+    loss = shown.locator("#runs-table [role=columnheader]:has-text('Loss')").locator("visible=true").first
+    loss.hover()
+    loss.get_by_label("Open cell menu").click()
     shown.get_by_text("Sort descending").click()
     shown.wait_for_function(
         f"document.querySelectorAll('[role=gridcell][data-col=\"1\"]')[0].innerText === '{first.name}'"
@@ -194,9 +196,7 @@ def test_the_keyboard_reaches_everything(app: Any, open_page: Open) -> None:
     shown.keyboard.press("Enter")
     field = shown.get_by_label(f"Type {path.name} to confirm")
     field.wait_for()
-    shown.wait_for_function(
-        "document.activeElement.tagName === 'INPUT' || document.activeElement.tagName === 'TEXTAREA'"
-    )
+    _tab_to(shown, "['INPUT', 'TEXTAREA'].includes(document.activeElement.tagName)", most=2)
     shown.keyboard.type("another")
     shown.keyboard.press("Enter")
     shown.get_by_text(f"Type {path.name} to confirm.").wait_for()  # a notice
