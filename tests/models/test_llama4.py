@@ -145,11 +145,11 @@ def test_blocks_of_chunks_are_the_dense_product(name: str) -> None:
     real = (positions.segment_ids > 0)[..., None, None]
     mask = attention_mask(positions, positions, 4, is_chunked=True)
 
-    def dense(*given: jax.Array) -> jax.Array:
-        return jnp.where(real, dot_product_attention(*given, mask, 0.3), 0)
+    def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.where(real, dot_product_attention(q, k, v, mask, 0.3), 0)
 
-    def blocks(*given: jax.Array) -> jax.Array:
-        found = attend_in_blocks(*given, positions, row, window=4, is_chunked=True, scale=0.3, queries=3)
+    def blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        found = attend_in_blocks(q, k, v, positions, row, window=4, is_chunked=True, scale=0.3, queries=3)
         return jnp.where(real, found, 0)
 
     def both(function: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
