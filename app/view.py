@@ -28,6 +28,7 @@ import attrs
 import gradio as gr
 import pandas as pd
 import plotly.graph_objects as go
+from gradio.blocks import Block
 from gradio.components import Component
 
 from nnxdsl.errors import NnxdslError
@@ -84,7 +85,8 @@ NARROW = 800
 """Width of a window, in pixels, below which charts stand one below the other."""
 
 Query = Mapping[str, str]
-Values = Mapping[Component, Any]
+Values = Mapping[Any, Any]
+"""Of components, columns, rows, tabs."""
 
 
 @attrs.frozen
@@ -112,7 +114,7 @@ class View:
         self._query = gr.Textbox(visible="hidden", label="query")
         self._done = gr.Textbox(visible="hidden", label="done")
         self._changed = gr.Textbox(visible="hidden", label="changed")
-        self._controls: dict[str, Component] = {}
+        self._controls: dict[str, Block] = {}
         self._problems = gr.Column()
         self._done.change(None, [self._done], [self._changed], js="(done) => nnx.done(done)", **_UNQUEUED)
 
@@ -129,7 +131,7 @@ class View:
     def tabs(self, name: str, tabs: gr.Tabs) -> gr.Tabs:
         """Returns tabs whose selected one, by its `id`, is the part `name` of the query, or else the first."""
         ids = [str(tab.id) for tab in tabs.children]  # type: ignore[attr-defined]
-        self._controls[name] = tabs  # type: ignore[assignment]
+        self._controls[name] = tabs
         for tab, chosen in zip(tabs.children, ids, strict=True):
             # The first tab tells that it is selected when the page opens, before the query's one is.
             opened = f"new URLSearchParams(location.search).get({json.dumps(name)}) ?? {json.dumps(ids[0])}"
@@ -148,7 +150,7 @@ class View:
         text.change(None, [text], [self._changed], js=f"(text) => {{ {script}(text); {shows} }}", **_UNQUEUED)
 
     def shows(
-        self, values: Callable[[Query], Values], outputs: Sequence[Component], every: float | gr.Timer | None = None
+        self, values: Callable[[Query], Values], outputs: Sequence[Block], every: float | gr.Timer | None = None
     ) -> None:
         """Shows the values of a query when the page is opened, when a control changes, and after actions.
 
@@ -236,7 +238,7 @@ def is_narrow(query: Query) -> bool:
 
 
 def _handler(
-    values: Callable[[Query], Values], outputs: list[Component], controls: Mapping[str, Component]
+    values: Callable[[Query], Values], outputs: list[Block], controls: Mapping[str, Block]
 ) -> Callable[[str, str, str], list[Any]]:
     """What gradio calls: the outputs whose values changed, but for the control that the user changed.
 

@@ -37,14 +37,11 @@ SORTS: dict[str, Callable[[Row], float]] = {
     "longest first": lambda row: -max(row["chosen_tokens"], row["rejected_tokens"]),
     "as in the file": lambda row: 0.0,
 }
-NUMBERS = ("reward chosen", "reward rejected", "margin")
-COLUMNS = {
-    **dict.fromkeys(("row", "prompt", *SIDES), "str"),
-    **dict.fromkeys(NUMBERS, "number"),
-    "right?": "str",
-    **dict.fromkeys(("tokens chosen", "tokens rejected", "per token chosen", "per token rejected"), "number"),
-}
-"""Columns of the table with their types."""
+TEXTS = {"row": 80, "prompt": 210, "chosen": 170, "rejected": 170, "right?": 100}
+NUMBERS = {"reward chosen": 150, "reward rejected": 160, "margin": 100}
+LENGTHS = {"tokens chosen": 150, "tokens rejected": 160, "per token chosen": 170, "per token rejected": 180}
+COLUMNS = ("row", "prompt", *SIDES, *NUMBERS, "right?", *LENGTHS)
+"""Columns of the table; their widths are above."""
 
 
 class Pairs:
@@ -65,11 +62,11 @@ class Pairs:
             first, *_ = SORTS
             self._order = view.control("sort", gr.Dropdown(list(SORTS), value=first, label="Order"), first)
             self._table = gr.Dataframe(
-                datatype=list(COLUMNS.values()),
+                datatype=["str" if name in TEXTS else "number" for name in COLUMNS],
                 interactive=False,
                 show_search="filter",
                 pinned_columns=1,
-                column_widths=[80, 210, 170, 170, 150, 160, 100, 100, 150, 160, 170, 180],
+                column_widths=[{**TEXTS, **NUMBERS, **LENGTHS}[name] for name in COLUMNS],
                 max_height=520,
             )
             view.does(self._table.select, _selected, has_event=True)
@@ -91,7 +88,7 @@ class Pairs:
         margins = [value for row in rows if (value := margin(row)) is not None]
         first, *_ = SORTS
         sort = query["sort"] if query.get("sort") in SORTS else first
-        values: dict[Any, Any] = {
+        return {
             self.found: gr.update(visible=True),
             self._summary: _summary(rows, found.result),
             self._checks: _checks(rows, found.result),
@@ -100,8 +97,8 @@ class Pairs:
             self._order: sort,
             self._table: gr.update(value=_table(sorted(rows, key=SORTS[sort])), label=_caption(rows, found.result)),
             **self._selected_pair(here, rows, query.get("pair", "")),
+            **saved(self._site, self._saves, found),
         }
-        return values | saved(self._site, self._saves, found)
 
     def _selected_pair(self, here: Chosen, rows: Sequence[Row], name: str) -> Values:
         names = _short_names(rows)

@@ -95,7 +95,7 @@ class Tokens:
         for place, column in enumerate(self._sides):
             side = result["sides"][place] if place < len(result["sides"]) else None
             values |= column.values(side, str(result["against"]), float(scale), f"{place}.")
-        return values | saved(self._site, self._saves, found)
+        return {**values, **saved(self._site, self._saves, found)}
 
     def _chosen_token(self, result: Mapping[str, Any], name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
