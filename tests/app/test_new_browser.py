@@ -226,10 +226,10 @@ def test_problems_and_changes_are_marked_and_lead_to_their_fields(emptied_app: R
     shown.get_by_label("Changed fields only").check()
     shown.wait_for_selector("[id='f-steps']", state="detached")
     shown.wait_for_function(
-        "document.querySelectorAll('#new-form .spec-field').length === 2"
+        "document.querySelectorAll(\"#new-form [id^='f-']\").length === 2"
     )  # the class and the field
     shown.reload()
-    shown.wait_for_function("document.querySelectorAll('#new-form .spec-field').length === 2")
+    shown.wait_for_function("document.querySelectorAll(\"#new-form [id^='f-']\").length === 2")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
