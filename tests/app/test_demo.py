@@ -18,6 +18,7 @@ from tests.app.on_native import built_buttons, offered, updates
 
 drafting = pytest.importorskip("app.pages.new.drafting")
 new_page = pytest.importorskip("app.pages.new.page")
+outputs_page = pytest.importorskip("app.pages.outputs.page")
 native = pytest.importorskip("tests.app.native")
 
 
@@ -40,11 +41,11 @@ def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None
 
 
 def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> None:
-    built = native.Built(runs_page.PAGE, site)
-    shown = updates(built)
-    assert "dpo_demo.py" in shown["Code"]
-    assert offered(built)["Review and edit it first"] == "/new?demo=1"
-    assert demo.START in built_buttons(built)
+    for page in (runs_page.PAGE, outputs_page.PAGE):
+        built = native.Built(page, site)
+        assert "dpo_demo.py" in built.shown()["Code"]
+        assert offered(built)["Review and edit it first"] == "/new?demo=1"
+        assert demo.START in built_buttons(built)
     assert "(?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
     begun = drafting.begin(site, {"demo": "1"})
     assert site.drafts.load(begun.query["draft"]).texts["name"] == "demo-dpo"

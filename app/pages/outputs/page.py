@@ -8,12 +8,13 @@ import gradio as gr
 
 from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
-from ...components.parts import SIGNS
+from ...components.states import signed
 from ...html import link
 from ...page import GradioPage
 from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
+from ..demo import Offer
 from .checkpoints import Checkpoints
 from .forms import requested
 from .generate import Generate
@@ -37,7 +38,7 @@ def build(site: Site) -> None:
         against = view.control(
             "against", gr.Dropdown([], value=None, label="Against", info="The other side", scale=2), "reference"
         )
-    head = gr.Markdown()
+    head, offer = gr.Markdown(), Offer(site, view)
     with gr.Tabs(visible=False) as tabs:
         with gr.Tab("Generate", id="generate"):
             generate = Generate(site, view)
@@ -62,6 +63,7 @@ def build(site: Site) -> None:
             head: _head(site, here, rows, query),
             tabs: gr.update(visible=here.model is not None, selected=here.tab),
             **tokens.filled(here, query),
+            **offer.shown(not rows and not site.index.rows()),
         }
         for part in parts.values():
             values |= part.form.filled(here, query)
@@ -79,7 +81,7 @@ def build(site: Site) -> None:
         }
 
     fields = [field for part in parts.values() for field in part.form.fields]
-    view.shows(asked, [run, step, against, head, tabs, *tokens.filled_outputs, *fields])
+    view.shows(asked, [run, step, against, head, tabs, *offer.outputs, *tokens.filled_outputs, *fields])
     results = [output for part in parts.values() for output in (*part.form.status, *part.outputs)]
     view.shows(answered, [timer, *results], every=timer)
 
@@ -105,7 +107,7 @@ def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
     if here.row is not None:
         run = markdown_link(here.row.id, root + link("/run", id=here.row.id))
         if here.model is not None:
-            return f"{SIGNS.get(here.row.state, '·')} {here.row.state} · {run}"
+            return f"{signed(here.row.state)} · {run}"
         return (
             f"{run}: this run has no checkpoint yet. The first one is saved after checkpoint.every_steps steps, or "
             "when the run is stopped with Stop and save; this page then compares its policy with its reference."
