@@ -158,8 +158,9 @@ def build(site: Site) -> None:
         if not any(query.get(name) for name in drafting.BEGINNINGS):
             return choice
         is_reading = job is not None and not job.is_over
-        waiting = {**choice, paste: gr.update(visible=False), reading: gr.Timer(active=is_reading)}
-        if job is None or is_reading or job.state == "done":
+        can_begin = job is None or is_reading or job.state == "done"  # the timer asks for the draft until there is one
+        waiting = {**choice, paste: gr.update(visible=False), reading: gr.Timer(active=can_begin)}
+        if can_begin:
             return {**waiting, start: "Reading the recipe ..." if is_reading else "Opening the draft ..."}
         told = f"experiments/{query['preset']}.py cannot be read: {job.error or job.state}"
         return {**waiting, start: f"**✘ {plain(told)}**", retry: gr.update(visible=True)}
