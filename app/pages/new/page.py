@@ -84,7 +84,12 @@ def build(site: Site) -> None:
                         label="Python", language="python", interactive=False, max_lines=32, elem_id="new-python"
                     )
                     command = gr.Code(
-                        label="In a terminal", language="shell", lines=1, interactive=False, wrap_lines=True
+                        label="In a terminal",
+                        elem_id="new-command",
+                        language="shell",
+                        lines=1,
+                        interactive=False,
+                        wrap_lines=True,
                     )
                     why = gr.Markdown(visible=False)
                 with gr.Tab("JSON", id="json"):
