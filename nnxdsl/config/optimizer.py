@@ -14,6 +14,7 @@ from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
     from nnxdsl.config import optimizer as members
+    from nnxdsl.config.experiment import Experiment
 
 MomentDtype = Literal["float32", "bfloat16"]
 """In which format running means are kept between steps; they are computed in float32."""
@@ -153,7 +154,12 @@ class Muon(Optimizer):
         by_adamw: Patterns for the paths of matrices that AdamW updates as well, such as "router".
         adamw_rate: AdamW's learning rate as a part of the schedule's.
         mu_dtype: Format in which means of gradients are kept.
+        max_attention_logit: Threshold of QK-clip, Kimi K2's tau (arXiv:2507.20534, which has 100): after an update,
+            query and key projections of the heads with a larger attention score in the step are scaled down to it;
+            None leaves them.
     """
+
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"max_attention_logit"})
 
     momentum: float = attrs.field(default=0.95, validator=probability)
     iterations: int = attrs.field(default=5, validator=positive)
@@ -166,12 +172,32 @@ class Muon(Optimizer):
     weight_decay: float = attrs.field(default=0.0, validator=not_negative)
     undecayed: tuple[str, ...] = ()
     mu_dtype: MomentDtype = "float32"
+    max_attention_logit: float | None = attrs.field(default=None, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
         """Means must be kept in a format that can follow them; patterns need a decay."""
         yield from _unfollowed("mu_dtype", self.mu_dtype, "momentum", self.momentum)
         yield from _unfollowed("mu_dtype", self.mu_dtype, "b1", self.b1)
         yield from _undecayed(self.undecayed, self.weight_decay)
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """QK-clip rescales the model's own weights, by the scores of all rows of a step."""
+        if self.max_attention_logit is None:
+            return
+        where = "optimizer.max_attention_logit"
+        if experiment.adapter is not None:
+            name = type(experiment.adapter).__qualname__
+            message = f"rescales the weights of queries and keys, which are frozen under adapter={name}"
+            yield Problem(where, f"{message}; leave it out, or train the whole model with adapter=None")
+        if experiment.quantization is not None:
+            name = type(experiment.quantization).__qualname__
+            yield Problem(where, f"attention scores are not recorded with quantization={name}; leave one of them out")
+        if experiment.outer is not None:
+            yield Problem(where, "workers of outer= have weights and scores of their own; leave one of them out")
+        if experiment.mesh.stage > 1:
+            yield Problem(where, f"attention scores are not recorded in mesh.stage={experiment.mesh.stage}; set 1")
+        if experiment.mtp_loss_weight:
+            yield Problem(where, "the layer of objective.mtp_loss_weight is not rescaled; set that to 0")
 
 
 def _unfollowed(name: str, dtype: MomentDtype, decay_name: str, decay: float) -> Iterable[Problem]:

@@ -36,10 +36,13 @@ class LossTerms(NamedTuple):
     Attributes:
         loss: Its `count` is the weight that the gradient is divided by as well.
         metrics: Further means, by their public names.
+        max_logits: The largest attention scores (see `DecoderOutput`), of which the larger is kept where sums are
+            added; None where these are not recorded.
     """
 
     loss: WeightedMean
     metrics: Mapping[str, WeightedMean]
+    max_logits: dict[str, Array] | None = None
 
 
 class PairLogps(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.max_logits import layer_max_logits
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.config.feed_forward import MLPConfig
@@ -19,6 +20,19 @@ from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.mixer import mixer_class
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.remat import named
+
+
+class LayerStats(NamedTuple):
+    """Statistics of a layer's tokens.
+
+    Attributes:
+        router: of its router; None without experts.
+        max_logits: the largest attention score of each query head, `[N]` float32; None where these are not recorded
+            (see `recording_max_logits`) or there are none.
+    """
+
+    router: RouterStats | None
+    max_logits: jax.Array | None
 
 
 class Block(nnx.Module):
@@ -66,8 +80,8 @@ class Block(nnx.Module):
 
     def __call__(
         self, x: jax.Array, context: Context, past: Any, own: jax.Array | None = None
-    ) -> tuple[jax.Array, Any, RouterStats | None]:
-        """The layer's output, the update of its cache, and the statistics of its router if it has one.
+    ) -> tuple[jax.Array, Any, LayerStats]:
+        """The layer's output, the update of its cache, and its statistics.
 
         Args:
             x: the residual stream, `[B, T, D]`.
@@ -77,7 +91,8 @@ class Block(nnx.Module):
         """
         view = context.view(self.kind)
         x = named(x, "layer_input")
-        mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
+        with layer_max_logits() as max_logits:
+            mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
         x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
         x = x + self._added(self.post_mlp_norm, mixed)
@@ -85,7 +100,8 @@ class Block(nnx.Module):
             x = x + self.per_layer(x, own)
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
-        return constrain(x, "batch", "length", "activation_embed"), new, stats
+        x = constrain(x, "batch", "length", "activation_embed")
+        return x, new, LayerStats(stats, max_logits[0] if max_logits else None)
 
     def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
         x = _normed(norm, x)

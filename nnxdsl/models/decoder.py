@@ -81,7 +81,7 @@ class LayerGroup(nnx.Module):
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": []}
-        routing, given, last = None, context.per_layer, {}
+        routing, given, last, max_logits = None, context.per_layer, {}, []
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
         context = context._replace(per_layer=None, shared_kv=None)
@@ -90,14 +90,15 @@ class LayerGroup(nnx.Module):
             cached = None if past is None else past.layer(block.kind, len(own))
             vectors = None if given is None else given[:, :, number]
             x, new, stats = run(x, context, shared.get(block.kind, cached), vectors)
-            routing = add_router_stats(routing, stats)
+            routing = add_router_stats(routing, stats.router)
+            max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
                 last[block.kind] = new
             own.append(_newest(new, context) if block.kind == "local" and return_kv else new)
         if not return_kv or self.shares_kv:
-            return GroupOutput(x, None, routing, last)
+            return GroupOutput(x, None, routing, last, tuple(max_logits))
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return GroupOutput(x, LayerCaches(*stacked), routing, last)
+        return GroupOutput(x, LayerCaches(*stacked), routing, last, tuple(max_logits))
 
 
 class GroupOutput(NamedTuple):
@@ -109,12 +110,15 @@ class GroupOutput(NamedTuple):
         router_stats: the sum over the layers; None without experts.
         last_kv: with `kv_sharing`, the keys and values of the last layer of each kind that later layers share; else
             empty.
+        max_logits: of each block, the largest attention score of each query head, `[N]`, in a stack `[periods, N]`;
+            None where these are not recorded.
     """
 
     x: jax.Array
     caches: LayerCaches | None
     router_stats: RouterStats | None
     last_kv: dict[LayerKind, KV]
+    max_logits: tuple[jax.Array | None, ...]
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
@@ -156,11 +160,14 @@ class DecoderOutput(NamedTuple):
         hidden: states after the final norm, `[B, T, D]`.
         cache_update: what a cache takes of the tokens; None without `return_kv`.
         router_stats: the sum over all layers; None without experts and under pipeline parallelism.
+        max_logits: the largest attention score of each query head, `[N]`, of stacked blocks `[periods, N]`, by the path
+            of the block; empty outside of `recording_max_logits`.
     """
 
     hidden: jax.Array
     cache_update: CacheUpdate | None
     router_stats: RouterStats | None
+    max_logits: dict[str, jax.Array]
 
 
 class Decoder(nnx.Module):
@@ -284,10 +291,18 @@ class Decoder(nnx.Module):
         lead, layers, tail = (None, None, None) if cache is None else (cache.prefix, cache.layers, cache.suffix)
         routing = last = None
         last_kv: dict[LayerKind, KV] = {}
+        max_logits: dict[str, jax.Array] = {}
+
+        def note(group: str, found: tuple[jax.Array | None, ...]) -> None:
+            named = ((f"{group}.blocks.{number}", part) for number, part in enumerate(found))
+            max_logits.update((path, part) for path, part in named if part is not None)
+
         if self.lead is not None:
             with at_layer(LEAD):
                 given = of_layers(0, config.dense_layers)
-                x, lead, _, _ = _group_runner(self.lead, remat, return_kv)(nnx.state(self.lead), x, given, lead)
+                run = _group_runner(self.lead, remat, return_kv)
+                x, lead, _, _, found = run(nnx.state(self.lead), x, given, lead)
+                note("lead", found)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
@@ -296,12 +311,14 @@ class Decoder(nnx.Module):
             for kind in self.layers.gives_kv:
                 if kind in config.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
-            x, layers, routing, last_kv = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
+            x, layers, routing, last_kv, found = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
+            note("layers", found)
         if self.tail is not None:
             with at_layer(TAIL):
                 given = of_layers(config.own_layers - len(config.suffix_layers), len(config.suffix_layers))
                 run = _group_runner(self.tail, remat, return_kv)
-                x, tail, last, tail_kv = run(nnx.state(self.tail), x, given, tail)
+                x, tail, last, tail_kv, found = run(nnx.state(self.tail), x, given, tail)
+                note("tail", found)
                 last_kv |= tail_kv
         if self.kv_sharing is not None:
             past = {} if cache is None else shared_past(config, cache)
@@ -313,9 +330,8 @@ class Decoder(nnx.Module):
         if self.config.logits_scaling != 1.0:
             x = x / self.config.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
-        return DecoderOutput(
-            hidden, CacheUpdate(layers, tail, positions, lead) if return_kv else None, add_router_stats(routing, last)
-        )
+        update = CacheUpdate(layers, tail, positions, lead) if return_kv else None
+        return DecoderOutput(hidden, update, add_router_stats(routing, last), max_logits)
 
     def mtp_hidden(
         self,
@@ -424,15 +440,15 @@ def _run_stack(
         state, past, number, own = each
         with at_layer(number):
             given = context._replace(per_layer=own)
-            x, caches, stats, last_kv = run(shard_weights(state, path), carry[0], given, past)
-        return (x, last_kv), (caches, stats)
+            x, caches, stats, last_kv, max_logits = run(shard_weights(state, path), carry[0], given, past)
+        return (x, last_kv), (caches, stats, max_logits)
 
     # They are carried from one period to the next: only those of the last one are read.
     zeros = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
              for kind, kv in last_kv.items()}  # fmt: skip
     numbers = layer_numbers(count, first)
-    (x, last_kv), (caches, stats) = jax.lax.scan(step, (x, zeros), (state, past, numbers, vectors))
-    return GroupOutput(x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats), last_kv)
+    (x, last_kv), (caches, stats, max_logits) = jax.lax.scan(step, (x, zeros), (state, past, numbers, vectors))
+    return GroupOutput(x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats), last_kv, max_logits)
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:

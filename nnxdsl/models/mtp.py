@@ -58,4 +58,4 @@ class Predictor(nnx.Module):
         both = jnp.concatenate([self.token_norm(following), self.state_norm(hidden)], axis=-1)  # [B, T, 2 D]
         x = constrain(self.join(both), "batch", "length", "activation_embed")
         x, _, stats = self.block(x, context, None)
-        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats
+        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats.router

@@ -24,7 +24,7 @@ from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_mtp_param
 from nnxdsl.models.remat import Remat
-from nnxdsl.optim import adafactor, optimizers, param_filters, schedules, step_guard
+from nnxdsl.optim import adafactor, optimizers, param_filters, qk_clip, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
@@ -227,6 +227,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     )
     reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
+    problems += qk_clip.problems(experiment.optimizer, config, trainable)
     update = _update(experiment, steps, trainable)
     teacher = _teacher(experiment, config, frozen_dtype, problems)
     arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)

@@ -22,7 +22,7 @@ from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.optim import schedules, step_guard
+from nnxdsl.optim import qk_clip, schedules, step_guard
 from nnxdsl.program import diloco, xla_options
 from nnxdsl.program import init as initial
 from nnxdsl.program.activation_sharding import OnSharding, report_shardings
@@ -388,7 +388,8 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
     experiment = blueprint.experiment
 
     def other(layout: Layout, part: str) -> Forward:
-        sharding, options = forward.sharding, attrs.evolve(forward.options, uses_router_stats=False)
+        sharding = forward.sharding
+        options = attrs.evolve(forward.options, uses_router_stats=False, uses_max_logits=False)
         if sharding.shard_weights is not None:
             sharding = attrs.evolve(sharding, shard_weights=layout.shard_weights(mesh, (part,)))
         return attrs.evolve(forward, remat="none", sharding=sharding, options=options)
@@ -415,6 +416,7 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
         microbatches=experiment.microbatches,
         uses_gradcache=experiment.compares_parts,
         dropout_seed=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,
+        qk_clip=qk_clip.build(experiment.optimizer, blueprint.config),
     )
     outer = experiment.outer
     if outer is None:

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.optimizer import Muon
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, distance, feature_distance
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
 from nnxdsl.losses.lm_head.token_stats import Cuts, ShardContext, TokenStats, token_stats
+from nnxdsl.models.attention.max_logits import recording_max_logits
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.decoder import Decoder, add_router_stats
 from nnxdsl.models.logical_axes import Constraint, ShardMapCall, WeightSharding, sharding_hooks
@@ -43,12 +45,14 @@ class ForwardOutput(NamedTuple):
         router_stats: Router statistics of all layers over all real tokens; None where no loss reads them.
         mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them. Its
             rows are those of `loss_inputs`.
+        max_logits: The largest attention scores, see `DecoderOutput`; None where no optimizer reads them.
     """
 
     loss_inputs: LossInputs
     token_stats: TokenStats
     router_stats: RouterStats | None
     mtp_stats: TokenStats | None = None
+    max_logits: dict[str, jax.Array] | None = None
 
 
 @attrs.frozen
@@ -88,6 +92,7 @@ class ForwardOptions:
         distill: How the distance from a teacher is measured; None without a teacher.
         uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
         uses_mtp: Whether a loss reads multi-token prediction.
+        uses_max_logits: Whether the optimizer reads the largest attention scores.
     """
 
     temperature: float = 1.0
@@ -96,11 +101,12 @@ class ForwardOptions:
     distill: Distill | None = None
     uses_router_stats: bool = False
     uses_mtp: bool = False
+    uses_max_logits: bool = False
 
 
 def forward_options(experiment: Experiment) -> ForwardOptions:
-    """What the losses of an experiment read of its forward pass."""
-    objective = experiment.objective
+    """What the losses and the optimizer of an experiment read of its forward pass."""
+    objective, optimizer = experiment.objective, experiment.optimizer
     return ForwardOptions(
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
         ld_alpha=objective.ld_alpha,
@@ -108,6 +114,7 @@ def forward_options(experiment: Experiment) -> ForwardOptions:
         distill=objective if isinstance(objective, Distill) else None,
         uses_router_stats=experiment.router_aux_loss_coef > 0,
         uses_mtp=experiment.mtp_loss_weight > 0,
+        uses_max_logits=isinstance(optimizer, Muon) and optimizer.max_attention_logit is not None,
     )
 
 
@@ -134,7 +141,7 @@ class Forward:
     def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
         kind, distill = kind_of(batch), self.options.distill
-        hidden, routing, mtp_hidden = self._hidden(model, kind.rows(batch))
+        hidden, routing, mtp_hidden, max_logits = self._hidden(model, kind.rows(batch))
         targets = kind.targets(hidden, batch)
         mtp_targets = None if mtp_hidden is None else kind.mtp_targets(mtp_hidden, batch)
         further = None if mtp_targets is None else self._stats(mtp_targets, model)
@@ -148,12 +155,12 @@ class Forward:
             if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
             scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
-        return ForwardOutput(scored, token_stats, routing, further)
+        return ForwardOutput(scored, token_stats, routing, further, max_logits)
 
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""
         kind = kind_of(batch)
-        hidden, _, _ = self._hidden(model, kind.rows(batch))
+        hidden, *_ = self._hidden(model, kind.rows(batch))
         predicting, head = jax.lax.stop_gradient((kind.targets(hidden, batch).hidden, model.head()))
         return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
 
@@ -161,7 +168,7 @@ class Forward:
         """A teacher's top-k tokens at each target of a batch of sequences."""
         assert self.options.distill is not None
         kind = kind_of(batch)
-        hidden, _, _ = self._hidden(model, kind.rows(batch))
+        hidden, *_ = self._hidden(model, kind.rows(batch))
         predicting, _, mask = kind.targets(hidden, batch)
         soft_cap = model.config.logit_soft_cap
         return teacher_top_k(
@@ -190,10 +197,12 @@ class Forward:
             for path, leaf in leaves.items()
         }
 
-    def _hidden(self, model: Decoder, rows: Rows) -> tuple[jax.Array, RouterStats | None, jax.Array | None]:
-        """Final hidden states `[B, T, D]`, router statistics, and the hidden states of multi-token prediction.
+    def _hidden(
+        self, model: Decoder, rows: Rows
+    ) -> tuple[jax.Array, RouterStats | None, jax.Array | None, dict[str, jax.Array] | None]:
+        """Final hidden states `[B, T, D]`, router statistics, the hidden states of multi-token prediction, and maxima.
 
-        The latter two are None where no loss reads them.
+        All but the first are None where nothing reads them.
         """
         tokens, places, row = rows
         length = tokens.shape[1]
@@ -203,13 +212,15 @@ class Forward:
         method = self.kernels.method(row.filled(tokens.shape[1]))
         with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
             stages = self._stages(len(tokens))
-            out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
+            with recording_max_logits(self.options.uses_max_logits):
+                out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
             routing, beyond = out.router_stats, None
             if self.options.uses_mtp:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
                 beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
                 routing, beyond = add_router_stats(routing, more), beyond[:, :length]
-        return out.hidden[:, :length], routing if self.options.uses_router_stats else None, beyond
+        routing = routing if self.options.uses_router_stats else None
+        return out.hidden[:, :length], routing, beyond, out.max_logits or None
 
     def _stages(self, rows: int) -> Stages | None:
         if self.sharding.stages == 1:

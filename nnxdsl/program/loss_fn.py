@@ -60,7 +60,8 @@ class LossFn:
             return terms
         aux_loss = load_balance(out.router_stats)
         loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * divide(*aux_loss)
-        return LossTerms(WeightedMean(loss, terms.loss.count), {**terms.metrics, "aux_loss": WeightedMean(*aux_loss)})
+        metrics = {**terms.metrics, "aux_loss": WeightedMean(*aux_loss)}
+        return terms._replace(loss=WeightedMean(loss, terms.loss.count), metrics=metrics)
 
     def evaluate(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """The terms of the objective alone, with the metrics of tokens; arguments as of `__call__`."""
@@ -73,11 +74,13 @@ class LossFn:
         if out.mtp_stats is not None:
             counted = out.mtp_stats.mask * weight[:, None]
             metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))}
-        return LossTerms(terms.loss, {**metrics, **terms.metrics, **_token_metrics(out.token_stats)})
+        metrics = {**metrics, **terms.metrics, **_token_metrics(out.token_stats)}
+        return LossTerms(terms.loss, metrics, out.max_logits)
 
     def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
-        """Zeros in the form of the terms; `out` and `reference` may be abstract."""
-        return zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
+        """Zeros in the form of the terms, -inf where the largest is kept; `out` and `reference` may be abstract."""
+        terms = zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
+        return terms._replace(max_logits=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), terms.max_logits))
 
 
 def divide(total: jax.Array, count: jax.Array) -> jax.Array:

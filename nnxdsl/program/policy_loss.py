@@ -193,10 +193,13 @@ class PolicyLoss:
 
 
 def add_grads(total: GradsAndTerms | None, more: GradsAndTerms) -> GradsAndTerms:
-    """Sums in the dtype of `total`, which is float32, as are gradients that are added to nothing."""
+    """Sums in the dtype of `total`, which is float32, as are gradients that are added to nothing; the larger maxima."""
     if total is None:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), more[0]), more[1]
-    return jax.tree.map(lambda one, other: one + other.astype(one.dtype), total, more)
+    (grads, terms), (more_grads, more_terms) = total, more
+    one, other = (grads, terms._replace(max_logits=None)), (more_grads, more_terms._replace(max_logits=None))
+    grads, summed = jax.tree.map(lambda one, other: one + other.astype(one.dtype), one, other)
+    return grads, summed._replace(max_logits=jax.tree.map(jnp.maximum, terms.max_logits, more_terms.max_logits))
 
 
 def _forward(

@@ -13,6 +13,7 @@ import optax
 
 from nnxdsl.data.batch import Batch, token_count
 from nnxdsl.losses.base import LossTerms, derived_metrics
+from nnxdsl.optim.qk_clip import QKClip
 from nnxdsl.optim.step_guard import SkipStep, StopOnNonFinite
 from nnxdsl.program.forward import Leaves
 from nnxdsl.program.grad_accumulation import mean_grads
@@ -67,6 +68,7 @@ class TrainStep:
         microbatches: In how many parts a batch is computed.
         uses_gradcache: Whether the loss compares rows of different micro-batches.
         dropout_seed: Of the adapter's dropout; None for no dropout.
+        qk_clip: What scales queries and keys down after an update; None for nothing.
     """
 
     loss: PolicyLoss
@@ -75,6 +77,7 @@ class TrainStep:
     microbatches: int = 1
     uses_gradcache: bool = False
     dropout_seed: int | None = None
+    qk_clip: QKClip | None = None
 
     def __call__(
         self, state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
@@ -85,6 +88,8 @@ class TrainStep:
         norm = optax.tree.norm(grads)
         updates, optimizer = self.optimizer.update(grads, state.optimizer, state.trainable)
         trainable: Any = optax.apply_updates(state.trainable, updates)
+        if self.qk_clip is not None and terms.max_logits is not None:
+            trainable = self.qk_clip(trainable, terms.max_logits)
         after = self.after(state, trainable, optimizer)
         return after, self.metrics(state, terms, norm, batch)
 
@@ -115,6 +120,7 @@ class TrainStep:
             "learning_rate": jnp.asarray(self.learning_rate(state), jnp.float32),
             **derived_metrics({name: divide(*mean) for name, mean in terms.metrics.items()}),
             "num_tokens": token_count(batch),
+            **({} if self.qk_clip is None or terms.max_logits is None else self.qk_clip.metrics(terms.max_logits)),
         }
 
 

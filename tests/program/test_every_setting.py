@@ -73,7 +73,10 @@ AROUND: dict[str, dict[str, Any]] = {
         "optimizer": Optimizer.Adafactor(schedule=RATE, weight_decay=0.1, min_factored=16),
     },
     "Optimizer.Lion": {"optimizer": Optimizer.Lion(schedule=RATE, weight_decay=0.1)},
-    "Optimizer.Muon": {"optimizer": Optimizer.Muon(schedule=RATE, weight_decay=0.1)},
+    "Optimizer.Muon": {
+        "model": Model.Llama3("tiny"),  # without norms of queries and keys
+        "optimizer": Optimizer.Muon(schedule=RATE, weight_decay=0.1),
+    },
     "Optimizer.SGD": {"optimizer": Optimizer.SGD(schedule=RATE)},
     "Schedule.Constant": {"optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=0.2))},
     "Schedule.InverseSqrt": {"optimizer": Optimizer.SGD(schedule=Schedule.InverseSqrt(peak_lr=0.2))},
@@ -135,6 +138,7 @@ OTHERS: dict[str, Any] = {
     "max_grad_norm": 0.5,
     "max_update_rms": 0.5,
     "update_rms": 0.4,
+    "max_attention_logit": 2.0,
     "momentum": 0.5,
     "workers": 4,
     "max_loss_ratio": 3.0,

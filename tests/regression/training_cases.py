@@ -212,6 +212,11 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
         "objective": ALL,
         "optimizer": Optimizer.Muon(schedule=Schedule.InverseSqrt(peak_lr=4e-3, warmup_steps=4), eps=1e-4),
     },
+    "muon-qk-clip": lambda: {
+        **tiny("Llama3"),
+        "optimizer": Optimizer.Muon(schedule=COSINE, eps=1e-4, max_attention_logit=1.0),
+        "microbatch_size": 4,
+    },
     "lion-lora": lambda: {
         "objective": Objective.SimPO(),
         "adapter": LORA,

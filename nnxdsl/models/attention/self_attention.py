@@ -11,6 +11,7 @@ from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import dot_product_attention
 from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
+from nnxdsl.models.attention.max_logits import record_max_logits
 from nnxdsl.models.attention.splash import attend_splash
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def self_attention(
     if past is not None:
         assert view.mask is not None  # the decoder refuses other kernels with a cache
         return attention_with_cache(query, past, new, view.mask, scale, soft_cap, sinks), new
+    record_max_logits(query, key, view, scale)
     if view.mask is not None:
         return dot_product_attention(query, key, value, view.mask, scale, soft_cap, sinks), new
     method, positions = view.method, view.positions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.mixer import MixerConfig
+from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
@@ -32,6 +32,18 @@ class GQAConfig(MixerConfig):
     """Grouped-query attention (Ainslie et al., arXiv:2305.13245) of the decoder's heads."""
 
     module: ClassVar[str] = "nnxdsl.models.attention.gqa:Attention"
+
+    def qk_columns(self, decoder: DecoderConfig) -> tuple[HeadColumns, ...]:
+        """Queries and keys in equal parts; queries alone where several heads share a key.
+
+        Kimi K2 (arXiv:2507.20534) leaves what heads share as it is, of which the shared rotary key of MLA is the case
+        in that report: a shared key head is another.
+        """
+        width = decoder.head_dim
+        is_shared = decoder.num_kv_heads < decoder.num_heads
+        runs = ((width, 1.0 if is_shared else 0.5), *(((width, 0.0),) if decoder.output_gate else ()))
+        query = HeadColumns("attention.query", runs)
+        return (query,) if is_shared else (query, HeadColumns("attention.key", ((width, 0.5),)))
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""

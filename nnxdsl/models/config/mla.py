@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.mixer import MixerConfig
+from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, linears, norms
 
 if TYPE_CHECKING:
@@ -53,6 +53,17 @@ class MLAConfig(MixerConfig):
     def head_widths(self, decoder: DecoderConfig) -> tuple[int, int]:
         """Widths of a head's query and key, and of its value."""
         return self.qk_head_dim, self.v_head_dim
+
+    def qk_columns(self, decoder: DecoderConfig) -> tuple[HeadColumns, ...]:
+        """Queries, and the part of the keys without rotary embedding; all heads share the rotary part of the key.
+
+        As in Kimi K2 (arXiv:2507.20534, algorithm 1).
+        """
+        queries = "attention.query" if self.q_lora_rank is None else "attention.query_up"
+        return (
+            HeadColumns(queries, ((self.qk_nope_head_dim, 0.5), (self.qk_rope_head_dim, 1.0))),
+            HeadColumns("attention.key_value_up", ((self.qk_nope_head_dim, 0.5), (self.v_head_dim, 0.0))),
+        )
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""

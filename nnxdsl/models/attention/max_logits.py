@@ -1,0 +1,104 @@
+"""The largest attention score of each query head in a call, which QK-clip reads; recorded while a model is traced.
+
+Scores are computed a second time, in blocks of queries and forward only, whatever kernel computes attention: fused
+kernels do not return them. The product is written as in `dot_product_attention`, so that XLA may share the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from nnxdsl.models.attention.blockwise import MAX_BLOCKS
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.row_layout import Range
+
+if TYPE_CHECKING:
+    from nnxdsl.models.attention.view import View
+
+_is_on: ContextVar[bool] = ContextVar("records_max_logits", default=False)
+_layer: ContextVar[list[jax.Array] | None] = ContextVar("max_logits_of_layer", default=None)
+
+
+@contextmanager
+def recording_max_logits(is_on: bool) -> Iterator[None]:
+    """Within the context, the layers of a decoder that is traced give the largest score of each query head."""
+    token = _is_on.set(is_on)
+    try:
+        yield
+    finally:
+        _is_on.reset(token)
+
+
+@contextmanager
+def layer_max_logits() -> Iterator[list[jax.Array]]:
+    """A list that `record_max_logits` of one layer is added to; it stays empty outside of `recording_max_logits`."""
+    found: list[jax.Array] = []
+    token = _layer.set(found if _is_on.get() else None)
+    try:
+        yield found
+    finally:
+        _layer.reset(token)
+
+
+def record_max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> None:
+    """Records the result of `max_logits` for the layer that is traced, if these are recorded."""
+    found = _layer.get()
+    if found is not None:
+        found.append(max_logits(query, key, view, scale))
+
+
+def max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> jax.Array:
+    """The largest score of each query head over all pairs (token, token that it attends to), padding left out.
+
+    Args:
+        query: `[B, T, N, H]`.
+        key: `[B, T, K, H]`, K a divisor of N.
+        view: masks and positions of this call, without a cache.
+        scale: factor of the scores.
+
+    Returns:
+        `[N]` float32, before a soft cap and without sinks; carries no gradient. -inf if there is no token.
+    """
+    query, key = jax.lax.stop_gradient((query, key))
+    batch, length, heads, width = query.shape
+    rows = jnp.transpose(query.reshape(batch, length, key.shape[2], -1, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
+    keys = jnp.swapaxes(key, 1, 2)  # [B, K, T, H]
+    positions, method = view.positions, view.method
+    is_real = positions.segment_ids > 0
+    if view.mask is not None:
+        return _largest(rows, keys, view.mask & is_real[:, :, None], scale).reshape(heads)
+    assert method.row is not None  # the decoder refuses other kernels without a layout of the row
+    found = []
+    for block in method.row.blocks(method.window, max(method.queries, -(-length // MAX_BLOCKS))):
+        queries, others = (_of_slots(positions, ranges) for ranges in ((block.queries,), block.keys))
+        seen = attention_mask(queries, others, method.window, is_chunked=method.is_chunked)
+        own = jax.lax.slice_in_dim(rows, *block.queries, axis=3)
+        seen = seen & (queries.segment_ids > 0)[:, :, None]
+        found.append(_largest(own, _slots(keys, block.keys, 2), seen, scale))
+    return jnp.max(jnp.stack(found), axis=0).reshape(heads)
+
+
+def _largest(rows: jax.Array, keys: jax.Array, seen: jax.Array, scale: float) -> jax.Array:
+    """The largest scores `[K, G]` of queries `[B, K, G, t, H]` and keys `[B, K, s, H]` where `seen` `[B, t, s]`."""
+    batch, kv_heads, groups, length, width = rows.shape
+    flat = rows.reshape(batch, kv_heads, groups * length, width)
+    scores = jnp.einsum("bkmh,bksh->bkms", flat, keys, preferred_element_type=jnp.float32) * scale
+    scores = scores.reshape(batch, kv_heads, groups, length, -1)
+    return jnp.max(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=(0, 3, 4))
+
+
+def _slots(x: jax.Array, ranges: tuple[Range, ...], axis: int) -> jax.Array:
+    """Concatenates ranges of the slots of `x`."""
+    parts = [jax.lax.slice_in_dim(x, start, stop, axis=axis) for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
+def _of_slots(positions: TokenPositions, ranges: tuple[Range, ...]) -> TokenPositions:
+    return TokenPositions(*(_slots(part, ranges, 1) for part in positions))

@@ -1,0 +1,107 @@
+"""QK-clip: query and key projections of heads with too large attention scores are scaled down after an update.
+
+Kimi K2 (arXiv:2507.20534, section 2.1, algorithm 1). With `s` the largest score of a head over the batch of a step and
+`gamma = min(1, max_logit / s)`, the head's next scores are multiplied by gamma: weights of its own queries and of its
+own keys by the root of gamma each, those of its queries that meet a key which other heads share by gamma alone. Weights
+that several heads share stay as they are, so that no other head changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnxdsl.config.optimizer import Muon, Optimizer
+from nnxdsl.errors import Problem
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.mixer import HeadColumns
+
+FIELD = "optimizer.max_attention_logit"
+
+MAX_LOGIT, CLIPPED = "max_attention_logit", "qk_clipped_heads"
+"""Metrics: the largest score of all heads in a step, and how many heads were scaled down after it."""
+
+
+@attrs.frozen
+class QKClip:
+    """QK-clip of one decoder.
+
+    Attributes:
+        max_logit: The score above which a head is scaled down (tau).
+        layers: For the path of each block with attention, the columns of its linear layers that are scaled.
+    """
+
+    max_logit: float
+    layers: Mapping[str, tuple[HeadColumns, ...]]
+
+    def __call__(self, trainable: Mapping[str, jax.Array], max_logits: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The parameters after an update, scaled down where a head's score was above `max_logit` before it.
+
+        Args:
+            trainable: Float32 parameters by path.
+            max_logits: For the path of each block the largest score of each head, `[layers, heads]` float32, or
+                `[heads]` outside of a stack.
+        """
+        scaled = dict(trainable)
+        for block, parts in self.layers.items():
+            gamma = self._gamma(max_logits[block])[..., None]  # [..., heads, 1]
+            for part in parts:
+                exponents = np.concatenate([np.full(count, power, np.float32) for count, power in part.runs])
+                factors = gamma**exponents  # exactly one where gamma or the exponent says so
+                factors = factors.reshape(*gamma.shape[:-2], -1)  # [..., heads * width]
+                kernel, bias = f"{block}.{part.linear}.kernel", f"{block}.{part.linear}.bias"
+                scaled[kernel] = scaled[kernel] * factors[..., None, :]
+                if bias in scaled:
+                    scaled[bias] = scaled[bias] * factors
+        return scaled
+
+    def metrics(self, max_logits: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The largest score of all heads (float32), and the number of heads above `max_logit` (int32)."""
+        found = [max_logits[block] for block in self.layers]
+        largest = jnp.max(jnp.stack([jnp.max(part) for part in found]))
+        clipped = sum(jnp.sum(part > self.max_logit, dtype=jnp.int32) for part in found)
+        return {MAX_LOGIT: largest, CLIPPED: jnp.asarray(clipped)}
+
+    def _gamma(self, max_logits: jax.Array) -> jax.Array:
+        is_above = max_logits > self.max_logit  # no NaN is, nor an infinity below zero
+        return jnp.where(is_above, self.max_logit / jnp.where(is_above, max_logits, 1.0), 1.0)
+
+
+def build(optimizer: Optimizer, config: DecoderConfig) -> QKClip | None:
+    """QK-clip as the optimizer sets it; None where it does not."""
+    if not isinstance(optimizer, Muon) or optimizer.max_attention_logit is None:
+        return None
+    kinds: dict[str, LayerKind] = {config.layer_path(layer)[0]: kind for layer, kind in enumerate(config.layers)}
+    parts = {block: config.mixer(kind).qk_columns(config.of(kind)) for block, kind in kinds.items()}
+    return QKClip(optimizer.max_attention_logit, {block: found for block, found in parts.items() if found})
+
+
+def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str, object]) -> list[Problem]:
+    """Why QK-clip would not do to this network what it says, or could not; nothing without the setting."""
+    clip = build(optimizer, config)
+    if clip is None:
+        return []
+    message = _refusal(config)
+    if message is None and not clip.layers:
+        message = "has no effect: no layer of this network computes attention scores"
+    if message is not None:
+        return [Problem(FIELD, f"{message}; leave it out")]
+    paths = (f"{block}.{part.linear}.kernel" for block, parts in clip.layers.items() for part in parts)
+    if fixed := next((path for path in paths if path not in trainable), None):
+        return [Problem(FIELD, f"rescales weights of queries and keys, and '{fixed}' is not trained; train it too")]
+    return []
+
+
+def _refusal(config: DecoderConfig) -> str | None:
+    layers = [config.of(kind) for kind in set(config.layers) if config.mixer(kind).is_attention]
+    if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
+        return "queries and keys of this network are normalised, which undoes any factor of their projections"
+    if config.kv_sharing is not None:
+        return "layers of this network share the keys of others, which no single layer may rescale"
+    if any(layer.values == "keys" for layer in layers):
+        return "values of this network are made by the projection of its keys, which must not be rescaled"
+    return None
