@@ -45,8 +45,9 @@ def build(site: Site) -> None:
         dtype = view.control("dtype", gr.Dropdown(list(DTYPES), value=DTYPES[0], label="dtype"), DTYPES[0])
     words = gr.Markdown()
     can_write = not site.settings.read_only
-    start = gr.Button("Export", variant="primary", visible=False) if can_write else None
-    cancel = gr.Button("Cancel", visible=False) if can_write else None
+    with gr.Row():
+        start = gr.Button("Export", variant="primary", visible=False, scale=0, min_width=160) if can_write else None
+        cancel = gr.Button("Cancel", visible=False, scale=0, min_width=160) if can_write else None
     files = gr.Dataframe(label="Files", interactive=False, visible=False)
     buttons = [one for one in (start, cancel) if one is not None]
 
@@ -84,7 +85,7 @@ def build(site: Site) -> None:
         words_of_it, place = _arguments(site, {**query, "run": name})
         if place.exists() and any(place.iterdir()):
             return Done(f"{place} is not empty; move it away", is_problem=True)
-        place.parent.mkdir(exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         site.launcher.audit("export", name, client)
         site.jobs.start(_key(words_of_it), words_of_it)
         return Done(query={"run": name})

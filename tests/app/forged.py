@@ -1,4 +1,4 @@
-"""Requests that name a run which is none of the home: ids, and every question that can be asked of them."""
+"""Requests that name a run which is none of the home: ids, and queries with them."""
 
 from __future__ import annotations
 
@@ -81,11 +81,19 @@ class Outside:
         return found
 
     def queries(self, run: str) -> Iterator[tuple[dict[str, str], bool]]:
-        """Queries with the id in each part that names a run, and whether they name no run of the home."""
-        for tab in ("", "charts", "log", "config", "samples", "environment", "events"):
-            yield {"id": run, "ids": run, "base": run, "with": f"run:{run}", "tab": tab, "confirm": "delete"}, tab == ""
-        yield {"id": self.inside, "tab": "config", "with": f"run:{run}"}, False
-        yield {"id": self.inside, "ids": f"{self.inside},{run}", "base": run}, False
+        """Queries with the id in each place that names a run or a file, and whether buttons are pressed with them."""
+        names = ("id", "run", "ids", "from", "base", "key", "draft", "preset", "exp", "of", "file", "model", "row")
+        named = {**dict.fromkeys(names, run), "against": f"{run}@1", "with": f"run:{run}", "step": "1", "confirm": "delete"}
+        yield named, True
+        for key in ("draft", "preset", "from", "exp", "of", "model"):
+            yield {"run": run, key: run}, True
+        yield {"of": f"run:{run}"}, False
+        for tab in ("charts", "log", "config", "samples", "environment", "events"):
+            yield {"id": run, "tab": tab}, False
+        beside = {"id": self.inside, "run": self.inside, "ids": f"{self.inside},{run}", "base": run}
+        beside |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}
+        for tab in ("", "config"):
+            yield {**beside, "tab": tab}, False
 
 
 def _with_checkpoint(run: Path) -> Path:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 import urllib.parse
+import warnings
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+import pandas as pd
 
 from app.page import GradioPage
 from app.state import Site
@@ -57,3 +62,55 @@ class Built:
     def buttons(self) -> list[str]:
         """The buttons that were built."""
         return [one.value for one in self.blocks.blocks.values() if isinstance(one, gr.Button)]
+
+
+def answers(blocks: gr.Blocks, query: dict[str, str], run: str, *, writes: bool) -> Iterator[tuple[str, str]]:
+    """What every function of an app answers to a query, as text; those that write if they are asked for.
+
+    Args:
+        blocks: The app.
+        query: The query of the URL.
+        run: Text of every field, and the run in calls of programs.
+        writes: Whether buttons are pressed and programs call.
+    """
+    asked, request = "?" + urllib.parse.urlencode(query), SimpleNamespace(client=None)
+    for one in blocks.fns.values():
+        labels = [component.label for component in one.inputs if hasattr(component, "label")]
+        name = f"{one.targets[0][1] if one.targets else 'api'} {one.api_name}"
+        if one.fn is None:
+            continue
+        if labels == ["changed", "query", "digests"]:
+            if name.startswith("load"):
+                yield name, _text(lambda call=one.fn: call("{}", asked, "{}")[:-1])  # without digests
+        elif writes and labels[:1] == ["query"]:
+            fields = [run if isinstance(field, gr.Textbox) else field.value for field in one.inputs[1:]]
+            event = [SimpleNamespace(index=(0, 0), row_value=[run] * 20, value=run)] if _has_event(one.fn) else []
+            yield name, _text(lambda call=one.fn, given=(request, *event, asked, *fields): call(*given))
+        elif writes and not one.targets:
+            parameters = inspect.signature(one.fn).parameters
+            known = {"request": request, "run": run, "experiment": run, "prompt": "x"}
+            given = {key: value for key, value in known.items() if key in parameters}
+            yield name, _text(lambda call=one.fn, given=given: call(**given))
+
+
+def _has_event(call: Any) -> bool:
+    return "event" in inspect.signature(call).parameters
+
+
+def _text(call: Callable[[], object]) -> str:
+    """All that a browser would be shown, notices among it."""
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always")
+        try:
+            found = call()
+        except gr.Error as error:
+            found = error.message
+    values = [*found, *(str(one.message) for one in noticed)] if isinstance(found, list) else [found, noticed]
+    text = "\n".join(value.to_json() if hasattr(value, "to_json") else _shown(value) for value in values)
+    return re.sub(r'"nonce": "\w+"|0x[0-9a-f]+', "", text)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(_shown(each) for each in value.values())
+    return value.to_json() if isinstance(value, pd.DataFrame) else str(value)
