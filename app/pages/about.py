@@ -17,7 +17,7 @@ from nnxdsl.storage import process_info
 
 from ..components.confirm import Confirmation
 from ..components.markdown import plain
-from ..page import GradioPage
+from ..page import Page
 from ..settings import Settings
 from ..state import Site
 from ..store.index import Row, last_attempt
@@ -148,4 +148,4 @@ def _bytes(place: Path) -> tuple[int, bool]:
     return total, True
 
 
-PAGE = GradioPage(name="about", path="/about", title="About", build=build)
+PAGE = Page(name="about", path="/about", title="About", build=build)

@@ -12,7 +12,7 @@ from nnxdsl.errors import RunError
 from ..components.markdown import link as markdown_link
 from ..components.markdown import plain
 from ..html import link
-from ..page import GradioPage
+from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site
 from ..view import Done, Query, Values, View
@@ -141,4 +141,4 @@ def _files(job: Job) -> pd.DataFrame:
     return pd.DataFrame([{"file": name, "bytes": f"{size:,}"} for name, size in files.items()])
 
 
-PAGE = GradioPage(name="export", path="/export", title="Export", build=build)
+PAGE = Page(name="export", path="/export", title="Export", build=build)

@@ -18,7 +18,7 @@ from nnxdsl.errors import RunError
 from ..components.confirm import Confirmation
 from ..components.states import signed, sparkline
 from ..html import link
-from ..page import GradioPage
+from ..page import Page
 from ..processes.launch import Launch
 from ..state import Site
 from ..store.index import Row
@@ -313,4 +313,4 @@ def _rounded(metrics: Mapping[str, Any], *names: str) -> object:
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)
 
 
-PAGE = GradioPage(name="runs", path="/", title="Runs", build=build)
+PAGE = Page(name="runs", path="/", title="Runs", build=build)

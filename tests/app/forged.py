@@ -83,7 +83,13 @@ class Outside:
     def queries(self, run: str) -> Iterator[tuple[dict[str, str], bool]]:
         """Queries with the id in each place that names a run or a file, and whether buttons are pressed with them."""
         names = ("id", "run", "ids", "from", "base", "key", "draft", "preset", "exp", "of", "file", "model", "row")
-        named = {**dict.fromkeys(names, run), "against": f"{run}@1", "with": f"run:{run}", "step": "1", "confirm": "delete"}
+        named = {
+            **dict.fromkeys(names, run),
+            "against": f"{run}@1",
+            "with": f"run:{run}",
+            "step": "1",
+            "confirm": "delete",
+        }
         yield named, True
         for key in ("draft", "preset", "from", "exp", "of", "model"):
             yield {"run": run, key: run}, True

@@ -15,14 +15,15 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from app.page import GradioPage
+from app.page import Page
+from app.pages.demo import START
 from app.state import Site
 
 
 class Built:
     """A page whose handlers are called as gradio would call them."""
 
-    def __init__(self, page: GradioPage, site: Site) -> None:
+    def __init__(self, page: Page, site: Site) -> None:
         async def build() -> gr.Blocks:  # without a running loop gradio makes several, and closes none
             with gr.Blocks() as blocks:
                 page.build(site)
@@ -77,8 +78,8 @@ def answers(blocks: gr.Blocks, query: dict[str, str], run: str, *, writes: bool)
     for one in blocks.fns.values():
         labels = [component.label for component in one.inputs if hasattr(component, "label")]
         name = f"{one.targets[0][1] if one.targets else 'api'} {one.api_name}"
-        if one.fn is None:
-            continue
+        if one.fn is None or (one.targets and getattr(blocks.blocks.get(one.targets[0][0]), "value", None) == START):
+            continue  # the demo takes no id
         if labels == ["changed", "query", "digests"]:
             if name.startswith("load"):
                 yield name, _text(lambda call=one.fn: call("{}", asked, "{}")[:-1])  # without digests

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.site import GRADIO_PAGES, NAVIGATION
+from app.pages import PAGES
 from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.many import experiment, write_many, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
+NAVIGATION = [page.path for page in PAGES if page.in_navigation]
 CURVE = ".js-plotly-plot .scatterlayer .trace"
 
 
@@ -31,7 +32,7 @@ def test_the_app_never_loads_jax(app: Any) -> None:
     app.start()  # it is that of the other tests
 
 
-@pytest.mark.parametrize("page", GRADIO_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_opens_by_its_url(app: Any, open_page: Open, page: Any) -> None:
     shown = open_page(app.url(page.path))
     shown.wait_for_selector("h1")

@@ -13,16 +13,16 @@ import pytest
 
 from app.command import add_arguments, settings_of
 from app.downloads import Downloads
+from app.pages import PAGES
 from app.security.guard import HEADERS, Guard, Needed
 from app.settings import Limits, Settings
-from app.site import GRADIO_PAGES
 from app.state import Site
 from nnxdsl import RunError
 from tests.app.many import experiment, write_run
 
 HOST = "127.0.0.1:7860"
 TOKEN = "a-token-of-these-tests"
-PATHS = frozenset(page.path for page in GRADIO_PAGES)
+PATHS = frozenset(page.path for page in PAGES)
 
 
 def settings_from(*words: str) -> Settings:

@@ -16,8 +16,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from app.pages import demo
-from app.site import GRADIO_PAGES
+from app.pages import PAGES, demo
 from app.store.run_paths import FILES
 from tests.app.conftest import TOKEN, RunningApp
 from tests.app.forged import SECRET, Outside
@@ -76,7 +75,7 @@ def test_a_served_app_refuses_what_it_should(app: Any, tmp_path: Path) -> None:
 
 
 def test_a_question_that_is_no_json_is_answered(app: Any) -> None:
-    for page in GRADIO_PAGES:
+    for page in PAGES:
         index = functions(app, page.path)["load"]
         for text, query in (
             ("{", ""),
@@ -258,7 +257,7 @@ def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> 
     app = RunningApp(project, environment)
     app.start()
     before = outside.snapshot()
-    numbers = {page.name: functions(app, page.path) for page in GRADIO_PAGES}
+    numbers = {page.name: functions(app, page.path) for page in PAGES}
 
     def ask(index: int, data: list[str]) -> None:
         status, body = asked(app, "POST", PREDICT, {"fn_index": index, "data": data, "session_hash": "x"})
@@ -274,7 +273,7 @@ def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> 
                     assert status == 404 or run.startswith("linked-"), (run, name)
                     assert SECRET.encode() not in body, (run, name)
             for query, _ in outside.queries(run):
-                for page in GRADIO_PAGES:
+                for page in PAGES:
                     ask(numbers[page.name]["load"], ["{}", "?" + urlencode(query), "{}"])
         assert outside.snapshot() == before
         assert not list((app.home / ".app").glob("launches/*"))

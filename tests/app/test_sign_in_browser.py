@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.site import GRADIO_PAGES
+from app.pages import PAGES
 from tests.app.conftest import TOKEN, RunningApp, with_token
 from tests.app.many import experiment, write_run
 
@@ -91,7 +91,7 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
     try:
         shown = open_page(app.url("/lab/nnxdsl/"))
         shown.wait_for_selector("#runs-table [role=gridcell]")
-        for page in GRADIO_PAGES:
+        for page in PAGES:
             if page.in_navigation:
                 shown.get_by_role("link", name=page.title, exact=True).first.click()
                 shown.wait_for_url(lambda url, path=page.path: url.partition("?")[0] == app.url(f"/lab/nnxdsl{path}"))

@@ -12,7 +12,7 @@ from ...components.axes import OVER, offered
 from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...state import Site
 from ...store.run_paths import directory_path
 from ...view import Query, Values, View
@@ -147,4 +147,4 @@ def _to_outputs(site: Site, ids: Sequence[str], base: Compared) -> list[str]:
     ]
 
 
-PAGE = GradioPage(name="compare", path="/compare", title="Compare", build=build)
+PAGE = Page(name="compare", path="/compare", title="Compare", build=build)

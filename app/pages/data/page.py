@@ -15,7 +15,7 @@ from nnxdsl.storage.jsonl import write_json
 
 from ...components.markdown import plain
 from ...components.token_runs import token_runs
-from ...page import GradioPage
+from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site
 from ...view import Query, Values, View, is_narrow
@@ -167,4 +167,4 @@ def _stamp(path: Path) -> str:
     return f"{stat.st_mtime_ns} {stat.st_size}"
 
 
-PAGE = GradioPage(name="data", path="/data", title="Data", build=build)
+PAGE = Page(name="data", path="/data", title="Data", build=build)

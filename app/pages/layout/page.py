@@ -21,7 +21,7 @@ from ...components.device_grid import device_grid, drawing
 from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site
 from ...store.experiments import from_text
@@ -531,4 +531,4 @@ def _timer(site: Site) -> Section:
     return [timer], fill
 
 
-PAGE = GradioPage(name="layout", path="/layout", title="Layout", build=build)
+PAGE = Page(name="layout", path="/layout", title="Layout", build=build)

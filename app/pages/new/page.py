@@ -19,7 +19,7 @@ from nnxdsl.errors import NnxdslError, Problem
 from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...state import Site
 from ...store.drafts import Draft
 from ...store.experiments import from_tree
@@ -347,4 +347,4 @@ def _discard(site: Site, query: Query) -> Done:
     return Done("The draft was discarded.", goto="/new")
 
 
-PAGE = GradioPage(name="new", path="/new", title="New run", build=build)
+PAGE = Page(name="new", path="/new", title="New run", build=build)

@@ -10,7 +10,7 @@ from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...components.states import signed
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
@@ -118,4 +118,4 @@ def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
     return f"{lost}{WHAT} Choose a run that has a checkpoint."
 
 
-PAGE = GradioPage(name="outputs", path="/outputs", title="Outputs", build=build)
+PAGE = Page(name="outputs", path="/outputs", title="Outputs", build=build)

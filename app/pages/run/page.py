@@ -13,7 +13,7 @@ from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...components.states import badge, bar
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...state import Site
 from ...store.experiments import stored
 from ...store.tags import words_of
@@ -236,4 +236,4 @@ def delete(site: Site, query: Query, client: str) -> Done:
     return Done(site.launcher.put_away(_id(query), client), goto="/")
 
 
-PAGE = GradioPage(name="run", path="/run", title="Run", build=build, in_navigation=False)
+PAGE = Page(name="run", path="/run", title="Run", build=build, in_navigation=False)

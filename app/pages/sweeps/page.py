@@ -8,7 +8,7 @@ import pandas as pd
 from ...components.markdown import link as markdown_link
 from ...components.markdown import plain
 from ...html import link
-from ...page import GradioPage
+from ...page import Page
 from ...state import Site
 from ...store.sweeps import Found, Point, ask_to_stop, names, opened
 from ...view import Done, Query, Values, View, is_narrow
@@ -110,4 +110,4 @@ def _table(found: Found, metric: str, best: list[Point]) -> pd.DataFrame:
     )
 
 
-PAGE = GradioPage(name="sweeps", path="/sweeps", title="Sweeps", build=build)
+PAGE = Page(name="sweeps", path="/sweeps", title="Sweeps", build=build)
