@@ -27,6 +27,7 @@ from .state import Site
 from .store.experiments import from_text
 from .store.index import Row
 from .store.series import thinned
+from .view import client_of
 
 POLL_SECONDS = 0.1
 
@@ -91,12 +92,12 @@ class Endpoints:
         """Launch an experiment, given as Python or JSON, or put it into the queue; return the id of its run."""
         found = from_text(experiment)
         start = self._site.launcher.enqueue if queued else self._site.launcher.launch
-        start(found, _client(request))
+        start(found, client_of(request))
         return found.id
 
     def stop(self, request: gr.Request, run: str) -> str:
         """Ask a run to save a checkpoint and stop; return what was done."""
-        return self._site.launcher.stop(run, _client(request))
+        return self._site.launcher.stop(run, client_of(request))
 
     def outputs(
         self,
@@ -138,7 +139,3 @@ def _told(function: Callable[..., Any]) -> Callable[..., Any]:
     # gradio reads types from the function itself, where they are still text.
     call.__annotations__ = inspect.get_annotations(function, eval_str=True)
     return call
-
-
-def _client(request: gr.Request) -> str:
-    return getattr(request.client, "host", "") if request.client else ""

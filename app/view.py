@@ -33,7 +33,7 @@ from gradio.components import Component
 
 from nnxdsl.errors import NnxdslError
 
-from .components.markdown import plain
+from .markdown import plain
 
 QUERY_CHARACTERS = 4_000
 SCRIPT = """
@@ -206,9 +206,8 @@ class View:
         """
 
         def handle(request: gr.Request, query: str, *values: Any) -> str:
-            client = getattr(request.client, "host", "") if request.client else ""
             try:
-                done = function(_parsed(query), client, *values) or Done()
+                done = function(_parsed(query), client_of(request), *values) or Done()
             except Exception as error:
                 raise gr.Error(_escaped(_message(error)), print_exception=False) from error
             if done.notice:
@@ -229,6 +228,11 @@ class View:
             concurrency_limit=None,
             api_visibility="private",
         )
+
+
+def client_of(request: gr.Request) -> str:
+    """The address of a client, for the audit log."""
+    return getattr(request.client, "host", "") if request.client else ""
 
 
 def is_narrow(query: Query) -> bool:

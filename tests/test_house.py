@@ -178,7 +178,7 @@ ALLOWED_GETATTR = {
     ("nnxdsl/formats/files.py", "strerror"),  # an exception that may be an OSError
     ("nnxdsl/data/rewards.py", "__qualname__"),  # a user's function
     ("nnxdsl/sharding/mesh.py", "slice_index"),  # a jax device
-    ("app/site.py", "host"),  # a client of starlette
+    ("app/view.py", "host"),  # a client of starlette
 }
 """Files and attributes of foreign objects that may be missing; a spec's family declares a default instead."""
 
@@ -251,7 +251,7 @@ def test_what_these_sweeps_find() -> None:
     }
 
 
-APP_ROOMS = ("html", "words", "settings", "store", "processes", "components", "security")
+APP_ROOMS = ("html", "words", "markdown", "view", "settings", "store", "processes", "components", "security")
 """Rooms and files of the app, each of which imports only those before it; state, pages and site follow."""
 
 

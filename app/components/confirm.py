@@ -11,10 +11,10 @@ from gradio.components import Component
 
 from nnxdsl.errors import RunError
 
+from ..markdown import plain
 from ..view import Done, Query, Values, View
-from .markdown import plain
 
-ASKED = "confirm"
+PARAMETER = "confirm"
 """Part of the query that says which question is asked."""
 
 
@@ -56,8 +56,8 @@ class Confirmation:
                 yes = gr.Button(str(button.value), variant="stop")
                 no = gr.Button("Cancel")
         self._group, self._typed, self.outputs = group, typed, [group, typed]
-        view.sets(button.click, ASKED, json.dumps(name))
-        view.sets(no.click, ASKED, '""')
+        view.sets(button.click, PARAMETER, json.dumps(name))
+        view.sets(no.click, PARAMETER, '""')
         for trigger in [yes.click, typed.submit]:
             view.does(trigger, self._acted, [typed])
 
@@ -65,7 +65,7 @@ class Confirmation:
         """Returns the updates of the components for a query."""
         expected = self._expected(query) if self._expected is not None else ""
         return {
-            self._group: gr.update(visible=query.get(ASKED) == self._name),
+            self._group: gr.update(visible=query.get(PARAMETER) == self._name),
             self._typed: gr.update(label=f"Type {expected} to confirm", value="", visible=expected != ""),
         }
 
@@ -74,4 +74,4 @@ class Confirmation:
         if expected and (typed or "").strip() != expected:
             raise RunError(f"Type {expected} to confirm.")
         done = self._act(query, client) or Done()
-        return attrs.evolve(done, query={ASKED: "", **done.query})
+        return attrs.evolve(done, query={PARAMETER: "", **done.query})

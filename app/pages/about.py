@@ -16,7 +16,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
 from ..components.confirm import Confirmation
-from ..components.markdown import plain
+from ..markdown import plain
 from ..page import Page
 from ..settings import Settings
 from ..state import Site
@@ -46,7 +46,7 @@ def build(site: Site) -> None:
     with gr.Row():
         with gr.Column(min_width=360):
             here = gr.Markdown()
-            asked = None if site.settings.read_only else _clearing(site, view)
+            confirmation = None if site.settings.read_only else _clearing(site, view)
         versions = gr.Markdown(min_height=40)
     with gr.Row():
         gr.Markdown(_section("Limits", _limits(site.settings)))
@@ -55,9 +55,9 @@ def build(site: Site) -> None:
     def shown(query: Query) -> Values:
         rows = site.index.rows()
         found = {here: _section("This app", _here(site, rows)), versions: _section("Versions", _machine(site, rows))}
-        return found if asked is None else {**found, **asked.shown(query)}
+        return found if confirmation is None else {**found, **confirmation.shown(query)}
 
-    view.shows(shown, [here, versions, *(asked.outputs if asked is not None else [])])
+    view.shows(shown, [here, versions, *(confirmation.outputs if confirmation is not None else [])])
 
 
 def _section(title: str, rows: Sequence[tuple[str, object]], note: str = "") -> str:

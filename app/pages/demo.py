@@ -12,8 +12,8 @@ from nnxdsl.config.core.codegen import to_python
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import replace
 
-from ..components.markdown import plain
 from ..html import link
+from ..markdown import plain
 from ..processes import demo_data
 from ..state import Site
 from ..view import Done, Values, View

@@ -9,9 +9,9 @@ import pandas as pd
 
 from nnxdsl.errors import RunError
 
-from ..components.markdown import link as markdown_link
-from ..components.markdown import plain
 from ..html import link
+from ..markdown import link as markdown_link
+from ..markdown import plain
 from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site

@@ -62,7 +62,7 @@ def build(site: Site) -> None:
         with gr.Row(elem_classes=["buttons"]):
             view.does(_button("Compare").click, compare)
             remove, queue = (None, []) if site.settings.read_only else _writing(site, view)
-        asked = [] if remove is None else _asking(site, view, remove)
+        confirmations = [] if remove is None else _asking(site, view, remove)
         table = gr.Dataframe(
             interactive=False,
             column_widths=list(COLUMNS.values()),
@@ -96,11 +96,11 @@ def build(site: Site) -> None:
             table: gr.update(value=_table(site, found[:SHOWN], query), label=what),
             timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
             **{button: gr.update(visible=bool(counts["queued"])) for button in queue},
-            **{name: value for question in asked for name, value in question.shown(query).items()},
+            **{name: value for question in confirmations for name, value in question.shown(query).items()},
         }
 
     outputs = [body, state, search, tag, ticked, table, timer, *offer.outputs, *queue]
-    view.shows(shown, [*outputs, *(one for question in asked for one in question.outputs)], every=timer)
+    view.shows(shown, [*outputs, *(one for question in confirmations for one in question.outputs)], every=timer)
 
 
 def _button(text: str, **more: Any) -> gr.Button:
@@ -123,13 +123,13 @@ def _writing(site: Site, view: View) -> tuple[gr.Button, list[gr.Button]]:
 def _asking(site: Site, view: View, remove: gr.Button) -> list[Confirmation]:
     """Adds what asks before runs are deleted, and the field for tags."""
     question = "The ticked runs will be moved to the directory .trash next to the runs."
-    asked = Confirmation(view, remove, "delete", question, lambda *given: delete(site, *given), _deleted)
+    confirmations = Confirmation(view, remove, "delete", question, lambda *given: delete(site, *given), _deleted)
     with gr.Accordion("Tag the ticked runs", open=False), gr.Row(elem_classes=["buttons"]):
         words = gr.Textbox(show_label=False, label="Tags", placeholder="baseline, -old", max_lines=1, scale=0)
         add = _button("Tag")
     for trigger in (add.click, words.submit):
         view.does(trigger, lambda query, client, text: retag(site, query, client, text), [words])
-    return [asked]
+    return [confirmations]
 
 
 # Actions

@@ -127,15 +127,5 @@
     box.dispatchEvent(new Event("input", { bubbles: true }));
   });
 
-  /* Runs that are ticked on the Runs page are in its query. */
-  document.addEventListener("change", (event) => {
-    if (event.target.dataset?.tickId === undefined) return;
-    const query = new URLSearchParams(location.search);
-    const ids = new Set((query.get("ids") || "").split(",").filter(Boolean));
-    if (event.target.checked) ids.add(event.target.dataset.tickId); else ids.delete(event.target.dataset.tickId);
-    if (ids.size) query.set("ids", [...ids].join(",")); else query.delete("ids");
-    history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
-  });
-
   new MutationObserver(() => { if (marks.problems) marked(); }).observe(document.documentElement, { childList: true, subtree: true });
 })();

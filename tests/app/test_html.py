@@ -9,8 +9,7 @@ from types import ModuleType
 import gradio as gr
 import pytest
 
-from app import html, words
-from app.components import markdown, states
+from app import html, markdown, states, words
 from app.html import Html, join, link, tag
 from app.pages import runs as runs_page
 from app.pages.run import page as run_page

@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from app import site as site_module
-from app.components.markdown import plain
+from app.markdown import plain
 from app.settings import Settings
 from app.state import Site
 from app.store.index import Index

@@ -9,9 +9,9 @@ import gradio as gr
 import pandas as pd
 
 from ...components.axes import OVER, offered
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.run_paths import directory_path

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ...components.markdown import plain
 from ...components.plots import COLOURS, ROW_PIXELS, styled
+from ...markdown import plain
 
 LENGTHS = ("min", "median", "p95", "max", "total")
 

@@ -13,8 +13,8 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import write_json
 
-from ...components.markdown import plain
 from ...components.token_runs import token_runs
+from ...markdown import plain
 from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site

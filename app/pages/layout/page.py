@@ -18,9 +18,9 @@ from nnxdsl.sharding import hardware
 from nnxdsl.terminal.plan_format import format_mesh
 
 from ...components.device_grid import device_grid, drawing
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site

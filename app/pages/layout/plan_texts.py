@@ -13,7 +13,7 @@ import pandas as pd
 from nnxdsl.terminal.plan_format import format_axes, format_mesh, format_names, format_shape, format_spec
 from nnxdsl.terminal.plan_view import facts as plan_facts
 
-from ...components.markdown import plain
+from ...markdown import plain
 from ...words import duration, number, size
 from .arrays import Plan
 

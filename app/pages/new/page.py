@@ -16,9 +16,9 @@ from nnxdsl.config.core.serialization import diff, get, to_json
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem
 
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.drafts import Draft

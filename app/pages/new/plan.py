@@ -12,8 +12,8 @@ from gradio.components import Component
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import plain
 from ...state import Site
 from ...view import Done, Query, Values, View
 from ..layout import plan_texts

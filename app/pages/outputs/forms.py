@@ -11,8 +11,8 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Done, Query, Values, View

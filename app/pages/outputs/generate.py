@@ -10,10 +10,10 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
-from ...components.markdown import plain
 from ...components.tokens import as_tokenized
 from ...components.word_diff import word_diff
 from ...html import Child, Html, join, link, tag
+from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...processes.votes import are_equal
 from ...state import Site

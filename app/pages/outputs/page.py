@@ -6,10 +6,10 @@ from typing import Any
 
 import gradio as gr
 
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...components.states import signed
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
@@ -52,7 +52,7 @@ def build(site: Site) -> None:
     timer = gr.Timer(0.7, active=False)
     parts: dict[str, Any] = {"generate": generate, "tokens": tokens, "pairs": pairs, "checkpoints": checkpoints}
 
-    def asked(query: Query) -> Values:
+    def shown(query: Query) -> Values:
         here, rows = chosen(site, query), with_checkpoints(site)
         if here.row is not None and here.row.id not in [row.id for row in rows]:
             rows = [here.row, *rows]
@@ -81,7 +81,7 @@ def build(site: Site) -> None:
         }
 
     fields = [field for part in parts.values() for field in part.form.fields]
-    view.shows(asked, [run, step, against, head, tabs, *offer.outputs, *tokens.filled_outputs, *fields])
+    view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *tokens.filled_outputs, *fields])
     results = [output for part in parts.values() for output in (*part.form.status, *part.outputs)]
     view.shows(answered, [timer, *results], every=timer)
 

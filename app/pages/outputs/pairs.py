@@ -9,8 +9,8 @@ import gradio as gr
 import pandas as pd
 import plotly.graph_objects as go
 
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Done, Query, Values, View

@@ -9,11 +9,11 @@ import gradio as gr
 import numpy as np
 import pandas as pd
 
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...components.plots import Chart, Line, figure
 from ...components.tokens import Token, heat_map, legend, signed, token_map, visible
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Query, Values, View
@@ -107,16 +107,16 @@ class Tokens:
             return {self._token: CHOOSE, **dict.fromkeys(self._likeliest, empty)}
         at -= side["begin"]
         policy, other, against = side["policy"][at], side["other"][at], str(result["against"])
-        said = side["pieces"][at + side["begin"]]
+        piece = side["pieces"][at + side["begin"]]
         difference = signed(None if policy is None or other is None else policy - other)
-        words = f"**{plain(repr(said))}**, token {at + side['begin']}: policy {_nats(policy)}, {plain(against)} "
+        words = f"**{plain(repr(piece))}**, token {at + side['begin']}: policy {_nats(policy)}, {plain(against)} "
         words += f"{_nats(other)}, difference {difference} nats"
         values: dict[Any, Any] = {self._token: words}
         for who, table in zip(("policy", "other"), self._likeliest, strict=True):
             rows = (side.get("likeliest") or {}).get(who)
             label = f"Most likely under {'the policy' if who == 'policy' else against}, in nats"
             values[table] = gr.update(
-                visible=bool(rows), value=_likeliest(rows[at] if rows else [], said, against), label=label
+                visible=bool(rows), value=_likeliest(rows[at] if rows else [], piece, against), label=label
             )
         return values
 
@@ -169,12 +169,12 @@ def _sums(side: Mapping[str, Any], differences: Sequence[float | None], against:
     ]
     if differences:
         parts.append(f"per token {signed((policy - other) / len(differences))}")
-    known = [(abs(one), place) for place, one in enumerate(differences) if one is not None]
-    if len(known) > 1:
-        place = max(known)[1]
+    finite = [(abs(one), place) for place, one in enumerate(differences) if one is not None]
+    if len(finite) > 1:
+        place = max(finite)[1]
         piece = side["pieces"][place + side["begin"]]
         parts.append(f"largest {signed(differences[place])} at token {place + side['begin']}, {plain(repr(piece))}")
-    beyond = sum(one > scale for one, _ in known)
+    beyond = sum(one > scale for one, _ in finite)
     if beyond:
         parts.append(f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale")
     if len(side["pieces"]) > SHOWN:
@@ -191,8 +191,8 @@ def _growth(result: Mapping[str, Any]) -> Any:
     return figure([Chart(title, lines)], "token of the answer", 1)
 
 
-def _likeliest(rows: Sequence[Any], said: str, against: str) -> pd.DataFrame:
-    found = [[f"{visible(text)} ✓" if text == said else visible(text), _nats(a), _nats(b)] for text, a, b in rows]
+def _likeliest(rows: Sequence[Any], piece: str, against: str) -> pd.DataFrame:
+    found = [[f"{visible(text)} ✓" if text == piece else visible(text), _nats(a), _nats(b)] for text, a, b in rows]
     return pd.DataFrame(found, columns=["token", "policy", against])
 
 

@@ -11,8 +11,8 @@ from nnxdsl.config.core.serialization import diff, get
 from nnxdsl.errors import NnxdslError
 from nnxdsl.runs.run_dir import RunDirectory
 
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import plain
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row

@@ -13,10 +13,10 @@ from nnxdsl.config.weights import From
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...components.states import signed
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...processes.launch import Launch
 from ...state import Site
 from ...store.experiments import stored
@@ -114,8 +114,8 @@ def trouble(run: Chosen) -> Trouble:
         if row.doubt:
             return Trouble(f"{row.doubt}. Resume continues from its newest checkpoint.")
         saved = status.get("checkpoint")
-        known = f"Its last checkpoint is step {saved}; Resume continues there." if saved else "It has no checkpoint."
-        return Trouble(f"{_how_lost(row, newest)} {known}")
+        resumes = f"Its last checkpoint is step {saved}; Resume continues there." if saved else "It has no checkpoint."
+        return Trouble(f"{_how_lost(row, newest)} {resumes}")
     if run.state == "silent":
         quiet = duration(row.quiet)
         return Trouble(
@@ -133,8 +133,8 @@ def _refused(newest: Launch) -> Trouble:
     first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
     how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
     verb = "was ended" if code is not None and code < 0 else "ended"
-    said = f"The process {verb}{how} before it created the run directory. Nothing was written."
-    return Trouble(said, "\n".join(lines[first : first + 12]) or "No output.")
+    message = f"The process {verb}{how} before it created the run directory. Nothing was written."
+    return Trouble(message, "\n".join(lines[first : first + 12]) or "No output.")
 
 
 def _how_lost(row: Row, newest: Launch | None) -> str:

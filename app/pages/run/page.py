@@ -9,10 +9,10 @@ import gradio as gr
 from nnxdsl.errors import RunError
 
 from ...components.confirm import Confirmation
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...components.states import badge, bar
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.experiments import stored

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gradio as gr
 import pandas as pd
 
-from ...components.markdown import link as markdown_link
-from ...components.markdown import plain
 from ...html import link
+from ...markdown import link as markdown_link
+from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.sweeps import Found, Point, ask_to_stop, names, opened
