@@ -363,6 +363,9 @@ def experiments(draw: st.DrawFn) -> Experiment:
         objective = attrs.evolve(objective, mtp_loss_weight=0.0)
     if isinstance(objective, Objective.Distill) and "mtp_layers" in declared(type(objective.teacher)):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
+    is_plain = adapter is None and quantization is None and fields["outer"] is None and mesh.stage == 1
+    if isinstance(fields["optimizer"], Optimizer.Muon) and not (is_plain and objective.mtp_loss_weight == 0):
+        fields["optimizer"] = attrs.evolve(fields["optimizer"], max_attention_logit=None)
     if default_optimizer(objective, adapter) is not None and draw(st.booleans()):
         del fields["optimizer"]
     fields["data"] = draw(data)

@@ -79,6 +79,7 @@ ONLY = {
     ("Experiment", "frozen"): "frozen",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
+    ("Optimizer.Muon", "max_attention_logit"): "clipped",
     ("Objective.SFT", "mtp_loss_weight"): "further",
     ("Model.DeepSeekV3", "mtp_layers"): "DeepSeekV3",
 }
@@ -137,6 +138,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         **{kind.__name__: design(quantization=kind(), adapter=None) for kind in TRAINED},
         **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
+        "clipped": design(optimizer=Optimizer.Muon(schedule=RATE), adapter=None, quantization=None),
         "further": design(
             model=Model.DeepSeekV3("tiny", mtp_layers=1),
             objective=Objective.SFT(loss_on="all", mtp_loss_weight=0.3),
