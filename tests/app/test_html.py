@@ -9,7 +9,8 @@ from types import ModuleType
 import gradio as gr
 import pytest
 
-from app import html, markdown, states, words
+from app import html, markdown, words
+from app.components import states
 from app.html import Html, join, link, tag
 from app.pages import runs as runs_page
 from app.pages.run import page as run_page
