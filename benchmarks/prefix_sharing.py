@@ -66,7 +66,7 @@ class Twice(Forward):
         tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), ids], axis=1)
         rows, length = tokens.shape
         positions = positions_right_padded(jnp.full(rows, length, jnp.int32), length)
-        hidden, _, _ = self._hidden(model, Rows(tokens, positions, row_layout.sequence(length)))
+        hidden, *_ = self._hidden(model, Rows(tokens, positions, row_layout.sequence(length)))
         stats = self._stats(Targets(hidden[:, -ids.shape[1] - 1 : -1], ids, jnp.ones(ids.shape, bool)), model)
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))

@@ -233,7 +233,7 @@ class _Loop:
         model = self.template.merge({**shared, **own})
         assert isinstance(model, Decoder)
         method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
-        hidden, new, _ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
+        hidden, new, *_ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
         assert new is not None  # return_kv=True
         return model.logits(hidden[:, -1]), new
 

@@ -65,14 +65,17 @@ class Built:
         return [one.value for one in self.blocks.blocks.values() if isinstance(one, gr.Button)]
 
 
-def answers(blocks: gr.Blocks, query: dict[str, str], run: str, *, writes: bool) -> Iterator[tuple[str, str]]:
+def answers(
+    blocks: gr.Blocks, query: dict[str, str], run: str, *, writes: bool, text: str | None = None
+) -> Iterator[tuple[str, str]]:
     """What every function of an app answers to a query, as text; those that write if they are asked for.
 
     Args:
         blocks: The app.
         query: The query of the URL.
-        run: Text of every field, and the run in calls of programs.
+        run: The run in calls of programs.
         writes: Whether buttons are pressed and programs call.
+        text: Text of every field; None for the run.
     """
     asked, request = "?" + urllib.parse.urlencode(query), SimpleNamespace(client=None)
     for one in blocks.fns.values():
@@ -84,8 +87,11 @@ def answers(blocks: gr.Blocks, query: dict[str, str], run: str, *, writes: bool)
             if name.startswith("load"):
                 yield name, _text(lambda call=one.fn: call("{}", asked, "{}")[:-1])  # without digests
         elif writes and labels[:1] == ["query"]:
-            fields = [run if isinstance(field, gr.Textbox) else field.value for field in one.inputs[1:]]
-            event = [SimpleNamespace(index=(0, 0), row_value=[run] * 20, value=run)] if _has_event(one.fn) else []
+            fields = [
+                (run if text is None else text) if isinstance(field, gr.Textbox) else field.value
+                for field in one.inputs[1:]
+            ]
+            event = [SimpleNamespace(index=(0, 0), row_value=[word] * 20, value=word)] if _has_event(one.fn) else []
             yield name, _text(lambda call=one.fn, given=(request, *event, asked, *fields): call(*given))
         elif writes and not one.targets:
             parameters = inspect.signature(one.fn).parameters
@@ -108,7 +114,7 @@ def _text(call: Callable[[], object]) -> str:
             found = error.message
     values = [*found, *(str(one.message) for one in noticed)] if isinstance(found, list) else [found, noticed]
     text = "\n".join(value.to_json() if hasattr(value, "to_json") else _shown(value) for value in values)
-    return re.sub(r'"nonce": "\w+"|0x[0-9a-f]+', "", text)
+    return re.sub(r'"nonce": "\w+"|0x[0-9a-f]+|\d+ s so far', "", text)
 
 
 def _shown(value: object) -> str:

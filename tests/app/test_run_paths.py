@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -63,11 +64,13 @@ def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks
 
 
 def test_no_answer_tells_whether_something_is_there(site: Site, outside: Outside, blocks: Any) -> None:
+    for _ in range(2):
+        site.jobs._slots.acquire()  # no child process gets on, so that the same is told of the run of the home
     for there, gone in outside.ids():
         for (query, writes), (other, _) in zip(outside.queries(there), outside.queries(gone), strict=True):
-            found = native.answers(blocks, query, there, writes=writes)
+            found = native.answers(blocks, query, there, writes=writes, text="one")
             for (name, text), (_, expected) in zip(
-                found, native.answers(blocks, other, gone, writes=writes), strict=True
+                found, native.answers(blocks, other, gone, writes=writes, text="one"), strict=True
             ):
                 assert _without(text, there) == _without(expected, gone), (name, query)
 
@@ -75,7 +78,7 @@ def test_no_answer_tells_whether_something_is_there(site: Site, outside: Outside
 def _without(text: str, run: str) -> str:
     """An answer with an id left out, however it is written there."""
     forms = (run, repr(run)[1:-1], quote(run), quote_plus(run), run[:100], plain(run), plain(run[:100]), escape(run))
-    for form in (*forms, plain(repr(run)[1:-1]), escape(repr(run))[6:-6], str(Path(run))):
+    for form in (*forms, plain(repr(run)[1:-1]), escape(repr(run))[6:-6], str(Path(run)), json.dumps(run)[1:-1]):
         text = text.replace(form, "RUN")
     return text
 

@@ -25,7 +25,7 @@ def step(config: DecoderConfig, template: params.AbstractModel) -> Step:
     @jax.jit
     def run(leaves: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None) -> tuple[jax.Array, Cache]:
         method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
-        hidden, new, _ = template.merge(leaves)(
+        hidden, new, *_ = template.merge(leaves)(
             tokens, places, cache=cache, return_kv=True, dtype=jnp.float32, method=method
         )
         return hidden, append(init_cache(config, 3, ROOM, jnp.float32) if cache is None else cache, new)

@@ -174,7 +174,7 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     assert decoder.layers is None
     places = positions_right_padded(jnp.array([3]), 3)
     whole, *_ = decoder(draw(7, 1, 3), places, dtype=jnp.float32)
-    cached, new, _ = decoder(
+    cached, new, *_ = decoder(
         draw(7, 1, 3), places, cache=init_cache(short, 1, 3, jnp.float32), return_kv=True, dtype=jnp.float32
     )
     close(cached, whole)

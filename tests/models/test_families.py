@@ -131,7 +131,7 @@ def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
 
     @jax.jit
     def step(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions, cache: object) -> tuple:
-        hidden, kept, _ = (decoder := loaded.template.merge(leaves))(
+        hidden, kept, *_ = (decoder := loaded.template.merge(leaves))(
             tokens, places, cache=cache, return_kv=True, dtype=jnp.float32
         )
         return jnp.argmax(decoder.logits(hidden[:, -1:]), axis=-1), append(cache, kept)

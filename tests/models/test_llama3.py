@@ -116,7 +116,7 @@ def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forwa
     @jax.jit
     def step(leaves, tokens, places, cache):
         decoder = loaded.template.merge(leaves)
-        hidden, new, _ = decoder(tokens, places, cache=cache, return_kv=True, dtype=jnp.float32)
+        hidden, new, *_ = decoder(tokens, places, cache=cache, return_kv=True, dtype=jnp.float32)
         return hidden @ decoder.head().T, append(cache, new)
 
     places = positions_right_padded(jnp.full(rows, prompt + new), prompt + new)

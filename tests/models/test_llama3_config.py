@@ -207,8 +207,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
         ),
         (
             "rope_scaling",
-            {**THIRTY_TWO, "low_freq_factor": 4.0},
-            "expected 0 < low_freq_factor < high_freq_factor, got low_freq_factor=4.0 and high_freq_factor=4.0",
+            {**THIRTY_TWO, "low_freq_factor": 8.0},
+            "expected 0 < low_freq_factor < high_freq_factor, got low_freq_factor=8.0 and high_freq_factor=4.0",
         ),
         ("rope_scaling", {**THIRTY_TWO, "attention_factor": 2.0}, "not understood: {'attention_factor': 2.0}"),
         ("rope_scaling", "llama3", "expected an object, got 'llama3'"),
