@@ -87,15 +87,13 @@ def answers(
             if name.startswith("load"):
                 yield name, _text(lambda call=one.fn: call("{}", asked, "{}")[:-1])  # without digests
         elif writes and labels[:1] == ["query"]:
-            fields = [
-                (run if text is None else text) if isinstance(field, gr.Textbox) else field.value
-                for field in one.inputs[1:]
-            ]
+            word = run if text is None else text
+            fields = [word if isinstance(field, gr.Textbox) else field.value for field in one.inputs[1:]]
             event = [SimpleNamespace(index=(0, 0), row_value=[word] * 20, value=word)] if _has_event(one.fn) else []
             yield name, _text(lambda call=one.fn, given=(request, *event, asked, *fields): call(*given))
         elif writes and not one.targets:
             parameters = inspect.signature(one.fn).parameters
-            known = {"request": request, "run": run, "experiment": run, "prompt": "x"}
+            known = {"request": request, "run": run, "experiment": run if text is None else text, "prompt": "x"}
             given = {key: value for key, value in known.items() if key in parameters}
             yield name, _text(lambda call=one.fn, given=given: call(**given))
 
