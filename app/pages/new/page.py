@@ -257,7 +257,8 @@ def _paste(site: Site, view: View) -> None:
 def _choice(site: Site) -> str:
     """Markdown: recipes and earlier runs to start from."""
     recipes = [
-        f"- {markdown_link(name, link('/new', preset=name))} experiments/{plain(name)}.py" for name in site.presets.names()
+        f"- {markdown_link(name, link('/new', preset=name))} experiments/{plain(name)}.py"
+        for name in site.presets.names()
     ]
     runs = [f"- {markdown_link(row.id, link('/new', **{'from': row.id}))}" for row in site.index.rows()[:8]]
     if not recipes:

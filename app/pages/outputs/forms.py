@@ -156,7 +156,14 @@ def prompt_fields(answer: gr.Textbox | None = None) -> dict[str, Any]:
             chat = gr.Dropdown(list(CHATS), value="", label="The prompt is", min_width=200)
         if answer is not None:
             answer.render()
-    row.change(lambda chosen: gr.update(visible=not chosen), [row], [own], queue=False, show_progress="hidden")
+    row.change(
+        lambda chosen: gr.update(visible=not chosen),
+        [row],
+        [own],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
     return {"row": row, "prompt": prompt, "chat": chat} | ({} if answer is None else {"text": answer})
 
 
