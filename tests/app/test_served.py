@@ -55,7 +55,7 @@ def answered(app: Any, method: str, path: str, body: object = None, **headers: s
 
 
 def test_a_served_app_refuses_what_it_should(app: Any, tmp_path: Path) -> None:
-    question = {"fn_index": 0, "data": ["{}", ""], "session_hash": "x"}
+    question = question_of(app, "/", "load", "{}", "?", "{}")
     foreign = ({"host": "rebind.evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"})
     for path in ("/gradio_api/run/predict", "/gradio_api/queue/join", "/gradio_api/upload"):
         for headers in foreign:
@@ -89,9 +89,9 @@ def test_a_question_that_is_no_json_is_answered(app: Any) -> None:
             assert b"Internal error" not in body, (page.name, text[:20], body[:2_000])
 
 
-def functions(app: Any, path: str) -> dict[str, int]:
+def functions(app: Any, path: str, **headers: str) -> dict[str, int]:
     """Numbers of a page's functions, by id or else text of the button that calls them; `load` is that of all."""
-    page = asked(app, "GET", path)[1].decode()
+    page = asked(app, "GET", path, **headers)[1].decode()
     config = json.JSONDecoder().raw_decode(page.partition("window.gradio_config = ")[2])[0]
     named = {one["id"]: one["props"].get("elem_id") or one["props"].get("value") for one in config["components"]}
     found: dict[str, int] = {}
@@ -101,9 +101,9 @@ def functions(app: Any, path: str) -> dict[str, int]:
     return found
 
 
-def question_of(app: Any, path: str, button: str, *data: str) -> dict[str, object]:
+def question_of(app: Any, path: str, button: str, *data: str, **headers: str) -> dict[str, object]:
     """What a browser sends when a button of a page is clicked, or the page is opened."""
-    return {"fn_index": functions(app, path)[button], "data": list(data), "session_hash": "x"}
+    return {"fn_index": functions(app, path, **headers)[button], "data": list(data), "session_hash": "x"}
 
 
 ROUTES = """
@@ -217,7 +217,7 @@ def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environmen
         status, headers, _ = answered(app, "POST", "/sign-in", form, authorization="", content_type=kind)
         assert (status, headers["location"]) == (303, "/run?id=x")
         cookie = headers["set-cookie"].split(";")[0]
-        opened = {"fn_index": 0, "data": ["{}", "?", "{}"], "session_hash": "x"}
+        opened = question_of(app, "/", "load", "{}", "?", "{}", authorization="", cookie=cookie)
         assert asked(app, "POST", PREDICT, opened, authorization="", cookie=cookie)[0] == 200
     finally:
         app.end()
