@@ -13,7 +13,8 @@ from nnxdsl import Data
 from tests.app.many import experiment, write_run
 
 SECRET = "a-secret-of-elsewhere"
-GONE = "dpo-gone-0000000000"
+GONE = "foreign-00000000"
+"""As long as the id of the other run."""
 
 
 @attrs.frozen
