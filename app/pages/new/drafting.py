@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem, SpecError
@@ -102,7 +104,8 @@ def loaded(site: Site, query: Query, text: str) -> Done:
     if not query.get("draft"):
         return begun(site.drafts.new(texts, to_dict(experiment), "pasted text"))
     shown = site.drafts.load(query["draft"])
-    return begun(site.drafts.new(texts, shown.base, shown.base_name, shown.recipe))
+    done = begun(site.drafts.new(texts, shown.base, shown.base_name, shown.recipe))
+    return attrs.evolve(done, query={**done.query, "tab": ""})  # what was read is shown as Python
 
 
 # The form, as the browser has it
