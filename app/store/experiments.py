@@ -5,14 +5,16 @@ Classes of other packages are imported only if the app was started with `--allow
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from nnxdsl.config.core.imports import require_allowed
-from nnxdsl.config.core.serialization import from_dict, from_json
+from nnxdsl.config.core.serialization import from_dict, from_json, to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem, SpecError
-from nnxdsl.storage.jsonl import read_json
+from nnxdsl.storage.jsonl import read_json, write_json
 
 from .read_python import read_python
 
@@ -46,6 +48,17 @@ def from_tree(tree: Any) -> Experiment:
     if not isinstance(tree, dict):
         raise SpecError([Problem("", f"expected a JSON object, got {type(tree).__name__}")])
     return from_dict(tree, Experiment)
+
+
+def written(directory: Path, experiment: Experiment) -> Path:
+    """Returns the file of an experiment in a directory, named after its content and written unless it exists."""
+    tree = to_dict(experiment)
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+    file = directory / f"{digest}.json"
+    if not file.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(file, tree)
+    return file
 
 
 def stored(path: Path) -> Experiment | None:

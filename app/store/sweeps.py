@@ -14,13 +14,11 @@ from nnxdsl.launch.driver import STOP
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, write_json
 from nnxdsl.sweep.results import DEFAULT_METRICS, usual_direction
+from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN
 
 from .index import Index, Row
 from .run_paths import directory_path
 from .series import Series
-
-DIRECTORY = "sweeps"
-NOT_RUN = "not run"
 
 
 @attrs.frozen

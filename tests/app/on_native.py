@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import urllib.parse
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
 
-from app.pages import demo
 from tests.app.native import Built
 
 NAMED = (gr.Dropdown, gr.Radio, gr.Checkbox, gr.Textbox)
@@ -54,42 +49,3 @@ def click(built: Built, text: str, *values: Any, **query: str) -> dict[str, Any]
         if one.fn is not None and one.targets[0][1] == "click" and by_id[one.targets[0][0]].value == text
     ]
     return json.loads(functions[-1](gr.Request(client=None), asked(query), *values))
-
-
-def everything(built: Built, query: dict[str, str], text: str, *, acts: bool = True) -> Iterator[str]:
-    """Everything that a page answers: each of its functions, with a text in every field that it takes.
-
-    Args:
-        built: The page.
-        query: The query of its URL.
-        text: The text.
-        acts: Whether also what a button does, but for the start of the demo, which takes no id.
-    """
-    for one in built.blocks.fns.values():
-        if one.fn is None or getattr(built.blocks.blocks.get(one.targets[0][0]), "value", None) == demo.START:
-            continue
-        names = list(inspect.signature(one.fn).parameters)
-        if names[:1] != ["request"]:
-            given: list[Any] = ["{}", asked(query), "{}"]
-        elif not acts:
-            continue
-        else:
-            event = [_Selected(text)] if "event" in names else []
-            given = [gr.Request(client=None), *event, asked(query), *[text] * (len(one.inputs) - 1)]
-        with warnings.catch_warnings(record=True) as notices:
-            warnings.simplefilter("always")
-            try:
-                found = one.fn(*given)
-                yield re.sub(
-                    r'"nonce": "\w+"', "", repr(found[:-1] if isinstance(found, list) else found)
-                )  # no digests
-            except gr.Error as error:
-                yield str(error)
-        yield from (str(notice.message) for notice in notices)
-
-
-class _Selected:
-    """The first cell of a row whose cells are a text."""
-
-    def __init__(self, text: str) -> None:
-        self.index, self.row_value, self.value = (0, 0), [text] * 40, text

@@ -46,7 +46,7 @@ def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> Non
         assert "dpo_demo.py" in built.shown()["Code"]
         assert offered(built)["Review and edit it first"] == "/new?demo=1"
         assert demo.START in built_buttons(built)
-    assert "(?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
+    assert "(/new?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
     begun = drafting.begin(site, {"demo": "1"})
     assert site.drafts.load(begun.query["draft"]).texts["name"] == "demo-dpo"
     made, file = demo.written(site)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
 import gradio as gr
 import pandas as pd
 
-from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.errors import RunError
-from nnxdsl.storage.jsonl import write_json
 
 from ...components.token_runs import token_runs
 from ...markdown import plain
 from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site
+from ...store.experiments import written
 from ...view import Query, Values, View, is_narrow
 from ...words import whole
 from ..layout.request import source
@@ -28,7 +25,7 @@ EMPTY = (
     "how long they are, and some of them as tokens, with and without loss. Choose one above."
 )
 ROWS, MOST_ROWS = 3, 20
-KINDS = ("exp", "run", "draft", "file")
+KINDS = ("exp", "run", "draft")
 RUNS = 60
 
 
@@ -124,11 +121,7 @@ def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
     experiment = source(site, {kind: name}).experiment
     if experiment is None:  # the recipe is being read
         return Job("", ())
-    tree = to_dict(experiment)
-    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
-    file = site.settings.own / "plans" / f"{digest}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, tree)
+    file = written(site.settings.own / "plans", experiment)
     return _started(site, str(file), words, "", again)
 
 

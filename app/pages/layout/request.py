@@ -19,11 +19,10 @@ from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, suggest
 from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
-from nnxdsl.storage.jsonl import write_json
 
 from ...processes.jobs import Job
 from ...state import Site
-from ...store.experiments import stored
+from ...store.experiments import stored, written
 from ..new import form_texts
 from .arrays import filtered, to_csv
 
@@ -402,9 +401,7 @@ def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, co
     jobs = site.compiles if compiled else site.jobs
     if not start:
         return jobs.get(key)
-    file = site.settings.own / "plans" / f"{digest}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, tree)
+    file = written(site.settings.own / "plans", experiment)
     words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
     words += ["--device", device] if device else []
     return jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
