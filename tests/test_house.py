@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ ONLY_IN = {
 }
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports when it is loaded or run, but not those for type checkers alone."""
     found: set[str] = set()
     tree = ast.parse(path.read_text())
@@ -91,7 +93,7 @@ def imports(path: Path) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES or name.count(".") == 0 else node.module for name in names}
             found |= names & MODULES
-    return found
+    return frozenset(found)
 
 
 def name(path: Path) -> str:

@@ -11,14 +11,11 @@ import pytest
 
 from tests.doc_pages import ROOT, TOLERANCE, same_output
 
-LIGHT = "your_own_objective"
-PAGES = [
-    pytest.param(page, id=page.stem, marks=[] if page.stem == LIGHT else [pytest.mark.slow])
-    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-]
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_notebook_of_a_tutorial_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

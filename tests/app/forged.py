@@ -97,7 +97,7 @@ class Outside:
         yield {"of": f"run:{run}"}, False
         for tab in ("charts", "log", "config", "samples", "environment", "events"):
             yield {"id": run, "tab": tab}, False
-        beside = {"id": self.inside, "run": self.inside, "ids": f"{self.inside},{run}", "base": run}
+        beside = {"run": self.inside, "ids": f"{self.inside},{run}", "base": run}
         beside |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}
         for tab in ("", "config"):
             yield {**beside, "tab": tab}, False

@@ -11,9 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import gradio as gr
 import pandas as pd
+from gradio.routes import App
 
 from app.page import Page
 from app.pages.demo import START
@@ -29,7 +31,8 @@ class Built:
                 page.build(site)
             return blocks
 
-        self.blocks = asyncio.run(build())
+        with patch.object(App, "create_app"):  # most of the time, and nothing is served
+            self.blocks = asyncio.run(build())
 
     def handler(self, kind: str) -> Any:
         """The handler of the first event of a kind, such as `load`."""

@@ -15,6 +15,7 @@ from tests.app.on_pages import dim_texts, overflow, picture
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1_800)]
 Open = Callable[..., Any]
 PATIENCE = 900_000
+BARS = ".js-plotly-plot .bars path"
 
 
 def state(shown: Any, *names: str) -> None:
@@ -31,9 +32,9 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
     try:
         shown = open_page(app.url("/"))
         shown.get_by_role("link", name="Review and edit it first").click()
-        shown.wait_for_selector(".spec-form")
-        shown.get_by_role("link", name="Plan", exact=True).click()
-        shown.wait_for_selector("#new-panel .memory-bar", timeout=PATIENCE)
+        shown.wait_for_selector("[id='f-name']")
+        shown.get_by_role("button", name="Plan", exact=True).click()
+        shown.wait_for_selector(f"#new-panel {BARS}", timeout=PATIENCE)
         shown.get_by_role("button", name="Launch").click()
         shown.wait_for_url("**/run?id=demo-dpo-*")
         run, address = shown.url.partition("id=")[2], shown.url
@@ -43,10 +44,10 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         last = [row for row in rows if row.get("kind") == "evaluation"][-1]
         assert last["eval/rewards/accuracies"] > 0.8
         picture(shown, "run")
-        shown.locator("main .buttons").get_by_role("link", name="Layout").click()
-        shown.wait_for_selector(".memory-parts", timeout=PATIENCE)
+        shown.locator(".buttons").get_by_role("link", name="Layout").click()
+        shown.wait_for_selector(BARS, timeout=PATIENCE)
         shown.goto(address)
-        shown.locator("main .buttons").get_by_role("link", name="Outputs").click()
+        shown.locator(".buttons").get_by_role("link", name="Outputs").click()
         shown.get_by_label("Held-out row").first.click()
         shown.get_by_role("option").nth(1).click()
         shown.get_by_role("button", name="Generate", exact=True).click()

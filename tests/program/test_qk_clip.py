@@ -164,6 +164,7 @@ def test_maxima_of_blocks_are_those_of_all_scores(window: int | None, pairs: Cal
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_reference_and_rows_of_no_weight(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What is computed is what was recorded: five cases by default, all of them under `slow`; see record.py."""
+"""What is computed is what was recorded: three cases by default, all of them under `slow`; see record.py."""
 
 from __future__ import annotations
 
@@ -14,14 +14,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-QUICK = (
-    "sft-packed-microbatch",
-    "dpo-lora-online",
-    "mesh-fsdp4-tensor2-nf4",
-    "convert-deepseek-v3",
-    "plan-deepseek-tiny-tensor",
-)
-"""Packed and microbatched SFT, DPO with LoRA, a quantized base on a mesh, a file and a plan."""
+QUICK = ("sft-packed-microbatch", "convert-deepseek-v3", "plan-deepseek-tiny-tensor")
+"""Packed and microbatched SFT, a file and a plan."""
 
 
 def record(*words: str, seconds: float) -> None:

@@ -502,6 +502,7 @@ print(checkpoints.wait())
 """
 
 
+@pytest.mark.faults
 def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -> None:
     found: list[int | None] = []
     for calls in range(6):

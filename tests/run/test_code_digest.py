@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nnxdsl.runs.code_digest import code_digest, code_versions
 
 PACKAGE = Path(__file__).parents[2] / "nnxdsl"
@@ -33,6 +35,7 @@ print(json.dumps(sorted(str(m.__file__) for n, m in sys.modules.items() if n.spl
 """Both that keep results under the digest: a plan that is compiled, and a run that caches its reference."""
 
 
+@pytest.mark.slow
 def test_a_change_of_any_file_that_a_computing_process_imports_is_seen(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COMPUTING],

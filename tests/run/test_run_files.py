@@ -19,7 +19,7 @@ from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS, SAVED = 4, 2
-CASES, FIRST, TRAINED = 300, 40, 24
+CASES, FIRST, TRAINED = 300, 20, 24
 
 RECIPE = f"""
 from nnxdsl import *

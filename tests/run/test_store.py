@@ -151,6 +151,7 @@ print("made")
 """
 
 
+@pytest.mark.faults
 def test_a_creator_killed_at_any_call_leaves_no_half_run(tmp_path: Path) -> None:
     for calls in range(40):
         home = tmp_path / str(calls)

@@ -174,6 +174,11 @@ def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Ex
     return found
 
 
+@pytest.fixture(scope="module")
+def sample_places(design: Any) -> dict[tuple[str, str], tuple[Experiment, str]]:
+    return places(samples(design))
+
+
 BESIDE = {"Launcher", "Range", "Pruner"}
 """Families of what stands beside an experiment."""
 INSIDE = [cls for cls in registry.values() if not is_family(cls) and cls.family.__name__ not in BESIDE]
@@ -187,8 +192,10 @@ SLOW = {("Weights.From", "experiment")}
     [pytest.param(*field, marks=pytest.mark.slow) if field in SLOW else field for field in FIELDS],
     ids=lambda part: part,
 )
-def test_every_field_counts_or_not(owner: str, name: str, design: Any, field_values: Any) -> None:
-    experiment, path = places(samples(design))[owner, name]
+def test_every_field_counts_or_not(
+    owner: str, name: str, sample_places: dict[tuple[str, str], tuple[Experiment, str]], field_values: Any
+) -> None:
+    experiment, path = sample_places[owner, name]
     if owner.startswith("Data.") and name in ("split", "config", "revision"):  # they act on datasets of the Hub
         experiment = evolve(experiment, {path.replace(name, "path"): "hf://lab/rows"})
 
@@ -210,8 +217,8 @@ def test_every_field_counts_or_not(owner: str, name: str, design: Any, field_val
     assert (fingerprint(changed) == fingerprint(experiment)) == outside
 
 
-def test_the_samples_hold_every_class(design: Any) -> None:
-    held = {owner for owner, _ in places(samples(design))}
+def test_the_samples_hold_every_class(sample_places: dict[tuple[str, str], tuple[Experiment, str]]) -> None:
+    held = {owner for owner, _ in sample_places}
     fieldless = {cls.__qualname__ for cls in INSIDE if not declared(cls)}
     assert held | fieldless == {cls.__qualname__ for cls in INSIDE}
 

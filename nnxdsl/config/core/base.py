@@ -135,6 +135,7 @@ class Spec:
                 cls.__qualname__ = f"{cls.family.__name__}.{cls.__name__}"
             cls.tag = cls.__name__
             registry[cls.__qualname__] = cls
+            _members.cache_clear()
         else:
             cls.tag = f"{cls.__module__}:{cls.__qualname__}"
             third_party[cls.tag] = cls
@@ -365,17 +366,20 @@ def field_types(cls: type[Spec]) -> dict[str, Any]:
 
 def is_family(cls: type[Spec]) -> bool:
     """Whether `cls` is a family whose members are used in its place."""
-    return cls.family is cls and (cls is Spec or bool(members(cls)))
+    return cls.family is cls and (cls is Spec or bool(_members(cls)))
 
 
 def members(family: type[SpecT]) -> dict[str, type[SpecT]]:
     """The built-in members of a family by short name, in the order in which the family declares them."""
+    return cast("dict[str, type[SpecT]]", dict(_members(family)))
+
+
+@functools.cache
+def _members(family: type[Spec]) -> dict[str, type[Spec]]:
     prefix = f"{family.__name__}."
     if registry.get(family.__name__) is not family:
         return {}
-    found = {
-        name.removeprefix(prefix): cast("type[SpecT]", cls) for name, cls in registry.items() if name.startswith(prefix)
-    }
+    found = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
     order = {name: index for index, name in enumerate(family.__annotations__)}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
