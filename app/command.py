@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -12,15 +10,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from nnxdsl import app
 from nnxdsl.cli.arguments import add_allow, add_home
 from nnxdsl.errors import RunError
 
-from .settings import LOOPBACK, Limits, Settings
+from .settings import LOOPBACK, PATHS, Limits, Settings
 
 PASSWORD_VARIABLE = "NNXDSL_APP_PASSWORD"
 TOKEN_VARIABLE = "NNXDSL_APP_TOKEN"
 SHORTEST_TOKEN = 16
-PROXY_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 def run(args: Namespace) -> int:
@@ -91,7 +89,7 @@ def _proxy(url: str) -> str:
         _ = parts.port  # raises if it is not a number
     except ValueError as error:
         raise RunError(f"--proxy {url}: {error}") from error
-    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PROXY_PATH.fullmatch(parts.path)
+    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PATHS.fullmatch(parts.path)
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
         raise RunError(f"--proxy {url}: expected an address such as https://lab.example or https://lab.example/nnxdsl")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
@@ -119,25 +117,20 @@ def serve(settings: Settings) -> int:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
-    try:
-        site_module = importlib.import_module(f"{__package__}.site")
-    except ModuleNotFoundError as error:
-        if error.name not in ("gradio", "plotly"):
-            raise
-        raise RunError("the app needs gradio: pip install 'nnxdsl[app]'") from error
+    site_module = app.module("site")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
     try:
-        app = site_module.served(settings)
+        served = site_module.served(settings)
     except OSError as error:
         raise RunError(f"--port {settings.port}: {error}; choose another one, or --port 0") from error
     password_note = "; sign in with the password" if settings.password else ""
     password_note = password_note or (f"; sign in with the token of {TOKEN_VARIABLE}" if settings.token else "")
     sys.stdout.write(
-        f"nnxdsl app on {app.address} (runs in {settings.home}){password_note}; Ctrl-C stops the app, not its runs\n"
+        f"nnxdsl app on {served.address} (runs in {settings.home}){password_note}; Ctrl-C stops the app, not its runs\n"
     )
     sys.stdout.flush()
     ended.wait()
-    app.close()
+    served.close()
     return 0

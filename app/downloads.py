@@ -46,7 +46,7 @@ class Downloads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
-        if scope["type"] != "http" or scope["path"] != PATH:
+        if scope["type"] != "http" or scope["path"].removeprefix(self.site.settings.root) != PATH:
             await self.app(scope, receive, send)
             return
         query = parse_qs(scope["query_string"].decode("latin-1"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import attrs
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PATHS = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
+"""Paths below which pages may be served."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +52,7 @@ class Settings:
         password: Accepted instead of the token.
         proxy: Public URL of a reverse proxy, such as `https://lab.example/nnxdsl`. Requests through it have its host
             and scheme; the app is served below its path, on the proxy and on its own port.
+        path: Path below which the pages are mounted in another app, instead of that of a proxy.
         allowed_hosts: Additional host names that are accepted in requests.
         limits: Resource limits.
     """
@@ -61,6 +65,7 @@ class Settings:
     token: str | None = attrs.field(default=None, repr=False)
     password: str | None = attrs.field(default=None, repr=False)
     proxy: str | None = None
+    path: str = ""
     allowed_hosts: tuple[str, ...] = ()
     limits: Limits = Limits()
 
@@ -74,7 +79,7 @@ class Settings:
     @property
     def root(self) -> str:
         """Root path of the app without a trailing slash; usually empty."""
-        return "" if self.proxy is None else urlsplit(self.proxy).path.rstrip("/")
+        return self.path if self.proxy is None else urlsplit(self.proxy).path.rstrip("/")
 
     @property
     def own(self) -> Path:

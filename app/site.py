@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import attrs
 import gradio as gr
@@ -26,19 +27,37 @@ from .view import SCRIPT
 STATIC = Path(__file__).parent / "static"
 
 
+class Pages(gr.Blocks):
+    """All pages of an app, which bring their styles and scripts wherever they are served."""
+
+    def __init__(self, site: Site, pages: tuple[Page, ...]) -> None:
+        """Adds the pages."""
+        self._own, self._given = _head(site.settings.root, pages), ""
+        super().__init__(analytics_enabled=False, title="nnxdsl", fill_width=True)
+        first = next(page for page in pages if page.path == "/")
+        with self:
+            _header(site, pages, first.path)
+            first.build(site)
+            api.add(site)
+        for page in pages:
+            if page is not first:
+                with self.route(page.title, page.path):
+                    _header(site, pages, page.path)
+                    page.build(site)
+
+    @property
+    def head(self) -> str:
+        """The pages' own elements of the document's head, then those that whoever serves them adds."""
+        return self._own + self._given
+
+    @head.setter
+    def head(self, given: str | None) -> None:
+        self._given = given or ""
+
+
 def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
     """Builds all pages of an app without serving them."""
-    first = next(page for page in pages if page.path == "/")
-    with gr.Blocks(analytics_enabled=False, title="nnxdsl", fill_width=True) as blocks:
-        _header(site, pages, first.path)
-        first.build(site)
-        api.add(site)
-    for page in pages:
-        if page is not first:
-            with blocks.route(page.title, page.path):
-                _header(site, pages, page.path)
-                page.build(site)
-    return blocks
+    return Pages(site, pages)
 
 
 @attrs.frozen
@@ -74,7 +93,8 @@ def served(settings: Settings) -> Served:
     site = Site.of(settings)
     blocks = build(site)
     access = Access.of(settings, server.port, session_key(settings.own))
-    inner = Downloads(_mounted(blocks, settings, server.port), site)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    inner = Downloads(mounted(app, blocks, "/", settings, server_port=server.port), site)
     routes = frozenset(page.path for page in PAGES)
     server.serve(Guard(Needed(inner, routes), settings, access))
     address = f"{settings.proxy or server.address}/"
@@ -83,42 +103,34 @@ def served(settings: Settings) -> Served:
     return Served(site, f"{address}?token={access.token}" if is_told else address, access.token, blocks, server)
 
 
-def _mounted(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
-    """Mounts the pages as an ASGI app.
+def mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **options: Any) -> FastAPI:
+    """Mounts the pages below a path of an app.
 
     `blocks.launch` is not used, since it requests a page from its own server and puts its middleware in front of ours.
     """
     blocks.queue(api_open=False)
     # gradio's queue would poll for events 1,000 times a second and for progress 100 times a second: 6 % of a core.
     blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.03, 0.5
+    given: dict[str, Any] = {
+        "server_name": settings.host,
+        "root_path": settings.root if path == "/" else None,
+        "ssr_mode": False,
+        "mcp_server": False,
+        "enable_monitoring": False,
+        "run_history": False,
+        "footer_links": [],
+        "show_error": False,
+        "max_file_size": settings.limits.upload_bytes,
+        "theme": Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+        "app_kwargs": {"docs_url": None, "redoc_url": None, "openapi_url": None},
+    }
     with warnings.catch_warnings():  # rendering on the server is off, and yet gradio warns that pages have none
         warnings.filterwarnings("ignore", "SSR mode")
-        return _mount(blocks, settings, port)
+        return gr.mount_gradio_app(app, blocks, path=path, **{**given, **options})
 
 
-def _mount(blocks: gr.Blocks, settings: Settings, port: int) -> FastAPI:
-    return gr.mount_gradio_app(
-        FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
-        blocks,
-        path="/",
-        server_name=settings.host,
-        server_port=port,
-        root_path=settings.root,
-        ssr_mode=False,
-        mcp_server=False,
-        enable_monitoring=False,
-        run_history=False,
-        footer_links=[],
-        show_error=False,
-        max_file_size=settings.limits.upload_bytes,
-        theme=Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        head=_head(settings.root),
-        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
-    )
-
-
-def _head(root: str) -> str:
-    titles = json.dumps({page.path: page.title for page in PAGES})
+def _head(root: str, pages: tuple[Page, ...]) -> str:
+    titles = json.dumps({page.path: page.title for page in pages})
     script = f"{SCRIPT}nnx.root = {json.dumps(root)};\nnnx.titles = {titles};\n{_static('js')}"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
     return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
