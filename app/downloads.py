@@ -10,8 +10,9 @@ import attrs
 
 from nnxdsl.errors import RunError
 
-from .pages.compare.export import EXPORTS as COMPARISONS
-from .pages.compare.export import TYPES as COMPARISON_TYPES
+from .pages.compare.export import to_csv as compared_csv
+from .pages.compare.export import to_markdown
+from .pages.compare.report import to_html
 from .pages.compare.runs import compared
 from .pages.layout.request import arrays_csv
 from .pages.outputs.export import TYPES as OUTPUTS
@@ -33,6 +34,13 @@ TYPES = {
 
 FIGURES = "metrics.csv"
 """Generated from `metrics.jsonl` on request."""
+
+COMPARISONS = {
+    "csv": (compared_csv, b"text/csv; charset=utf-8"),
+    "md": (to_markdown, b"text/markdown; charset=utf-8"),
+    "html": (to_html, b"text/html; charset=utf-8"),
+}
+"""What `/download?compare=ID,ID&as=KIND` serves of one run or several, with content types."""
 
 CHUNK = 1 << 20
 
@@ -104,8 +112,10 @@ class Downloads:
         if method != "GET" or kind not in COMPARISONS or not runs:
             await _refuse(send)
             return
-        text = COMPARISONS[kind](runs)
-        await _send_all(send, 200, text.encode(), COMPARISON_TYPES[kind], f"compared-runs.{kind}")
+        written, content_type = COMPARISONS[kind]
+        text = await asyncio.to_thread(written, runs)
+        name = f"compared-runs.{kind}" if len(runs) > 1 else f"{runs[0].row.id}.{kind}"
+        await _send_all(send, 200, text.encode(), content_type, name)
 
     async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
         """Answers `/download?outputs=KEY&format=csv`: cached model outputs."""

@@ -12,6 +12,7 @@ from .processes.jobs import Jobs
 from .processes.launch import Launcher
 from .processes.outputs_worker import Answers
 from .processes.presets import Presets
+from .processes.usage import Usage
 from .processes.votes import Votes
 from .settings import Settings
 from .store.drafts import Drafts
@@ -37,6 +38,7 @@ class Site:
         launcher: Actions on runs.
         drafts: Drafts of experiments.
         presets: The project's recipes.
+        usage: What live runs and the machine use.
         dispatcher: Starts queued runs; None in read-only mode.
     """
 
@@ -51,6 +53,7 @@ class Site:
     launcher: Launcher
     drafts: Drafts
     presets: Presets
+    usage: Usage
     dispatcher: Dispatcher | None
 
     @classmethod
@@ -70,6 +73,7 @@ class Site:
             launcher=launcher,
             drafts=Drafts(settings.own / "drafts"),
             presets=presets,
+            usage=Usage(),
             dispatcher=None if settings.read_only else Dispatcher(settings, launcher, index),
         )
 

@@ -81,6 +81,6 @@ def module(name: str) -> Any:
     try:
         return importlib.import_module(f"{whole}.{name}")
     except ModuleNotFoundError as error:
-        if error.name not in ("gradio", "plotly"):
+        if error.name not in ("gradio", "plotly", "psutil"):
             raise
         raise RunError("the app needs gradio: pip install 'nnxdsl[app]'") from error

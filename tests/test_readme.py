@@ -21,6 +21,7 @@ def test_the_quickstart_is_the_recipe() -> None:
     assert (short.batch_size, short.epochs, short.optimizer.schedule.peak_lr) == (8, 1.0, 2e-4)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_quickstart_page_runs() -> None:
     space = run_python("docs/quickstart.md")
     assert len(space["sweep"]) == 8

@@ -8,7 +8,7 @@ import pytest
 
 from tests.doc_pages import ROOT, run_page, same_output
 
-SLOW = {"grpo_with_a_reward", "lora_to_export", "plan_for_many_devices"}
+SLOW = {"first_dpo_run", "grpo_with_a_reward", "lora_to_export", "plan_for_many_devices"}
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
     for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))

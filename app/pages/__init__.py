@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..page import Page
-from . import about, export, runs
+from . import about, export, runs, system
 from .compare import page as compare
 from .data import page as data
 from .layout import page as layout
@@ -22,5 +22,6 @@ PAGES: tuple[Page, ...] = (
     layout.PAGE,
     outputs.PAGE,
     export.PAGE,
+    system.PAGE,
     about.PAGE,
 )

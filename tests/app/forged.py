@@ -95,7 +95,7 @@ class Outside:
         for key in ("draft", "preset", "from", "exp", "of", "model"):
             yield {"run": run, key: run}, True
         yield {"of": f"run:{run}"}, False
-        for tab in ("charts", "log", "config", "samples", "environment", "events"):
+        for tab in ("charts", "log", "config"):
             yield {"id": run, "tab": tab}, False
         beside = {"run": self.inside, "ids": f"{self.inside},{run}", "base": run}
         beside |= {"against": f"{run}@1", "with": f"run:{run}", "step": "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from app.pages.compare import runs as compare_runs
 from app.pages.compare.config import brief, differing, flat, unfair
 from app.pages.compare.export import to_csv, to_markdown
+from app.pages.compare.report import to_html
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Data, Objective
@@ -203,3 +205,49 @@ def test_what_runs_say_is_shown_as_it_is(site: Site) -> None:
         values = shown(site, **{**query, **more})
         assert "<img" not in values["Markdown"]
         assert values["Plot"] is None or "<img" not in values["Plot"].to_json()
+
+
+@pytest.fixture
+def reported(site: Site) -> str:
+    """A report of two runs, one of which has a hostile text in its settings."""
+    hostile = experiment(0, data=Data.Preferences(f"{EVIL}</script>.jsonl"))
+    paths = [
+        write_run(site.settings.home, hostile, "finished", 30),
+        write_run(site.settings.home, experiment(0, objective=Objective.IPO(tau=0.3)), "running", 20),
+    ]
+    runs, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in paths)})
+    return to_html(runs)
+
+
+def test_a_report_has_metrics_and_settings_as_text(site: Site, reported: str) -> None:
+    without_scripts = re.sub(r"<script.*?</script>", "", reported, flags=re.DOTALL)
+    assert EVIL not in reported
+    assert "&lt;img" in without_scripts
+    assert not re.findall(r"""(?:src|href)=["']?\w+:""", without_scripts)
+    names = [path.name for path in site.settings.home.glob("*-*")]
+    assert len(names) == 2
+    for word in (*names, "last loss", "objective.tau", "0.3"):
+        assert word in without_scripts, word
+
+
+@pytest.mark.browser
+def test_a_report_opens_without_a_network(reported: str, chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(reported, encoding="utf-8")
+    for width in (1400, 390):
+        context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
+        page, problems = context.new_page(), []
+        page.on("console", lambda message, found=problems: found.append(message.text))
+        page.on("request", lambda request, found=problems: request.url.startswith("file:") or found.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector(".js-plotly-plot .scatterlayer .trace")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert page.locator("details").count() == 2
+        assert problems == []
+        context.close()
+
+
+def test_a_run_alone_has_a_report(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(0), "finished", 30)
+    runs, _ = compare_runs.compared(site, {"ids": path.name})
+    assert "<h2>Metrics</h2>" in to_html(runs)

@@ -92,6 +92,9 @@ def test_pages_mounted_in_another_app(served: str, tmp_path: Path, open_page: Op
     walked(shown, run.name, "/training")
     with urllib.request.urlopen(f"{served}/training/download?run={run.name}&file=metrics.jsonl") as answer:
         assert answer.read() == (run / "metrics.jsonl").read_bytes()
+    with urllib.request.urlopen(f"{served}/training/download?compare={run.name}&as=html") as answer:
+        assert answer.headers["content-disposition"] == f'attachment; filename="{run.name}.html"'
+        assert answer.read().startswith(b"<!doctype html>")
 
 
 @pytest.mark.browser

@@ -70,15 +70,10 @@ def with_base(config: DecoderConfig, base: dict[str, Any]) -> Callable[[LayerGro
     return adapt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"),
-    [
-        pytest.param("gemma3", "float", marks=pytest.mark.slow),
-        pytest.param("gemma3", "nf4", marks=pytest.mark.slow),
-        pytest.param("gemma3", "int8", marks=pytest.mark.slow),
-        ("llama3", "float"),
-        pytest.param("llama3", "nf4", marks=pytest.mark.slow),
-    ],
+    [("gemma3", "float"), ("gemma3", "nf4"), ("gemma3", "int8"), ("llama3", "float"), ("llama3", "nf4")],
 )
 def test_adapters_on_every_period(family: str, name: str) -> None:
     config = CONFIGS[family]

@@ -137,7 +137,7 @@ def test_only_the_heads_own_columns_are_scaled() -> None:
     assert (np.asarray(found["embed.embedding"]) == leaves["embed.embedding"]).all()
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_maxima_of_blocks_are_those_of_all_scores(window: int | None, pairs: Callable[..., PairBatch]) -> None:
     batch = pairs(3, prompt=16, response=16)
     positions: TokenPositions = jax.tree.map(jnp.asarray, pair_positions(batch))

@@ -70,6 +70,7 @@ def test_an_experiment_is_a_tree_with_what_differs_first(experiment: Experiment)
     assert "script" not in {one.tag for one in elements(page)}
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_layout_show_themselves(experiment: Experiment) -> None:
     plan = nnxdsl.plan(experiment, device="h200")
     assert plan["steps"] == 2

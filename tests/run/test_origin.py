@@ -182,6 +182,7 @@ def test_a_hub_directory_with_its_tokenizer(lab: Any, hub_directory: Path) -> No
     assert json.loads(out)["evaluations"]["0"]["eval/loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_name_of_the_hub_is_architecture_weights_and_tokenizer(lab: Any, hub_directory: Path) -> None:
     pytest.importorskip("huggingface_hub")
     revision = "0123456789" * 4

@@ -127,6 +127,7 @@ def test_two_steps_of_one_run_and_the_policy_before_training(finished: Any) -> N
     assert len(found["rows"]) == 3
 
 
+@pytest.mark.slow
 def test_the_policy_of_another_run(finished: Any) -> None:
     dpo, sft = finished.run("dpo"), finished.run("sft")
     with contextlib.chdir(finished.lab.place):

@@ -120,6 +120,7 @@ def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
     assert_bit_equal(run, finished.run("sft"))
 
 
+@pytest.mark.faults
 def test_a_second_signal_leaves_at_once_even_while_xla_compiles(lab: Any, wait_until: Callable[..., None]) -> None:
     lab.environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     child = lab.start("sft.py", "run", "evaluation=None", "microbatch_size=2")

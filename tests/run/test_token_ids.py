@@ -39,6 +39,7 @@ def experiment(place: Path, rows: list[dict[str, Any]], **fields: Any) -> Experi
     return Experiment(name="ids", batch_size=2, steps=2, **(settings | fields))
 
 
+@pytest.mark.slow
 def test_a_run_on_token_ids_needs_no_tokenizer(tmp_path: Path) -> None:
     asked = experiment(tmp_path, PAIRS)
     outcome = run(asked, tmp_path / "runs", Display(quiet=True))

@@ -107,6 +107,7 @@ def laid_out(sources: list[str], directory: Path) -> list[str]:
     return [path.read_text() for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RUFF.exists(), reason="ruff is not installed")
 def test_ruff_leaves_generated_code_as_it_is(tmp_path: Path) -> None:
     sources: list[str] = []

@@ -13,8 +13,8 @@ from .config import ABSENT, differing
 from .runs import Compared, direction, figure_of, names_of
 
 
-def _lines(runs: Sequence[Compared]) -> list[tuple[str, list[Any]]]:
-    """Rows of metrics, then of differing settings, with one value per run."""
+def lines(runs: Sequence[Compared]) -> list[tuple[str, list[Any]]]:
+    """Returns rows of metrics, then of differing settings, with one value per run."""
     found: list[tuple[str, list[Any]]] = [("state", [run.row.state for run in runs])]
     for name in names_of(runs):
         figures = [figure_of(run.columns.get(name), name) for run in runs]
@@ -32,7 +32,7 @@ def to_csv(runs: Sequence[Compared]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["", *(guarded(run.row.id) for run in runs)])
-    for name, values in _lines(runs):
+    for name, values in lines(runs):
         writer.writerow([guarded(name), *(_cell(value) for value in values)])
     return out.getvalue()
 
@@ -46,12 +46,13 @@ def _cell(value: Any) -> Any:
 
 def to_markdown(runs: Sequence[Compared]) -> str:
     """Returns a Markdown table."""
-    lines = [["", *(run.row.id for run in runs)], ["---"] * (len(runs) + 1)]
-    lines += [[name, *("" if value is None else _words(value) for value in values)] for name, values in _lines(runs)]
-    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
+    rows = [["", *(run.row.id for run in runs)], ["---"] * (len(runs) + 1)]
+    rows += [[name, *("" if value is None else words(value) for value in values)] for name, values in lines(runs)]
+    return "".join(f"| {' | '.join(map(_escaped, row))} |\n" for row in rows)
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """Returns a value as text; floats with six digits."""
     return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
@@ -59,7 +60,3 @@ def _escaped(text: str) -> str:
     for sign in "\\|<>`*":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("\n", " ").replace("\r", " ")
-
-
-EXPORTS = {"csv": to_csv, "md": to_markdown}
-TYPES = {"csv": b"text/csv; charset=utf-8", "md": b"text/markdown; charset=utf-8"}

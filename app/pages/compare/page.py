@@ -40,7 +40,8 @@ def build(site: Site) -> None:
     metrics_title = gr.Markdown("## Metrics", visible=False)
     metrics = gr.Dataframe(label="Last value (difference to the baseline), best value and its step", **_TABLE)
     with gr.Row(visible=False) as files:
-        csv, markdown = (gr.Button(kind, link="#", size="sm", scale=0, min_width=120) for kind in ("CSV", "Markdown"))
+        kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
+        saves = {kind: gr.Button(text, link="#", size="sm", scale=0, min_width=120) for kind, text in kinds.items()}
     with gr.Row(visible=False) as controls:
         view.control(
             "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
@@ -54,7 +55,7 @@ def build(site: Site) -> None:
         gr.Radio([("Differing settings", ""), ("All settings", "all")], value="", label="Settings", visible=False),
     )
     fields = gr.Dataframe(label="Settings of the runs", **_TABLE)
-    outputs = [ids, base, notes, metrics_title, metrics, files, csv, markdown, controls, over, plot, config, fields]
+    outputs = [ids, base, notes, metrics_title, metrics, files, *saves.values(), controls, over, plot, config, fields]
 
     def shown(query: Query) -> Values:
         runs, missing_ids = compared(site, query)
@@ -84,8 +85,7 @@ def build(site: Site) -> None:
             **found,
             notes: "\n\n".join([*_missing(site, missing_ids), *_warnings(runs), *_to_outputs(site, chosen, baseline)]),
             metrics: gr.update(value=summary(runs, baseline), **here),
-            csv: gr.update(link=f"{saved}&as=csv"),
-            markdown: gr.update(link=f"{saved}&as=md"),
+            **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
             over: gr.update(choices=list(offered([run.columns for run in runs]))),
             plot: gr.update(value=curves(query, runs), **here),
             fields: gr.update(value=table, label=what, visible=not table.empty),

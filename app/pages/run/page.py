@@ -120,7 +120,7 @@ def _buttons(site: Site, view: View) -> dict[str, gr.Button]:
         view.does(add("unqueue", "Do not run").click, lambda *given: unqueue(site, *given))
         add("fix", "Clone with a fix", link="#")
         add("clone", "Clone", link="#")
-    for name, text in (("layout", "Layout"), ("outputs", "Outputs"), ("compare", "Compare")):
+    for name, text in (("layout", "Layout"), ("outputs", "Outputs"), ("compare", "Compare"), ("report", "Report")):
         add(name, text, link="#")
     if not site.settings.read_only:
         add("kill", "Kill", variant="stop")
@@ -148,6 +148,7 @@ def _offered(run: Chosen, blamed: str | None, buttons: dict[str, gr.Button]) -> 
         "layout": link("/layout", run=run.id) if has_files else None,
         "outputs": link("/outputs", run=run.id) if has_files else None,
         "compare": link("/compare", ids=run.id) if has_files else None,
+        "report": link("/download", **{"compare": run.id, "as": "html"}) if has_files else None,
     }
     found: dict[gr.Button, Any] = {}
     for name, button in buttons.items():

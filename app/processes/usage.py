@@ -1,0 +1,163 @@
+"""Use of the machine by live runs and as a whole, sampled while somebody looks at it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import shutil
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import psutil
+
+SECONDS = 5.0
+"""Between two samples."""
+LENGTH = 720
+"""Most samples: those of an hour."""
+GIB = 2**30
+_QUERY = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu"
+
+
+@attrs.frozen
+class Process:
+    """A run's process and all processes that it started.
+
+    Attributes:
+        pid: Number of the run's process.
+        memory: Resident memory, GiB; pages that processes share are counted in each.
+        processors: Processors in use, such as 1.5.
+    """
+
+    pid: int
+    memory: float
+    processors: float
+
+
+@attrs.frozen
+class GPU:
+    """A GPU as its driver reports it.
+
+    Attributes:
+        name: Number and product name.
+        memory: Memory in use, GiB.
+        total: Its memory, GiB.
+        utilization: Percentage of the time in which a kernel ran; None if the driver does not tell.
+    """
+
+    name: str
+    memory: float
+    total: float
+    utilization: float | None
+
+
+@attrs.frozen
+class Sample:
+    """The machine at one time.
+
+    Attributes:
+        time: Unix time, seconds.
+        processors: Processors in use, of `count`.
+        count: Number of processors.
+        memory: Host memory in use, GiB, of `total`.
+        total: Host memory, GiB.
+        runs: Processes of live runs by the run's id.
+        gpus: GPUs, if the machine has any and their driver is installed.
+    """
+
+    time: float
+    processors: float
+    count: int
+    memory: float
+    total: float
+    runs: Mapping[str, Process]
+    gpus: tuple[GPU, ...] = ()
+
+
+class Usage:
+    """The latest samples. Processes are told apart from later ones of the same number by psutil."""
+
+    def __init__(self) -> None:
+        """Takes no sample yet."""
+        self._lock, self._samples = threading.Lock(), deque[Sample](maxlen=LENGTH)
+        self._processes: dict[int, psutil.Process] = {}
+        psutil.cpu_percent()  # the first call has nothing to compare with
+
+    def samples(self, pids: Mapping[str, int]) -> list[Sample]:
+        """Returns all samples, oldest first, with a new one if the last is older than `SECONDS`.
+
+        Args:
+            pids: Process numbers of live runs on this machine.
+        """
+        with self._lock:
+            if not self._samples or time.time() - self._samples[-1].time >= SECONDS:
+                self._samples.append(self._sample(pids))
+            return list(self._samples)
+
+    def _sample(self, pids: Mapping[str, int]) -> Sample:
+        memory, count = psutil.virtual_memory(), psutil.cpu_count() or 1
+        runs = {run: found for run, pid in pids.items() if (found := self._process(pid)) is not None}
+        self._processes = {pid: process for pid, process in self._processes.items() if process.is_running()}
+        return Sample(
+            time=time.time(),
+            processors=psutil.cpu_percent() / 100 * count,
+            count=count,
+            memory=(memory.total - memory.available) / GIB,
+            total=memory.total / GIB,
+            runs=runs,
+            gpus=gpus(),
+        )
+
+    def _process(self, pid: int) -> Process | None:
+        used = share = 0.0
+        try:
+            root = self._processes.setdefault(pid, psutil.Process(pid))
+            tree = [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return None
+        for process in tree:
+            with contextlib.suppress(psutil.Error):  # it may have ended
+                same = self._processes.setdefault(process.pid, process)
+                used += same.memory_info().rss / GIB
+                share += same.cpu_percent() / 100
+        return Process(pid, used, share)
+
+
+def gpus() -> tuple[GPU, ...]:
+    """GPUs of this machine by `nvidia-smi`, which initializes none; empty without it, or if it fails."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    try:
+        words = [command, _QUERY, "--format=csv,noheader,nounits"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parsed(done.stdout)
+
+
+def parsed(table: str) -> tuple[GPU, ...]:
+    """GPUs of a table of nvidia-smi: number, name, MiB in use, MiB, percent; figures that it lacks are in brackets.
+
+    >>> parsed("0, NVIDIA H100, 1024, 81920, 97")
+    (GPU(name='0: NVIDIA H100', memory=1.0, total=80.0, utilization=97.0),)
+    """
+    found: list[GPU] = []
+    for row in csv.reader(table.splitlines(), skipinitialspace=True):
+        with contextlib.suppress(ValueError):
+            number, name, used, total, busy = row
+            utilization = None if busy.startswith("[") else float(busy)
+            found.append(GPU(f"{number}: {name}", float(used) / 1024, float(total) / 1024, utilization))
+    return tuple(found)
+
+
+def disk(place: Path) -> tuple[float, float]:
+    """Free and total GiB of the file system of a directory, or of its nearest existing parent."""
+    while not place.is_dir():
+        place = place.parent
+    found = shutil.disk_usage(place)
+    return found.free / GIB, found.total / GIB
