@@ -17,6 +17,8 @@ import psutil
 
 SECONDS = 5.0
 """Between two samples."""
+MEASURED = 0.1
+"""Seconds over which processors are measured; psutil would compare with an earlier call of the same thread alone."""
 LENGTH = 720
 """Most samples: those of an hour."""
 GIB = 2**30
@@ -85,7 +87,6 @@ class Usage:
         """Takes no sample yet."""
         self._lock, self._samples = threading.Lock(), deque[Sample](maxlen=LENGTH)
         self._processes: dict[int, psutil.Process] = {}
-        psutil.cpu_percent()  # the first call has nothing to compare with
 
     def samples(self, pids: Mapping[str, int]) -> list[Sample]:
         """Returns all samples, oldest first, with a new one if the last is older than `SECONDS`.
@@ -104,7 +105,7 @@ class Usage:
         self._processes = {pid: process for pid, process in self._processes.items() if process.is_running()}
         return Sample(
             time=time.time(),
-            processors=psutil.cpu_percent() / 100 * count,
+            processors=psutil.cpu_percent(MEASURED) / 100 * count,
             count=count,
             memory=(memory.total - memory.available) / GIB,
             total=memory.total / GIB,
