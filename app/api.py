@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -66,14 +67,14 @@ class Endpoints:
         }
 
     def metrics(self, run: str, points: int = 1000) -> dict[str, dict[str, list[float | None]]]:
-        """Return the steps and values of every metric of a run, thinned out to about so many points; NaN is None."""
+        """Return the steps and values of a run's metrics, thinned out to about so many points; NaN and infinity are None."""
         if points < 2:
             raise RunError(f"points: expected a value > 1, got {points}")
         columns = self._site.series.of(self._site.run(run).path / "metrics.jsonl").columns
         found: dict[str, dict[str, list[float | None]]] = {}
         for name, column in list(columns.items()):
             steps, values = thinned(*column.arrays(), points)
-            finite = [float(value) if value == value else None for value in values]
+            finite = [float(value) if math.isfinite(value) else None for value in values]
             found[name] = {"steps": steps.tolist(), "values": finite}
         return found
 

@@ -49,6 +49,7 @@ def build(site: Site) -> None:
         start = gr.Button("Export", variant="primary", visible=False, scale=0, min_width=160) if can_write else None
         cancel = gr.Button("Cancel", visible=False, scale=0, min_width=160) if can_write else None
     files = gr.Dataframe(label="Files", interactive=False, visible=False)
+    timer = gr.Timer(1, active=False)
     buttons = [one for one in (start, cancel) if one is not None]
 
     def shown(query: Query) -> Values:
@@ -59,6 +60,7 @@ def build(site: Site) -> None:
             what: query.get("what", ""),
             dtype: query.get("dtype", DTYPES[0]),
             files: gr.update(visible=False),
+            timer: gr.Timer(active=False),
             **{button: gr.update(visible=False) for button in buttons},
         }
         if not chosen:
@@ -70,13 +72,16 @@ def build(site: Site) -> None:
             there = f" {plain(str(place))} is not empty." if place.exists() else ""
             return {**values, **first, words: f"Will be written to {plain(str(place))}.{there}"}
         if not job.is_over:
-            told = {words: f"Exporting to {plain(str(place))}, {job.seconds:.0f} s so far ..."}
+            told = {
+                timer: gr.Timer(active=True),
+                words: f"Exporting to {plain(str(place))}, {job.seconds:.0f} s so far ...",
+            }
             return {**values, **told, **({} if cancel is None else {cancel: gr.update(visible=True)})}
         if job.result is None:
             return {**values, **first, words: f"**{plain(job.error or job.state)}**"}
         return {**values, words: _told(job), files: gr.update(value=_files(job), visible=True)}
 
-    view.shows(shown, [run, what, dtype, words, files, *buttons], every=1)
+    view.shows(shown, [run, what, dtype, words, files, *buttons, timer], every=timer)
     if start is None or cancel is None:
         return
 

@@ -56,7 +56,8 @@ def build(site: Site) -> None:
     table = gr.Dataframe(label="Tokens of a row", interactive=False, visible=False)
     plot = gr.Plot(show_label=False, visible=False)
     examples = gr.HTML(visible=False, padding=False)
-    outputs = [of, file, tokenizer, rows, part, words, retry, bad, table, plot, examples]
+    timer = gr.Timer(1, active=False)
+    outputs = [of, file, tokenizer, rows, part, words, retry, bad, table, plot, examples, timer]
 
     def shown(query: Query) -> Values:
         offered = {
@@ -66,6 +67,7 @@ def build(site: Site) -> None:
             rows: _rows(query),
         }
         job = _job(site, query)
+        offered[timer] = gr.Timer(active=job is not None and not job.is_over)
         hidden = {one: gr.update(visible=False) for one in (part, retry, bad, table, plot, examples)}
         if job is None:
             return {**offered, **hidden, words: EMPTY}
@@ -93,7 +95,7 @@ def build(site: Site) -> None:
     def read_again(query: Query, _client: str) -> None:
         _job(site, query, again=True)
 
-    view.shows(shown, outputs, every=1)
+    view.shows(shown, outputs, every=timer)
     view.does(retry.click, read_again)
 
 
