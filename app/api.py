@@ -67,7 +67,7 @@ class Endpoints:
         }
 
     def metrics(self, run: str, points: int = 1000) -> dict[str, dict[str, list[float | None]]]:
-        """Return the steps and values of a run's metrics, thinned out to about so many points; NaN and infinity are None."""
+        """Return the steps and values of each metric, thinned to about so many points; NaN and infinity are None."""
         if points < 2:
             raise RunError(f"points: expected a value > 1, got {points}")
         columns = self._site.series.of(self._site.run(run).path / "metrics.jsonl").columns
