@@ -17,7 +17,6 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 RANKS = {
     "errors": 0,
-    "app": 1,
     **dict.fromkeys(("config", "storage", "terminal"), 1),
     **dict.fromkeys(("data", "models", "runtime"), 2),
     **dict.fromkeys(("formats", "sharding", "optim", "runs"), 3),
@@ -25,7 +24,7 @@ RANKS = {
     "program": 5,
     **dict.fromkeys(("planning", "weights", "sweep"), 6),
     "generate": 7,
-    "trainer": 8,
+    **dict.fromkeys(("trainer", "app"), 8),
     "cli": 9,
 }
 """A room may import rooms of lower rank."""
@@ -62,6 +61,7 @@ WITHOUT_JAX = (
     "cli/launch_arguments.py",
     "cli/weights_arguments.py",
     "cli/verbs/",
+    "app.py",
     "errors.py",
     "__main__.py",
     "__init__.py",

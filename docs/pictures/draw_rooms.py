@@ -18,6 +18,7 @@ RANKS: dict[str, int] = HOUSE["RANKS"]
 PURPOSE = {
     "cli": (4, "main, and a file a verb"),
     "trainer": (3, "the loop and its hooks"),
+    "app": (5, "the web app's pages"),
     "generate": (2, "samples completions"),
     "weights": (2, "open, export, convert"),
     "planning": (3, "memory, time, search"),
@@ -50,6 +51,7 @@ VIA: dict[tuple[str, str], list[tuple[float, float]]] = {
     ("trainer", "tracking"): [(3.7, 6)],
     ("tracking", "config"): [(4.6, 3.4), (4.6, 1.6), (2.1, 1.6)],
     ("sharding", "terminal"): [(1.5, 2.45), (1.5, 1.62)],
+    ("app", "errors"): [(5.53, 7.4), (5.53, 0.55)],
     ("launch", "config"): [(5.087, 1.5), (2, 1.5)],
 }
 """Columns and ranks through which an arrow goes that would cross a package."""
@@ -108,7 +110,7 @@ def draw() -> Drawing:
         drawing.arrow([(x, y + HEIGHT / 2), *between, (to_x, to_y - HEIGHT / 2 - 2)], stroke="#9aa3b2")
     for room, (column, purpose) in PURPOSE.items():
         x, y = center(column, RANKS[room])
-        has_jax = not f"{room}/".startswith(tuple(HOUSE["WITHOUT_JAX"])) and room != "errors"
+        has_jax = not f"{room}/".startswith(tuple(HOUSE["WITHOUT_JAX"])) and room not in ("app", "errors")
         fill, stroke = (PALE_BLUE, BLUE) if has_jax else (PALE_TEAL, TEAL)
         drawing.rect(x - WIDTH / 2, y - HEIGHT / 2, WIDTH, HEIGHT, fill=fill, stroke=stroke, radius=6)
         drawing.text(x, y - 3, room, size=14, bold=True, anchor="middle", mono=True)
