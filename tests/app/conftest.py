@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import pytest
 
+from app.settings import Settings
 from tests.app.browser import launch
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +138,14 @@ class RunningApp:
         self.child.stdout.close()
         self.child = None
         return code
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Any]:
+    """The state of an app with an empty home, whose project is the directory of the test."""
+    site = pytest.importorskip("app.state").Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
+    yield site
+    site.close()
 
 
 @pytest.fixture(scope="session")

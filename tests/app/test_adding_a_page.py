@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,18 +12,10 @@ import pytest
 
 from app import site as site_module
 from app.pages import PAGES
-from app.settings import Settings
 from app.state import Site
 from tests.app import native
 from tests.app.many import experiment, write_run
 from tests.doc_pages import blocks
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 @pytest.fixture

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from app.components.token_runs import token_runs
 from app.pages.data import page as data_page
-from app.settings import Settings
 from app.state import Site
 from tests.app import native
 from tests.app.on_pages import EVIL
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 def shown(site: Site, **query: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from app.pages import demo
 from app.pages import runs as runs_page
 from app.processes import demo_data
-from app.settings import Settings
 from app.state import Site
 from app.store.read_python import read_python
 from tests.app.on_native import built_buttons, offered, updates
@@ -20,13 +18,6 @@ drafting = pytest.importorskip("app.pages.new.drafting")
 new_page = pytest.importorskip("app.pages.new.page")
 outputs_page = pytest.importorskip("app.pages.outputs.page")
 native = pytest.importorskip("tests.app.native")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None:

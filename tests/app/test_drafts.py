@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.app.many import experiment, write_run
 drafting = pytest.importorskip("app.pages.new.drafting")
 new_page = pytest.importorskip("app.pages.new.page")
 native = pytest.importorskip("tests.app.native")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 @pytest.fixture

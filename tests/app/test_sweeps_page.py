@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,6 @@ from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 
 BETAS = (0.01, 0.1, 1.0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 @pytest.fixture

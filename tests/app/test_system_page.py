@@ -9,12 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from app.processes import usage
-from app.settings import Settings
 from app.state import Site
 from nnxdsl.storage import process_info
 from tests.app.many import experiment, write_run
@@ -29,13 +27,6 @@ child = subprocess.Popen([sys.executable, "-c", "held = bytearray(200_000_000); 
                          stdin=subprocess.PIPE)
 while True: pass
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 @pytest.fixture

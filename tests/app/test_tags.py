@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
@@ -19,13 +18,6 @@ from nnxdsl import RunError
 from tests.app import native
 from tests.app.many import experiment, write_run
 from tests.app.on_native import built_buttons, click, updates
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
-    yield site
-    site.close()
 
 
 def test_texts_become_tags() -> None:
