@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import math
 import re
 from collections.abc import Iterator
 from html import escape
@@ -15,6 +17,8 @@ import pytest
 
 from app import site as site_module
 from app.markdown import plain
+from app.pages import system
+from app.processes import usage
 from app.settings import Settings
 from app.state import Site
 from app.store.index import Index
@@ -64,7 +68,11 @@ def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks
     assert not list((outside.home / ".app").glob("launches/*"))
 
 
-def test_no_answer_tells_whether_something_is_there(site: Site, outside: Outside, blocks: Any) -> None:
+def test_no_answer_tells_whether_something_is_there(
+    site: Site, outside: Outside, blocks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "SECONDS", math.inf)  # the machine is measured once
+    monkeypatch.setattr(system, "disk", functools.cache(usage.disk))
     for _ in range(2):
         site.jobs._slots.acquire()  # no child process gets on, so that the same is told of the run of the home
     for there, gone in outside.ids():
