@@ -4,7 +4,7 @@
   const place = (draft) => "nnx form " + draft;
   const text = (value) => (Array.isArray(value) ? value.join(", ") : String(value ?? ""));
   const field = (path) => document.getElementById("f-" + path);
-  let latest = "", count = 0, restored = false, marks = {}, hurry = false, observed = null;
+  let latest = "", count = 0, restored = false, marks = {}, hurry = false, observed = null, shown = {};
 
   /* Texts as they are now: those of the draft when it was opened, and on top of them all that was changed since. */
   const merged = (origin, form) => {
@@ -13,6 +13,7 @@
   };
   const written = (form) => {
     latest = JSON.stringify({ ...form, count: ++count });
+    shown = form;
     if (form.draft) sessionStorage.setItem(place(form.draft), latest); // until it is saved: a reload brings it back
     return latest;
   };
@@ -57,6 +58,7 @@
     /* The draft was opened: what was typed before it could be saved comes back. */
     opened(origin, form) {
       const first = JSON.parse(origin || "{}"), kept = sessionStorage.getItem(place(first.draft));
+      shown = merged(origin, form);
       if (!form && kept) { restored = true; return written(JSON.parse(kept)); }
       return form && !JSON.parse(form).draft ? written(merged(origin, form)) : form;
     },
@@ -113,6 +115,16 @@
       return;
     }
   };
+
+  /* After one failed request gradio passes no event on until it reloads the page: what is typed then is written here. */
+  document.addEventListener("input", (event) => {
+    const input = event.target, path = input.closest?.(".spec-field")?.id.slice(2);
+    if (!path || !input.matches("input[type=text]:not([role]), input[type=number], textarea")) return;
+    setTimeout(() => {
+      if (!shown.draft || !input.isConnected || shown.texts[path] === input.value) return;
+      written({ ...shown, texts: { ...shown.texts, [path]: input.value } });
+    }, 500);
+  }, true);
 
   document.addEventListener("click", (event) => {
     const path = event.target.closest?.('a[href^="#f-"]')?.getAttribute("href").slice(3);

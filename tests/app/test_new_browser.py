@@ -151,10 +151,12 @@ def test_what_was_typed_while_the_app_was_gone_comes_back(app: RunningApp, open_
     until_saved(app, shown, steps="21")
     app.end()
     field(shown, "seed").fill("22")
+    shown.get_by_text("Connection to the server was lost").wait_for()
+    field(shown, "notes").fill("typed after it was noticed")
     shown.wait_for_timeout(1_500)
     app.start()
     shown.wait_for_event("load", timeout=60_000)  # gradio reloads a page that has lost its server
-    until_saved(app, shown, seed="22", steps="21")
+    until_saved(app, shown, seed="22", steps="21", notes="typed after it was noticed")
     until_value(shown, "seed", "22")
     until_value(shown, "steps", "21")
 
