@@ -5,8 +5,9 @@ real lengths (one to three turns, about 770 tokens; with `--short` one turn of a
 tokens trained on them, with a chat template that has generation blocks. In processes of their own, nnxdsl loads the
 chats into an empty cache of tokens, loads them again from that cache, and with `--peers` TRL's SFTTrainer prepares them
 through `datasets.map` with as many processes, for the assistant's tokens alone. Memory is the most that the loading
-process has of its own, without mapped files and workers. The token ids and masks of the first rows are compared. Exit
-code 1 beyond the aims: twice TRL's rows per second, and later starts below two seconds.
+process has of its own, without mapped files and workers, while it loads and draws shuffled batches. The token ids and
+masks of the first rows are compared. Exit code 1 beyond the aims: twice TRL's rows per second, and later starts below
+two seconds.
 """
 
 # ruff: noqa: PLC0415 - each side imports its own library, in a process of its own
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -29,6 +31,8 @@ AIM, LATER_SECONDS = 2.0, 2.0
 MAX_LENGTH = 4096
 COMPARED = 50
 """Rows whose ids are compared."""
+STEPS = 50
+"""Batches of shuffled rows, which are part of the memory that is measured, not of the time."""
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
     "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% else %}"
@@ -99,9 +103,9 @@ def write_inputs(place: Path, rows: int, *, short: bool = False) -> None:
 
 
 def side_nnxdsl(place: Path, workers: int) -> dict[str, Any]:
-    """Loads the chats with the cache of tokens in `place`."""
-    from nnxdsl import Data, Tokenizer
-    from nnxdsl.data import load, open_tokenizer
+    """Loads the chats with the cache of tokens in `place`, then makes batches of shuffled rows."""
+    from nnxdsl import Data, Order, Tokenizer
+    from nnxdsl.data import BatchSampler, load, open_tokenizer
     from nnxdsl.data.loaders.token_cache import TokenCache
 
     begun = time.perf_counter()
@@ -110,7 +114,17 @@ def side_nnxdsl(place: Path, workers: int) -> dict[str, Any]:
     dataset = load(data, tokenizer, cache=TokenCache(place / "cache", workers=workers))
     seconds = time.perf_counter() - begun
     first = [{name: ids.tolist() for name, ids in dataset.row(row).items()} for row in range(COMPARED)]
-    return {"seconds": seconds, "rows": len(dataset), "first": [[row["tokens"], row["target"]] for row in first]}
+    begun = time.perf_counter()
+    sampler = BatchSampler(dataset, batch_size=16, seed=0, order=Order.Shuffled())
+    for step in range(STEPS):
+        sampler.at(step)
+    batches = time.perf_counter() - begun
+    return {
+        "batches": batches,
+        "seconds": seconds,
+        "rows": len(dataset),
+        "first": [[row["tokens"], row["target"]] for row in first],
+    }
 
 
 def side_trl(place: Path, workers: int) -> dict[str, Any]:
@@ -184,10 +198,11 @@ def main() -> int:
             sides["TRL"] = ("trl", options.peers / "bin/python")
         found = {title: run_side(name, place, options.workers, python) for title, (name, python) in sides.items()}
     print(f"{options.rows:,} chats, {options.workers} processes")
-    print(f"  {'':<22} {'seconds':>10} {'rows/s':>10} {'peak MiB':>10}")
+    print(f"  {'':<22} {'seconds':>10} {'rows/s':>10} {'peak MiB':>10} {f'{STEPS} batches, s':>15}")
     for title, side in found.items():
         rate = side["rows"] / side["seconds"]
-        print(f"  {title:<22} {side['seconds']:>10.2f} {rate:>10.0f} {side['peak_mib']:>10.0f}")
+        figures = f"{side['seconds']:>10.2f} {rate:>10.0f} {side['peak_mib']:>10.0f}"
+        print(f"  {title:<22} {figures} {side.get('batches', math.nan):>15.2f}")
     first, later = found["nnxdsl, first start"], found["nnxdsl, later start"]
     is_good = later["seconds"] < LATER_SECONDS and later["first"] == first["first"]
     if "TRL" in found:

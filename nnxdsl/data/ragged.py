@@ -16,10 +16,17 @@ T = TypeVar("T")
 
 BLOCK = 2**22
 """Values of a buffer that are digested at a time."""
+STRIDE = 1024
+"""Rows between two whose beginnings are in memory; those between are found by adding up to as many lengths."""
+
+
+def blocks_of(values: npt.NDArray[Any], size: int = BLOCK) -> Iterator[npt.NDArray[Any]]:
+    """The values of an array in blocks of `size`, without a copy."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 class Ragged:
-    """Rows of integers in one buffer, which may be a mapped file; 12 bytes of memory per row.
+    """Rows of integers in one buffer. Mapped values and lengths take next to no memory, however many rows there are.
 
     Args:
         values: [N] all rows, concatenated.
@@ -28,9 +35,9 @@ class Ragged:
     """
 
     def __init__(self, values: npt.NDArray[Any], lengths: Int32, sums: Int32 | None = None) -> None:
-        ends = np.cumsum(lengths, dtype=np.int64)
         self._values, self._sums = values, sums
-        self._starts = ends - lengths
+        groups = np.add.reduceat(lengths, np.arange(0, len(lengths), STRIDE), dtype=np.int64) if len(lengths) else []
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(groups, dtype=np.int64)])
         self.lengths: Int32 = lengths
 
     def __len__(self) -> int:
@@ -38,8 +45,10 @@ class Ragged:
 
     def __getitem__(self, row: int) -> Int32:
         """One row, without a copy."""
-        start = self._starts[row]
-        return self._values[start : start + self.lengths[row]]
+        row = range(len(self.lengths))[row]
+        group = row // STRIDE
+        start = int(self._starts[group] + self.lengths[group * STRIDE : row].sum(dtype=np.int64))
+        return self._values[start : start + int(self.lengths[row])]
 
     @property
     def total(self) -> int:
@@ -55,18 +64,20 @@ class Ragged:
         """[rows] the sum of each row's values."""
         if self._sums is None:
             upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._values, dtype=np.int64)])
-            self._sums = (upto[self._starts + self.lengths] - upto[self._starts]).astype(np.int32)
+            ends = np.cumsum(self.lengths, dtype=np.int64)
+            self._sums = (upto[ends] - upto[ends - self.lengths]).astype(np.int32)
         return self._sums
 
     def update(self, digest: Any) -> None:
         """Feeds all lengths and values to a `hashlib` digest."""
-        digest.update(self.lengths.astype("<i4").tobytes())
+        for block in blocks_of(self.lengths):
+            digest.update(block.astype("<i4").tobytes())
         for block in self.blocks():
             digest.update(block.astype("<i4").tobytes())
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """All values, in blocks."""
-        return (self._values[start : start + BLOCK] for start in range(0, len(self._values), BLOCK))
+        return blocks_of(self._values)
 
     def right_padded(self, rows: Sequence[int], width: int) -> Int32:
         """[len(rows), width]: rows at the left edge, then zeros."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.data.collate import Collator, make_collator
 from nnxdsl.data.dataset import Dataset, Reads
 from nnxdsl.data.mixture import MixedRows
+from nnxdsl.data.row_order import PIECE, Rows, is_permutation, joined, sorted_pieces
 from nnxdsl.errors import DataError
-
-Rows = npt.NDArray[np.int64]
 
 PADDED = Batching.Padded()
 
@@ -38,7 +37,7 @@ def permutation(order: Order, rows: int, seed: int, epoch: int) -> Rows:
 
 @permutation.register(Order.AsInFile)
 def _as_in_file(order: Order, rows: int, seed: int, epoch: int) -> Rows:
-    return np.arange(rows)
+    return joined((np.arange(begin, min(begin + PIECE, rows)) for begin in range(0, rows, PIECE)), rows)
 
 
 @permutation.register(Order.Shuffled)
@@ -46,8 +45,12 @@ def _shuffled(order: Order, rows: int, seed: int, epoch: int) -> Rows:
     # Ranks of raw Philox values: numpy guarantees that the raw stream of a bit generator never changes, but not that of
     # Generator.permutation, and a run may be resumed with another numpy. The sort is stable for equal values.
     key = hashlib.sha256(f"nnxdsl order 1: seed {seed}, epoch {epoch}".encode()).digest()[:16]
-    values = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows)
-    return np.argsort(values, kind="stable")
+
+    def values() -> Iterator[npt.NDArray[np.uint64]]:
+        stream = np.random.Philox(key=int.from_bytes(key, "little"))
+        return (stream.random_raw(min(PIECE, rows - begin)) for begin in range(0, rows, PIECE))
+
+    return joined((piece for piece, _ in sorted_pieces(values, rows)), rows)
 
 
 def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
@@ -57,7 +60,7 @@ def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
         DataError: It is not a permutation of the rows.
     """
     indices = np.asarray(permutation(order, rows, seed, epoch))
-    if not np.array_equal(np.sort(indices, axis=None), np.arange(rows)):
+    if indices.shape != (rows,) or not np.issubdtype(indices.dtype, np.integer) or not is_permutation(indices):
         raise DataError(f"{type(order).__name__}: expected each of {rows:,} rows once in epoch {epoch}")
     return indices
 

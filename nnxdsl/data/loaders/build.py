@@ -21,6 +21,7 @@ from nnxdsl.data.loaders.tally import Tally
 from nnxdsl.data.loaders.token_cache import TokenCache, key_of
 from nnxdsl.data.ragged import JsonRows, Ragged
 from nnxdsl.data.row_ids import RowIds
+from nnxdsl.data.row_order import PIECE
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import DataError
 from nnxdsl.terminal.display import Display
@@ -173,11 +174,24 @@ def _rows(
     )
 
 
-def require_fit(lengths: npt.NDArray[np.integer], rows: TokenizedRows, max_position: int | None, remedy: str) -> None:
-    """Raises DataError if a row is longer than the model's positions; names the longest row and the remedy."""
-    longest = int(np.argmax(lengths))
-    if max_position is not None and lengths[longest] > max_position:
+def require_fit(
+    length: Callable[[slice], npt.NDArray[np.integer]], rows: TokenizedRows, max_position: int | None, remedy: str
+) -> None:
+    """Raises DataError if a row is longer than the model's positions; names the longest row and the remedy.
+
+    Args:
+        length: Lengths of a range of rows.
+        rows: All rows.
+        max_position: As of `load`.
+        remedy: What to change.
+    """
+    longest = tokens = 0
+    for begin in range(0, len(rows.row_ids), PIECE):
+        lengths = length(slice(begin, begin + PIECE))
+        if lengths.max() > tokens:
+            longest, tokens = begin + int(np.argmax(lengths)), int(lengths.max())
+    if max_position is not None and tokens > max_position:
         raise DataError(
-            f"{rows.row_ids[longest]}: the row has {lengths[longest]:,} tokens, more than the model's {max_position:,} "
+            f"{rows.row_ids[longest]}: the row has {tokens:,} tokens, more than the model's {max_position:,} "
             f"positions; {remedy}"
         )

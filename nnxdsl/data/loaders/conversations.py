@@ -63,7 +63,7 @@ def load_conversations(
     rows = build_dataset(
         data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache, rules=loss_on
     )
-    require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
+    require_fit(rows.parts["tokens"].lengths.__getitem__, rows, max_position, "lower data.max_length")
     return Sequences(rows)
 
 

@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from nnxdsl.config.data import Feedback
 from nnxdsl.data.dataset import TokenizedRows
-from nnxdsl.data.loaders.build import build_dataset, load, require_fit
+from nnxdsl.data.loaders.build import build_dataset, load
 from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
 from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError, kind_of
 from nnxdsl.data.loaders.preferences import example as pair_example
+from nnxdsl.data.loaders.preferences import require_pairs_fit
 from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
@@ -78,9 +79,7 @@ def load_feedback(
             f"{data.name}: all rows have the same prompt, so no completion can be paired with a mismatched one"
         )
     paired = singles.with_parts({**singles.parts, "rejected": _select(singles.parts["chosen"], other)})
-    prompt, longest = (paired.parts[name].lengths for name in ("prompt", "chosen"))
-    longest = longest.clip(min=paired.parts["rejected"].lengths)
-    require_fit(prompt + longest, paired, max_position, "lower data.max_prompt_length or data.max_completion_length")
+    require_pairs_fit(paired, max_position)
     pairs = Pairs(paired)
     pairs.desirable = desirable
     return pairs

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from nnxdsl.config.data import Feedback, Preferences
+from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
 from nnxdsl.data.loaders.convert import Example
@@ -57,10 +60,15 @@ def load_preferences(
     rows = build_dataset(
         data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache
     )
-    prompt, chosen, rejected = (rows.parts[name].lengths for name in ("prompt", *SIDES))
-    longest = chosen.clip(min=rejected)
-    require_fit(prompt + longest, rows, max_position, "lower data.max_prompt_length or data.max_completion_length")
+    require_pairs_fit(rows, max_position)
     return Pairs(rows)
+
+
+def require_pairs_fit(rows: TokenizedRows, max_position: int | None) -> None:
+    """`require_fit` of prompts with the longer of their completions."""
+    prompt, chosen, rejected = (rows.parts[name].lengths for name in ("prompt", *SIDES))
+    remedy = "lower data.max_prompt_length or data.max_completion_length"
+    require_fit(lambda at: prompt[at] + np.maximum(chosen[at], rejected[at]), rows, max_position, remedy)
 
 
 def example(row: Fields, encoder: Encoder, data: Preferences | Feedback, vocabulary: int | None) -> Example:

@@ -72,5 +72,6 @@ def mapped(directory: Path, shapes: Mapping[str, tuple[str, int]]) -> Arrays:
         file, size = directory / name, math.prod((count, np.dtype(dtype).itemsize))
         if not file.is_file() or file.stat().st_size != size:
             raise ValueError(f"{file}: expected {size:,} bytes")
-        arrays[name] = np.memmap(file, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
+        # As a plain array: every slice of a `memmap` object takes microseconds.
+        arrays[name] = np.asarray(np.memmap(file, dtype, "r", shape=(count,))) if count else np.zeros(0, dtype)
     return arrays

@@ -13,7 +13,8 @@ from nnxdsl.config.data import BadRows, FileData
 from nnxdsl.data.loaders.convert import Converted
 from nnxdsl.data.loaders.report import Length, Report
 from nnxdsl.data.loaders.sources import Source
-from nnxdsl.data.ragged import Ragged
+from nnxdsl.data.ragged import Ragged, blocks_of
+from nnxdsl.data.row_order import PIECE, sorted_pieces
 from nnxdsl.errors import DataError
 
 SHOWN = 5
@@ -76,12 +77,13 @@ class Tally:
 
     def find_duplicates(self, hashes: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64]) -> None:
         """Counts rows whose ids are those of an earlier one."""
-        order = np.argsort(hashes, kind="stable")
-        later = order[1:][hashes[order[1:]] == hashes[order[:-1]]]
-        if len(later):
-            self.odd["duplicate"] = len(later)
-            row = int(later.min())
-            self.first["duplicate"] = int(np.searchsorted(self.ends, row, side="right")), int(numbers[row])
+        found, first = 0, len(hashes)
+        for rows, own in sorted_pieces(lambda: blocks_of(hashes, PIECE), len(hashes)):
+            later = rows[1:][own[1:] == own[:-1]]
+            found, first = found + len(later), int(later.min(initial=first))
+        if found:
+            self.odd["duplicate"] = found
+            self.first["duplicate"] = int(np.searchsorted(self.ends, first, side="right")), int(numbers[first])
 
     def report(self, source: Source, parts: Mapping[str, Ragged]) -> Report:
         """The report of a source with such ids."""

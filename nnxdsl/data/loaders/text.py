@@ -38,5 +38,5 @@ def load_text(
     rows = build_dataset(
         data, convert, ("tokens", "target"), tokenizer=tokenizer, vocabulary=vocabulary, reads={data.field}, cache=cache
     )
-    require_fit(rows.parts["tokens"].lengths, rows, max_position, "lower data.max_length")
+    require_fit(rows.parts["tokens"].lengths.__getitem__, rows, max_position, "lower data.max_length")
     return Sequences(rows)
