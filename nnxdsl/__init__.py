@@ -31,6 +31,7 @@ from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.config.recording.rollouts import RolloutLog
 from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.config.schedule import Schedule
 from nnxdsl.config.search import Pruner, Range, Search
@@ -119,6 +120,7 @@ __all__ = [
     "Range",
     "Reference",
     "Reward",
+    "RolloutLog",
     "RunError",
     "Schedule",
     "Search",

@@ -29,6 +29,7 @@ from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.config.recording.rollouts import RolloutLog
 from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.config.step_guard import Guard, Stop
@@ -76,12 +77,15 @@ class Experiment(Spec):
         evaluation: Held-out metrics and samples; None for none. Where it is not given and `test_size` is, before the
             first step and after the last. Not part of the run's identity.
         checkpoint: When the state is saved. Not part of the run's identity.
+        rollouts: Which sampled completions are written to the run directory, where the objective samples. Not
+            part of the run's identity.
         tracking: Where metrics are shown besides the run directory. Not part of the run's identity.
         notes: For people. Not part of the run's identity.
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset(
-        {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
+        {"name", "notes", "evaluation", "checkpoint", "rollouts", "tracking"}
+        | {"mesh", "microbatch_size", "batching", "memory"}
     )
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset(
@@ -119,6 +123,7 @@ class Experiment(Spec):
     memory: Memory = Memory()
     evaluation: Evaluation | None = None
     checkpoint: Checkpoint = Checkpoint()
+    rollouts: RolloutLog = RolloutLog()
     tracking: tuple[Tracking, ...] = ()
     notes: str = ""
 

@@ -36,7 +36,7 @@ CACHE = ".plans"
 """Directory of reports under the home of runs."""
 
 _ROOT = Path(__file__).parents[2]
-_IGNORED_FIELDS = ("name", "notes", "checkpoint", "evaluation", "tracking")
+_IGNORED_FIELDS = ("name", "notes", "checkpoint", "evaluation", "rollouts", "tracking")
 _READ_BY_COMPILERS = ("XLA_", "JAX_", "LIBTPU_")
 _LAST_LINES = 12
 

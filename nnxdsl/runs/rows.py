@@ -1,4 +1,4 @@
-"""The JSON-lines files of a run: metrics, samples, events and attempts; appended, read, and repaired for a resume."""
+"""The JSON-lines files of a run: metrics, samples, rollouts, events and attempts; appended, read, and repaired."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _EVALUATION = "evaluation"  # the kind of those rows of metrics.jsonl
 
 
 class RunRows:
-    """`metrics.jsonl`, `samples.jsonl`, `events.jsonl` and `attempts.jsonl` in a run directory."""
+    """`metrics.jsonl`, `samples.jsonl`, `rollouts.jsonl`, `events.jsonl` and `attempts.jsonl` in a run directory."""
 
     def __init__(self, path: Path) -> None:
         """Names the files in the directory `path`; opens none."""
         self._metrics = _checked_lines(path / "metrics.jsonl", records.METRICS, "step")
         self._events = _checked_lines(path / "events.jsonl", records.EVENT)
         self._samples = _checked_lines(path / "samples.jsonl", records.SAMPLE, "step")
+        self._rollouts = _checked_lines(path / "rollouts.jsonl", records.ROLLOUT, *records.ROLLOUT)
         self._attempts = _checked_lines(path / "attempts.jsonl", records.ATTEMPT)
-        self._all_lines = (self._metrics, self._samples, self._events, self._attempts)
+        self._all_lines = (self._metrics, self._samples, self._rollouts, self._events, self._attempts)
 
     def append_attempt(self, record: Row) -> int:
         """Appends one start of the run, synced to disk, and returns its number, from 1."""
@@ -49,6 +50,10 @@ class RunRows:
         """Appends one prompt with its completions; `row` has a "step"."""
         self._samples.append(_with_step(row))
         reached("sample-appended")
+
+    def append_rollout(self, row: Row) -> None:
+        """Appends one prompt of a step with its group of completions; `row` has the fields of `records.ROLLOUT`."""
+        self._rollouts.append(_with_step(row))
 
     def append_event(self, row: Row) -> None:
         """Appends an event with the time, synced to disk."""
@@ -91,12 +96,16 @@ class RunRows:
         """All prompts with their completions."""
         return self._samples.read()
 
+    def rollouts(self) -> list[Row]:
+        """All prompts whose sampled completions were written, with these; see `records.ROLLOUT`."""
+        return self._rollouts.read()
+
     def events(self) -> list[Row]:
         """All events."""
         return self._events.read()
 
     def require_readable(self) -> None:
-        """Checks all four files before anything is changed.
+        """Checks all these files before anything is changed.
 
         Raises:
             RunError: One of them is no regular file, or an attempt cannot be read.
@@ -106,7 +115,7 @@ class RunRows:
         self.attempts()
 
     def repair_rows(self, start: int, prompts: Sequence[str] = ()) -> list[str]:
-        """Leaves exactly one row per step before `start` in metrics, evaluations and samples.
+        """Leaves exactly one row per step before `start` in metrics, evaluations, samples and rollouts.
 
         Events and attempts stay: they happened.
 
@@ -127,8 +136,9 @@ class RunRows:
         starts = [row.get("start", 0) for row in attempts]
         metrics = repair(self._metrics, _key_of_metrics, start, starts)
         samples = repair(self._samples, lambda row: _key_of_sample(row, prompt_counts), start, starts)
+        rollouts = repair(self._rollouts, lambda row: Key(row["step"], row["group"]), start, starts)
         gaps = missing((step for step, is_training in metrics.rows if is_training), start)
-        problems = [*metrics.problems, *samples.problems]
+        problems = [*metrics.problems, *samples.problems, *rollouts.problems]
         return [*problems, f"metrics.jsonl: there are no metrics of {gaps}"] if gaps else problems
 
     def sync(self) -> None:

@@ -106,6 +106,36 @@ SAMPLE: Mapping[str, Kind] = {
 }
 """Fields of a row of `samples.jsonl`."""
 
+COMPLETION: Mapping[str, Kind] = {
+    "text": STRING,
+    "reward": FINITE,
+    "rewards": Kind(
+        "an object of finite numbers", lambda value: isinstance(value, dict) and all(map(_is_finite, value.values()))
+    ),
+    "advantage": FINITE,
+    "length": COUNT,
+    "truncated": Kind("true or false", lambda value: isinstance(value, bool)),
+}
+"""Fields of a completion in a row of `rollouts.jsonl`."""
+
+
+def _are_completions(value: Any) -> bool:
+    """Whether a JSON value is a list of completions with all of their fields."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and problem_in(one, COMPLETION, required=tuple(COMPLETION)) is None for one in value
+    )
+
+
+ROLLOUT: Mapping[str, Kind] = {
+    "step": COUNT,
+    "attempt": COUNT,
+    "group": COUNT,
+    "row": STRING,
+    "prompt": STRING,
+    "completions": Kind("a list of completions", _are_completions),
+}
+"""Fields of a row of `rollouts.jsonl`: a prompt of a step with its group of completions."""
+
 EVENT: Mapping[str, Kind] = {"time": STRING, "event": STRING}
 """Fields of a row of `events.jsonl`."""
 

@@ -76,6 +76,11 @@ class Result:
         return self._run.samples()
 
     @property
+    def rollouts(self) -> list[Row]:
+        """The prompts whose sampled completions were written, with these, their rewards and advantages, by step."""
+        return self._run.rollouts()
+
+    @property
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints on disk, ascending."""
         return sorted(int(path.name) for path in self._run.checkpoints.glob("[0-9]*") if path.name.isdigit())

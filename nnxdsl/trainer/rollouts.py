@@ -31,6 +31,22 @@ from nnxdsl.runtime import distributed
 from nnxdsl.sharding.mesh import on_devices
 
 
+class Completions(NamedTuple):
+    """Completions as people read them; each attribute has one entry per completion, in the order of the batch.
+
+    Attributes:
+        rows: The row of its prompt.
+        texts: Text, without the token that ends it.
+        rewards: What each reward function gave, not weighted, `[B, rewards]`.
+        is_truncated: Whether it reached the maximal length before its end.
+    """
+
+    rows: Sequence[int]
+    texts: Sequence[str]
+    rewards: np.ndarray
+    is_truncated: Sequence[bool]
+
+
 class Rollout(NamedTuple):
     """Completions of one policy.
 
@@ -38,11 +54,13 @@ class Rollout(NamedTuple):
         step: The optimizer step, from 0, whose policy gave them.
         batch: What steps train on, in numpy.
         metrics: Rewards and lengths, under TRL's names.
+        completions: Texts and rewards; None if it was read from a checkpoint, which does not store them.
     """
 
     step: int
     batch: RolloutBatch
     metrics: dict[str, float]
+    completions: Completions | None = None
 
 
 @attrs.define
@@ -123,6 +141,33 @@ class Rollouts:
         """The rows of the prompts that a step trains on."""
         return self._order.indices(step // self.objective.num_iterations).tolist()
 
+    def groups(self, rollout: Rollout, limit: int) -> list[dict[str, Any]]:
+        """The first `limit` prompts with their completions in plain JSON values, without the step; see `RunRows`.
+
+        Empty for a rollout that was read from a checkpoint: its groups were written before that.
+        """
+        completions = rollout.completions
+        if completions is None:
+            return []
+        count, found = self.objective.num_generations, list[dict[str, Any]]()
+        for group, first in enumerate(range(0, min(len(completions.rows), limit * count), count)):
+            row = completions.rows[first]
+            prompt = self.tokenizer.decode(self.prompts.row(row)["prompt"].tolist(), skip_special=False)
+            members = [self._completion(rollout.batch, completions, index) for index in range(first, first + count)]
+            found.append({"group": group, "row": self.prompts.row_ids[row], "prompt": prompt, "completions": members})
+        return found
+
+    def _completion(self, batch: RolloutBatch, completions: Completions, index: int) -> dict[str, Any]:
+        rewards = completions.rewards[index]
+        return {
+            "text": completions.texts[index],
+            "reward": float(rewards @ np.asarray(self.rewards.weights)),
+            "rewards": dict(zip(self.rewards.names, rewards.tolist(), strict=True)),
+            "advantage": float(batch.advantage[index]),
+            "length": int(batch.loss_mask[index].sum()),
+            "truncated": bool(completions.is_truncated[index]),
+        }
+
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint stores after so many steps, in plain JSON values."""
         stored = {**self._order.state(position), "rewards": self.rewards.fingerprint(), "rollout": None}
@@ -169,7 +214,7 @@ class Rollouts:
             filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
             completions = self._answers(state, held_out, filled, seed)[: len(rows)]
             answers += completions
-            values += self._values(held_out, rows, completions)
+            values += self._values(held_out, rows, self._texts(completions))
         metrics = self._metrics(np.asarray(values), answers, held_out.max_completion_length)
         return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
 
@@ -177,14 +222,16 @@ class Rollouts:
         group = self.objective.num_generations
         rows = [row for row in self.indices(step) for _ in range(group)]
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
-        values = np.asarray(self._values(self.prompts, rows, answers))  # [B, rewards]
+        texts = self._texts(answers)
+        values = np.asarray(self._values(self.prompts, rows, texts))  # [B, rewards]
         totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
         batch = self.prompts.rollout_batch(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
         if self.objective.num_iterations > 1:
             stats = self.program.score(state, batch).token_stats
             batch = batch._replace(old=np.asarray(stats.logp))
         metrics = self._metrics(values, answers, self.prompts.max_completion_length)
-        return Rollout(step, batch, metrics)
+        is_truncated = [answer[-1] not in self._stops for answer in answers]
+        return Rollout(step, batch, metrics, Completions(rows, texts, values, is_truncated))
 
     def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
         objective, blueprint = self.objective, self.program.blueprint
@@ -203,9 +250,12 @@ class Rollouts:
         sharding = self.program.batch_sharding(len(rows[0]))
         return on_devices(rows, sharding)
 
-    def _values(self, prompts: Prompts, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The rewards of each completion, `[answers, rewards]`."""
-        texts = [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
+    def _texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each completion, without the token that ends it."""
+        return [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
+
+    def _values(self, prompts: Prompts, rows: Sequence[int], texts: Sequence[str]) -> list[list[float]]:
+        """The rewards of each completion, `[completions, rewards]`."""
 
         def found() -> list[list[float]]:
             pairs = zip(texts, rows, strict=True)

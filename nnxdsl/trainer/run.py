@@ -33,11 +33,13 @@ from nnxdsl.trainer.hooks.metrics import MetricsWriter
 from nnxdsl.trainer.hooks.non_finite import NonFiniteSteps
 from nnxdsl.trainer.hooks.progress import Progress
 from nnxdsl.trainer.hooks.reference_check import ReferenceCheck
+from nnxdsl.trainer.hooks.rollouts import RolloutWriter
 from nnxdsl.trainer.hooks.run_log import RunLog
 from nnxdsl.trainer.hooks.stopping import StopOnRequest
 from nnxdsl.trainer.hooks.tracking import Track
 from nnxdsl.trainer.prepare import Prepared, prepare
 from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init, samples_by_step
+from nnxdsl.trainer.rollouts import Rollouts
 from nnxdsl.trainer.throughput import Speed
 from nnxdsl.trainer.trainer import Outcome, Trainer, TrainingError
 from nnxdsl.weights import sources
@@ -113,6 +115,7 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         RunLog(attempt, stopping, start.damage, datasets),
         track,
         metrics,
+        RolloutWriter(attempt, sampler, experiment.rollouts) if isinstance(sampler, Rollouts) else None,
         NonFiniteSteps(attempt, experiment.guard, checkpointing),
         ReferenceCheck(attempt, sampler) if is_cached and isinstance(sampler, BatchSampler) else None,
         checkpointing,  # a step is saved before it is evaluated, and evaluated before the run stops there

@@ -188,6 +188,7 @@ HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
 TRACKED = "tracking/test_clients.py::test_"
+WRITTEN = "run/test_rollout_log.py::test_each_rollout_is_written_once_and_changes_nothing"
 ELSEWHERE = {
     "Tracking.TensorBoard.directory": f"{TRACKED}tensorboard",
     **{f"Tracking.WandB.{name}": f"{TRACKED}wandb" for name in ("project", "mode", "entity")},
@@ -217,6 +218,7 @@ ELSEWHERE = {
     "Batching.Packed.length": "data/test_packing.py::test_what_does_not_say_how_it_is_packed_is_refused",
     "Checkpoint.every_steps": SAVED,
     "Checkpoint.keep": SAVED,
+    **dict.fromkeys(("RolloutLog.every_steps", "RolloutLog.prompts", "Experiment.rollouts"), WRITTEN),
     "Evaluation.every_steps": "run/test_loop.py::test_held_out_reward_accuracy_rises",
     "Evaluation.data": "run/test_evaluation.py::test_rows_come_as_their_data_order_them",
     "Evaluation.prompts": "run/test_loop.py::test_samples_have_policy_and_reference",

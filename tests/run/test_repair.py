@@ -33,6 +33,9 @@ def write(run: RunDirectory) -> None:
             for prompt in PROMPTS:
                 run.append_sample({**common, "prompt": prompt, "policy": "x" * step, "reference": None})
         run.append_metrics({**common, "loss": 1.0 / (step + 1)})
+        if step % 2 == 0:
+            for group in range(2):
+                run.append_rollout({**common, "group": group, "row": "a:1", "prompt": "a", "completions": []})
     run.close()
 
 
@@ -46,7 +49,7 @@ def test_whatever_was_done_to_rows_each_step_stands_once_or_is_named(tmp_path: P
     run = RunDirectory.create(tmp_path / "run", identity="", experiment_json={}, experiment_py="")
     write(run)
     seeded = random.Random(seed)
-    whole = {name: rows(run.path / name) for name in ("metrics.jsonl", "samples.jsonl")}
+    whole = {name: rows(run.path / name) for name in ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")}
     for name, kept in whole.items():
         lines = (run.path / name).read_bytes().splitlines()
         for _ in range(seeded.randint(1, 4)):
@@ -86,6 +89,9 @@ def test_whatever_was_done_to_rows_each_step_stands_once_or_is_named(tmp_path: P
     for key in samples:
         assert samples.count(key) <= PROMPTS.count(key[1])
     assert max(step for step, _ in samples) < RESUMED
+    groups = [(row["step"], row["group"]) for row in rows(run.path / "rollouts.jsonl")]
+    assert groups == sorted(set(groups))
+    assert max(groups) < (RESUMED, 0)
     assert run.repair_rows(RESUMED, PROMPTS) == [line for line in said if "no metrics" in line]  # it is done once
 
 
@@ -106,9 +112,10 @@ def test_of_several_rows_the_one_of_the_right_attempt_stays(tmp_path: Path) -> N
 def test_a_file_that_is_as_it_should_be_is_not_written(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", identity="", experiment_json={}, experiment_py="")
     write(run)
-    before = [(run.path / name).stat() for name in ("metrics.jsonl", "samples.jsonl")]
+    names = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
+    before = [(run.path / name).stat() for name in names]
     assert run.repair_rows(STEPS, PROMPTS) == []
-    assert [(run.path / name).stat() for name in ("metrics.jsonl", "samples.jsonl")] == before
+    assert [(run.path / name).stat() for name in names] == before
 
 
 @pytest.mark.parametrize(

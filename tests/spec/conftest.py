@@ -33,6 +33,7 @@ from nnxdsl import (
     Quantization,
     Reference,
     Reward,
+    RolloutLog,
     Schedule,
     Spec,
     Tracking,
@@ -319,10 +320,12 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "memory",
         "reference",
         "outer",
+        "rollouts",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
     if isinstance(objective, Objective.GRPO):
         fields["batching"] = registry["Batching.Padded"]()
+        fields["rollouts"] = draw(st.sampled_from((RolloutLog(), RolloutLog(every_steps=None), RolloutLog(prompts=2))))
     fields["tracking"] = tuple(dict.fromkeys(fields["tracking"]))
     mesh = draw(of_noun(Mesh))
     micro = mesh.data * mesh.fsdp * mesh.expert * draw(st.integers(1, 3))

@@ -46,7 +46,8 @@ from nnxdsl import (
 from nnxdsl.config.core.base import declared, is_family, members, registry
 from nnxdsl.config.core.run_id import canonical, fingerprint
 
-OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "batching", "memory"}
+OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "rollouts", "tracking"}
+OUTSIDE |= {"mesh", "microbatch_size", "batching", "memory"}
 
 OF_PAIRS = (
     Objective.DPO(divergence=Divergence.Alpha()),
@@ -77,6 +78,9 @@ TRACKING = (
 ONLY = {
     ("Experiment", "epochs"): "epochs",
     ("Experiment", "frozen"): "frozen",
+    ("Experiment", "rollouts"): "answers",
+    ("RolloutLog", "every_steps"): "answers",
+    ("RolloutLog", "prompts"): "answers",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
     ("Optimizer.Muon", "max_attention_logit"): "clipped",

@@ -31,7 +31,7 @@ from nnxdsl.config.core.run_id import canonical, fingerprint
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]  # most combinations of objective and data are refused
 LAW = settings(deadline=None, max_examples=25, derandomize=True, suppress_health_check=SLOW)
 ANY = st.from_type(Experiment)
-OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "tracking", "mesh", "microbatch_size", "memory"}
+OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "rollouts", "tracking", "mesh", "microbatch_size", "memory"}
 SPECS = {"my_lab": sys.modules["my_lab.simpo"], **vars(nnxdsl), **vars(sys.modules["my_lab.simpo"])}
 
 

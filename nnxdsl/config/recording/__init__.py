@@ -1,1 +1,1 @@
-"""What a run records: its checkpoints, and its metrics in trackers."""
+"""What a run records: its checkpoints, its metrics in trackers, and completions that it samples."""
