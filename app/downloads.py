@@ -12,6 +12,7 @@ from nnxdsl.errors import RunError
 
 from .pages.compare.export import to_csv as compared_csv
 from .pages.compare.export import to_markdown
+from .pages.compare.groups import grouped
 from .pages.compare.report import to_html
 from .pages.compare.runs import compared
 from .pages.layout.request import arrays_csv
@@ -36,11 +37,13 @@ FIGURES = "metrics.csv"
 """Generated from `metrics.jsonl` on request."""
 
 COMPARISONS = {
-    "csv": (compared_csv, b"text/csv; charset=utf-8"),
-    "md": (to_markdown, b"text/markdown; charset=utf-8"),
+    "csv": (lambda groups, query: compared_csv(groups), b"text/csv; charset=utf-8"),
+    "md": (lambda groups, query: to_markdown(groups), b"text/markdown; charset=utf-8"),
     "html": (to_html, b"text/html; charset=utf-8"),
 }
-"""What `/download?compare=ID,ID&as=KIND` serves of one run or several, with content types."""
+"""What `/download?compare=ID,ID&as=KIND` serves of one run or several, with content types.
+
+`filter`, `group` and the choices of the charts are those of the Compare page's query."""
 
 CHUNK = 1 << 20
 
@@ -64,8 +67,8 @@ class Downloads:
         if "layout" in query:
             await self._arrays({name: values[-1] for name, values in query.items()}, scope["method"], send)
             return
-        if "compare" in query:
-            await self._compared(query["compare"][-1], query.get("as", ["csv"])[-1], scope["method"], send)
+        if "compare" in query or "filter" in query:
+            await self._compared({name: values[-1] for name, values in query.items()}, scope["method"], send)
             return
         run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
         if name == FIGURES:
@@ -106,14 +109,15 @@ class Downloads:
         name, text = found
         await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", name)
 
-    async def _compared(self, ids: str, kind: str, method: str, send: Send) -> None:
+    async def _compared(self, query: Mapping[str, str], method: str, send: Send) -> None:
         """Answers `/download?compare=ID,ID&as=csv`: metrics and differing settings of runs."""
-        runs, _ = compared(self.site, {"ids": ids})
+        kind = query.get("as", "csv")
+        runs, _ = await asyncio.to_thread(compared, self.site, {**query, "ids": query.get("compare", "")})
         if method != "GET" or kind not in COMPARISONS or not runs:
             await _refuse(send)
             return
         written, content_type = COMPARISONS[kind]
-        text = await asyncio.to_thread(written, runs)
+        text = await asyncio.to_thread(written, grouped(runs, query.get("group", "")), query)
         name = f"compared-runs.{kind}" if len(runs) > 1 else f"{runs[0].row.id}.{kind}"
         await _send_all(send, 200, text.encode(), content_type, name)
 

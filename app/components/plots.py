@@ -24,6 +24,21 @@ def _no_points() -> np.ndarray:
 
 
 @attrs.frozen(eq=False)
+class Band:
+    """What a mean over several runs is drawn with.
+
+    Attributes:
+        low: Its lower edge, `[N]`; NaN where fewer than two runs have a value.
+        high: Its upper edge, `[N]`.
+        texts: Shown behind each value of the curve on hover, `[N]`.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    texts: Sequence[str]
+
+
+@attrs.frozen(eq=False)
 class Line:
     """One curve.
 
@@ -35,6 +50,7 @@ class Line:
         is_dashed: Whether it is dashed, with its points as dots.
         is_faint: Whether it stands behind a smoothed curve.
         missing: x coordinates of NaN or infinite values, `[M]`, which leave a gap and are marked.
+        band: The spread of the runs that it is the mean of.
     """
 
     name: str
@@ -44,6 +60,7 @@ class Line:
     is_dashed: bool = False
     is_faint: bool = False
     missing: np.ndarray = attrs.field(factory=_no_points)
+    band: Band | None = None
 
 
 @attrs.frozen(eq=False)
@@ -93,6 +110,8 @@ def figure(
         where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "legend": f"legend{number if own_legends else ''}"}
         for line in chart.lines:
             is_new = line.name not in named and not line.is_faint
+            if line.band is not None:
+                traces.append(_band(line, line.band, **where))
             traces.append(_curve(line, show=is_new, **where))
             named |= set() if own_legends or line.is_faint else {line.name}
             if len(line.missing):
@@ -166,6 +185,7 @@ def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
 def _curve(line: Line, *, show: bool, **where: str) -> go.Scatter:
     gaps, first = np.unique(np.searchsorted(line.x, line.missing), return_index=True)
     colour = COLOURS[line.colour % len(COLOURS)]
+    texts = [] if line.band is None else np.insert(np.array(line.band.texts, dtype=object), gaps, "").tolist()
     return go.Scatter(
         x=np.insert(line.x.astype(float), gaps, line.missing[first]),
         y=np.insert(line.y.astype(float), gaps, np.nan),
@@ -178,6 +198,32 @@ def _curve(line: Line, *, show: bool, **where: str) -> go.Scatter:
         opacity=0.35 if line.is_faint else 1,
         hoverinfo="skip" if line.is_faint else None,
         connectgaps=False,
+        text=texts or None,
+        hovertemplate="%{y} %{text}" if texts else None,
+        **where,
+    )
+
+
+def _band(line: Line, band: Band, **where: str) -> go.Scatter:
+    """An area between two edges, one polygon for each stretch without gaps."""
+    there = np.isfinite(band.low) & np.isfinite(band.high)
+    places = np.flatnonzero(there)
+    x: list[np.ndarray] = []
+    y: list[np.ndarray] = []
+    for at in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
+        x += [line.x[at], line.x[at][::-1], np.full(1, np.nan)]
+        y += [band.high[at], band.low[at][::-1], np.full(1, np.nan)]
+    return go.Scatter(
+        x=np.concatenate(x)[:-1] if x else [],
+        y=np.concatenate(y)[:-1] if y else [],
+        name=_text(line.name),
+        legendgroup=_text(line.name),
+        showlegend=False,
+        mode="lines",
+        fill="toself",
+        line={"color": COLOURS[line.colour % len(COLOURS)], "width": 0},
+        fillcolor=f"{COLOURS[line.colour % len(COLOURS)]}30",  # the last two digits are its opacity
+        hoverinfo="skip",
         **where,
     )
 

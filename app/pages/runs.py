@@ -22,6 +22,7 @@ from ..page import Page
 from ..processes.launch import Launch
 from ..state import Site
 from ..store.index import Row
+from ..store.run_filter import filter_text, is_found, kind_of
 from ..store.series import sampled
 from ..store.tags import words_of
 from ..view import Done, Query, Values, View
@@ -53,7 +54,7 @@ def build(site: Site) -> None:
     with gr.Column(visible=False) as body:
         state = view.control("state", gr.Radio([("all", "")], value="", label="State", container=False))
         with gr.Row():
-            hint = "Search name, objective, model, mesh, tag"
+            hint = "Search name, objective, model, mesh, tag; state:failed, tag:baseline"
             search = view.control("q", gr.Textbox(label="Search runs", placeholder=hint, max_lines=1, scale=3))
             tag = view.control("tag", gr.Dropdown([("any tag", "")], value="", label="Tag", min_width=140))
             ticked = view.control(
@@ -61,6 +62,7 @@ def build(site: Site) -> None:
             )
         with gr.Row(elem_classes=["buttons"]):
             view.does(_button("Compare").click, compare)
+            view.does(_button("Compare what is shown").click, lambda query, client: compare_shown(site, query))
             remove, queue = (None, []) if site.settings.read_only else _writing(site, view)
         confirmations = [] if remove is None else _asking(site, view, remove)
         table = gr.Dataframe(
@@ -75,8 +77,9 @@ def build(site: Site) -> None:
 
     def shown(query: Query) -> Values:
         rows = [*_without_directory(site), *site.index.rows()]
-        found = [row for row in rows if _is_found(site, row, query)]
-        counts = Counter(_kind(row) for row in rows)
+        wanted = _filter(query)
+        found = [row for row in rows if is_found(row, site.tags.of(row.id), wanted)]
+        counts = Counter(kind_of(row) for row in rows)
         states = [one for one in STATES if counts[one] or query.get("state") == one]
         tags = sorted({*site.tags.used(row.id for row in rows), *filter(None, [query.get("tag")])})
         is_live = any(row.is_live or row.state == "queued" for row in rows)
@@ -153,6 +156,15 @@ def compare(query: Query, client: str) -> Done:
     if not 2 <= len(ids) <= COMPARED:
         raise RunError(f"Tick 2 to {COMPARED} runs to compare them.")
     return Done(goto=link("/compare", ids=",".join(ids)))
+
+
+def compare_shown(site: Site, query: Query) -> Done:
+    """Opens the Compare page for the runs that the filter finds."""
+    wanted = _filter(query)
+    found = [row for row in site.index.rows() if is_found(row, site.tags.of(row.id), wanted)]
+    if len(found) < 2:
+        raise RunError("Fewer than two runs with a directory are shown.")
+    return Done(goto=link("/compare", filter=wanted))
 
 
 def clone(query: Query, client: str) -> Done:
@@ -256,19 +268,8 @@ def _state_of(launch: Launch) -> str | None:
     return "refused" if launch.exit_code == REFUSED and is_recent else None
 
 
-def _kind(row: Row) -> str:
-    return "running" if row.is_live else row.state
-
-
-def _is_found(site: Site, row: Row, query: Query) -> bool:
-    tags = site.tags.of(row.id)
-    text = f"{row.text} {' '.join(tags).lower()}"
-    state, wanted = query.get("state", ""), query.get("tag", "")
-    return (
-        (not wanted or wanted in tags)
-        and state in ("", row.state, _kind(row))
-        and all(word in text for word in query.get("q", "").lower().split())
-    )
+def _filter(query: Query) -> str:
+    return filter_text(query.get("q", ""), query.get("state", ""), query.get("tag", ""))
 
 
 def _table(site: Site, rows: Sequence[Row], query: Query) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,55 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     out /= 1 - weight ** np.arange(1.0, len(out) + 1)
     seen = np.cumsum(finite)  # a non-finite value leaves the average unchanged
     return np.where(seen > 0, np.append(math.nan, out)[seen], math.nan)
+
+
+@attrs.frozen(eq=False)
+class Average:
+    """A metric averaged over runs, `[N]` each; NaN where no run has a finite value.
+
+    Attributes:
+        x: x coordinates, ascending: those of all runs.
+        mean: Arithmetic mean over the runs.
+        deviation: Sample standard deviation (divided by n - 1); NaN where n < 2.
+        least: Minimum over the runs.
+        most: Maximum over the runs.
+        count: Number of runs, n, from whose first to whose last finite value an x coordinate is.
+    """
+
+    x: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    count: np.ndarray
+
+
+def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:
+    """Averages series of runs at the x coordinates of all of them.
+
+    A run has no value before its first and after its last x coordinate, and between two neighbours one of which is not
+    finite; else values between its own x coordinates are interpolated linearly.
+
+    Args:
+        runs: For each run x coordinates `[N_i]`, ascending, and values `[N_i]`.
+    """
+    x = np.unique(np.concatenate([x for x, _ in runs])) if runs else np.zeros(0)
+    values = np.full((len(runs), len(x)), np.nan)
+    for row, (own, given) in zip(values, runs, strict=True):
+        if len(own):
+            finite = np.where(np.isfinite(given), given, np.nan)
+            row[:] = np.interp(x, own, finite, left=np.nan, right=np.nan)
+            row[np.searchsorted(x, own)] = finite
+    there = np.isfinite(values)
+    count = there.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0.0).sum(axis=0) / count
+        squares = np.where(there, (values - mean) ** 2, 0.0).sum(axis=0)
+        deviation = np.sqrt(squares / np.where(count > 1, count - 1, np.nan))
+    least = np.where(there, values, np.inf).min(axis=0, initial=np.inf)
+    most = np.where(there, values, -np.inf).max(axis=0, initial=-np.inf)
+    none = np.where(count > 0, 0.0, np.nan)
+    return Average(x, mean, deviation, least + none, most + none, count)
 
 
 def last_row(path: Path) -> dict[str, Any]:

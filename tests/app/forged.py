@@ -83,7 +83,23 @@ class Outside:
 
     def queries(self, run: str) -> Iterator[tuple[dict[str, str], bool]]:
         """Queries with the id in each place that names a run or a file, and whether buttons are pressed with them."""
-        names = ("id", "run", "ids", "from", "base", "key", "draft", "preset", "exp", "of", "file", "model", "row")
+        names = (
+            "id",
+            "run",
+            "ids",
+            "from",
+            "base",
+            "key",
+            "draft",
+            "preset",
+            "exp",
+            "of",
+            "file",
+            "model",
+            "row",
+            "filter",
+            "group",
+        )
         named = {
             **dict.fromkeys(names, run),
             "against": f"{run}@1",

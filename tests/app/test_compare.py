@@ -16,6 +16,7 @@ import pytest
 from app.pages.compare import runs as compare_runs
 from app.pages.compare.config import brief, differing, flat, unfair
 from app.pages.compare.export import to_csv, to_markdown
+from app.pages.compare.groups import grouped
 from app.pages.compare.report import to_html
 from app.settings import Settings
 from app.state import Site
@@ -26,6 +27,7 @@ from tests.app.on_pages import EVIL
 
 gr = pytest.importorskip("gradio")
 compare_page = pytest.importorskip("app.pages.compare.page")
+runs_page = pytest.importorskip("app.pages.runs")
 native = pytest.importorskip("tests.app.native")
 
 
@@ -175,12 +177,13 @@ def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
         for number, name in enumerate(["=cmd()|a.jsonl", "b.jsonl"])
     ]
     found, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in runs)})
-    table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(found)))}
+    groups = grouped(found, "")
+    table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(groups)))}
     assert table[""] == [path.name for path in runs]
     last = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert float(table["last loss"][0]) == last["loss"]
     assert table["data.path"] == ["'=cmd()|a.jsonl", "b.jsonl"]
-    assert "| data.path | =cmd()\\|a.jsonl | b.jsonl |" in to_markdown(found)
+    assert "| data.path | =cmd()\\|a.jsonl | b.jsonl |" in to_markdown(groups)
 
 
 def test_two_runs_are_needed(site: Site) -> None:
@@ -216,7 +219,7 @@ def reported(site: Site) -> str:
         write_run(site.settings.home, experiment(0, objective=Objective.IPO(tau=0.3)), "running", 20),
     ]
     runs, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in paths)})
-    return to_html(runs)
+    return to_html(grouped(runs, ""), {})
 
 
 def test_a_report_has_metrics_and_settings_as_text(site: Site, reported: str) -> None:
@@ -250,4 +253,147 @@ def test_a_report_opens_without_a_network(reported: str, chromium: Any, tmp_path
 def test_a_run_alone_has_a_report(site: Site) -> None:
     path = write_run(site.settings.home, experiment(0), "finished", 30)
     runs, _ = compare_runs.compared(site, {"ids": path.name})
-    assert "<h2>Metrics</h2>" in to_html(runs)
+    assert "<h2>Metrics</h2>" in to_html(grouped(runs, ""), {})
+
+
+STEPS, SEEDS = 12, 3
+
+
+@pytest.fixture
+def seeds(site: Site) -> dict[tuple[float, int], Path]:
+    """Runs of two betas with three seeds each, by beta and seed; the last one ended after half of its steps."""
+    found: dict[tuple[float, int], Path] = {}
+    for beta in (0.1, 0.5):
+        for seed in range(SEEDS):
+            made = experiment(0, name="seeds", objective=Objective.DPO(beta=beta), seed=seed, steps=STEPS)
+            state = "stopped" if (beta, seed) == (0.5, 2) else "finished"
+            path = found[beta, seed] = write_run(site.settings.home, made, state, 0)
+            lines = JsonLines(path / "metrics.jsonl")
+            for step in range(STEPS // 2 if state == "stopped" else STEPS):
+                accuracy, tokens = 0.5 + 0.03 * seed + 0.01 * step, 10 * (seed + 2) * (step + 1)
+                loss = float("nan") if (beta, seed, step) == (0.1, 1, 3) else 1.0 / (1 + step) + 0.1 * seed + beta
+                row = {"loss": loss, "rewards/accuracies": accuracy, "num_tokens": tokens}
+                lines.append({"step": step, "attempt": 1, **row})
+    return found
+
+
+def loss_of(beta: float) -> np.ndarray:
+    """Losses `[3, 12]` as `seeds` wrote them; NaN where there is none."""
+    steps, seed = np.arange(STEPS), np.arange(SEEDS)[:, None]
+    values = 1.0 / (1 + steps) + 0.1 * seed + beta
+    if beta == 0.1:
+        values[1, 3] = np.nan
+    else:
+        values[2, STEPS // 2 :] = np.nan
+    return values
+
+
+def test_a_filter_chooses_runs(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
+    ids = [path.name for path in seeds.values()]
+    other = write_run(site.settings.home, experiment(9, name="other"), "failed", 3).name
+    site.tags.set(ids[0], ("baseline",), "")
+    chosen = {
+        "state:finished": set(ids[:-1]),
+        "seeds": set(ids),
+        "*": {*ids, other},
+        "tag:baseline": {ids[0]},
+        "state:failed seeds": set(),
+        "tag:base": set(),
+    }
+    for text, expected in chosen.items():
+        found, missing = compare_runs.compared(site, {"filter": text})
+        assert {run.row.id for run in found} == expected, text
+        assert missing == []
+    both, _ = compare_runs.compared(site, {"ids": other, "filter": "state:finished"})
+    assert both[0].row.id == other
+    assert len(both) == 6
+    assert "The filter finds 6 runs" in shown(site, filter="seeds")["Markdown"]
+    assert "one run" in shown(site, filter="tag:baseline")["Markdown"]
+    goto = native.Built(runs_page.PAGE, site).pressed("Compare what is shown", {"q": "seeds", "state": "finished"})
+    assert goto["goto"] == "/compare?filter=state%3Afinished+seeds"
+    assert native.Built(runs_page.PAGE, site).pressed("Compare what is shown", {})["goto"] == "/compare?filter=%2A"
+
+
+def test_more_runs_than_are_compared_are_told(site: Site) -> None:
+    for number in range(compare_runs.MOST_FOUND + 1):
+        write_run(site.settings.home, experiment(number), "finished", 2)
+    values = shown(site, filter="*")
+    assert f"the newest {compare_runs.MOST_FOUND} are compared" in values["Markdown"]
+    assert len(values["Dataframe"].columns) == 2 + compare_runs.MOST_FOUND
+
+
+def test_seeds_are_averaged(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
+    first, second = "beta=0.1 (3 seeds)", "beta=0.5 (3 seeds)"
+    query = {"filter": "seeds", "group": "seeds", "base": seeds[0.1, 0].name}
+    values = shown(site, **query)
+    assert "! seed" not in values["Markdown"]
+    assert "! objective" in values["Markdown"]
+    curves = {trace.name: trace for trace in values["Plot"].data if trace.xaxis == "x" and trace.mode == "lines"}
+    for name, beta in ((first, 0.1), (second, 0.5)):
+        losses, (area, mean) = loss_of(beta), [one for one in values["Plot"].data if one.name == name][:2]
+        assert name in curves
+        expected, deviation = np.nanmean(losses, axis=0), np.nanstd(losses, axis=0, ddof=1)
+        drawn = np.isfinite(mean.y)
+        np.testing.assert_array_equal(np.array(mean.x)[drawn], np.arange(STEPS))
+        np.testing.assert_allclose(np.array(mean.y)[drawn], expected, rtol=1e-12)
+        np.testing.assert_allclose(area.y[:STEPS], expected + deviation, rtol=1e-12)
+        np.testing.assert_allclose(area.y[STEPS:][::-1], expected - deviation, rtol=1e-12)
+        counts = np.isfinite(losses).sum(axis=0)
+        texts = [text for text, is_drawn in zip(mean.text, drawn, strict=True) if is_drawn]
+        assert [text[-4:-1] for text in texts] == [f"n={count}" for count in counts]
+    edges = next(one for one in shown(site, **query, band="range")["Plot"].data if one.name == first)
+    np.testing.assert_allclose(edges.y[:STEPS], np.nanmax(loss_of(0.1), axis=0), rtol=1e-12)
+    np.testing.assert_allclose(edges.y[STEPS:][::-1], np.nanmin(loss_of(0.1), axis=0), rtol=1e-12)
+    table = values["Dataframe"].set_index("metric")
+    accuracies = 0.5 + 0.03 * np.arange(SEEDS) + 0.01 * (STEPS - 1)
+    cell = table.loc["rewards/accuracies", f"{first} (baseline)"]
+    assert cell.startswith(f"★ {accuracies.mean():.4g} ± {accuracies.std(ddof=1):.4g} (3) best ")
+    short = accuracies - np.array([0, 0, 0.01 * STEPS / 2])
+    cell = table.loc["rewards/accuracies", second]
+    expected = f"{short.mean():.4g} ± {short.std(ddof=1):.4g} (3) (-{accuracies.mean() - short.mean():.4g})"
+    assert cell.startswith(expected)
+    fields = values["Dataframe 1"].set_index("field")
+    assert sorted(fields.loc["objective.beta"].tolist()[1:]) == ["0.1", "0.5"]
+
+
+def test_tokens_of_seeds_are_averaged_at_equal_tokens(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
+    values = shown(site, filter="seeds", group="seeds", x="tokens", all="1")
+    chart = next(i for i, title in enumerate(values["Plot"].layout.annotations) if title.text == "Rewards accuracies")
+    traces = [one for one in values["Plot"].data if one.xaxis == ("x" if not chart else f"x{chart + 1}")]
+    mean = next(one for one in traces if one.name.startswith("beta=0.1") and one.text)
+    tokens = [10.0 * (seed + 2) * np.arange(1, STEPS + 1) for seed in range(SEEDS)]
+    at = np.unique(np.concatenate(tokens))
+    accuracy = [0.5 + 0.03 * seed + 0.01 * np.arange(STEPS) for seed in range(SEEDS)]
+    each = [np.interp(at, x, y, left=np.nan, right=np.nan) for x, y in zip(tokens, accuracy, strict=True)]
+    np.testing.assert_array_equal(mean.x, at)
+    np.testing.assert_allclose(mean.y, np.nanmean(each, axis=0), rtol=1e-12)
+
+
+def test_runs_are_grouped_by_a_field(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
+    write_run(
+        site.settings.home, experiment(0, name="seeds", steps=50, objective=Objective.DPO(beta=0.5)), "finished", 9
+    )
+    values = shown(site, filter="seeds", group="objective.beta")
+    names = [name.removesuffix(" (baseline)") for name in values["Dataframe"].columns[2:]]
+    assert sorted(names) == ["beta=0.1 (3 runs)", "beta=0.5 (4 runs)"]
+    assert "Runs of one group differ in more than the seed: steps" in values["Markdown"]
+    assert "no setting" in shown(site, filter="seeds", group="objective.gamma")["Markdown"]
+    evil = shown(site, filter="seeds", group=EVIL)
+    assert "<img" not in evil["Markdown"]
+    assert len(evil["Dataframe"].columns) == 9
+
+
+def test_reports_of_groups_have_means(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
+    found, _ = compare_runs.compared(site, {"ids": ",".join(seeds[0.1, seed].name for seed in range(SEEDS))})
+    groups = grouped(found, "seeds")
+    assert [group.name for group in groups] == [f"{seeds[0.1, 0].name} (3 seeds)"]
+    table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(groups)))}
+    last = loss_of(0.1)[:, -1]
+    assert float(table["mean of last loss"][0]) == pytest.approx(last.mean(), rel=1e-12)
+    assert float(table["standard deviation of last loss"][0]) == pytest.approx(last.std(ddof=1), rel=1e-12)
+    assert table["runs with last loss"] == ["3"]
+    words = f"{last.mean():.4g} ± {last.std(ddof=1):.4g} (3)"
+    assert f"| last loss | {words} |" in to_markdown(groups)
+    report = to_html(groups, {"group": "seeds"})
+    assert words in report
+    assert "n=3" in report

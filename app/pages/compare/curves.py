@@ -1,27 +1,45 @@
-"""Charts that overlay several runs, one colour each."""
+"""Charts that overlay runs, or means over groups of them with a band, one colour each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ...components.axes import Axis, axes
-from ...components.plots import Chart, Line, figure
-from ...store.series import not_finite, smoothed, thinned
+from ...components.plots import Band, Chart, Line, figure
+from ...store.series import averaged, not_finite, smoothed, thinned
 from ...view import Query, is_narrow
+from ...words import number
 from ..run.charts import LOGARITHMIC, NOT_ALONE, SMOOTHING, TOGETHER
+from .groups import Group
 from .runs import Compared
 
+BANDS = {"": "standard deviation", "range": "minimum to maximum"}
+"""What the band about a mean over runs is, by its part of the query."""
 
-def curves(query: Query, runs: Sequence[Compared]) -> go.Figure | None:
-    """Returns the charts of runs with the query's smoothing and axes; None without metrics."""
+
+def curves(query: Query, groups: Sequence[Group]) -> go.Figure | None:
+    """Returns the charts of groups with the query's smoothing, axes and bands; None without metrics."""
     weight = float(query["smooth"]) if query.get("smooth") in SMOOTHING else 0.0
+    runs = [run for group in groups for run in group.runs]
     shared = axes(query.get("x", "step"), [run.columns for run in runs])
-    charts = [
-        Chart(title, _lines(names, runs, shared, weight), query.get("log") == "1" and is_log)
-        for title, (names, is_log) in _titles(runs, everything=query.get("all") == "1").items()
-    ]
+    by_run = {run.row.id: axis for run, axis in zip(runs, shared, strict=True)}
+    is_log, is_range = query.get("log") == "1", query.get("band") == "range"
+    charts: list[Chart] = []
+    for title, (names, may_be_log) in _titles(runs, everything=query.get("all") == "1").items():
+        logarithmic = is_log and may_be_log
+        lines = [
+            _single(name, group, by_run, weight)
+            if group.is_one
+            else _mean(name, group, by_run, weight, is_range=is_range, is_log=logarithmic)
+            for group in groups
+            for name in names
+            if any(name in run.columns for run in group.runs)
+        ]
+        charts.append(Chart(title, lines, logarithmic))
     return figure(charts, shared[0].name, 1 if is_narrow(query) else 2) if charts else None
 
 
@@ -47,19 +65,46 @@ def _heading(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _lines(names: list[str], runs: Sequence[Compared], shared: Sequence[Axis], weight: float) -> list[Line]:
-    lines: list[Line] = []
-    for run, axis in zip(runs, shared, strict=True):
-        for name in names:
-            if name not in run.columns:
-                continue
-            steps, values = run.columns[name].arrays()
-            is_held_out = name.startswith("eval/")
-            steps = axis.at(steps)
-            missing = not_finite(steps, values)
-            if weight and not is_held_out:
-                values = smoothed(values, weight)
-            x, y = thinned(steps, values)
-            label = f"{run.row.id}{', held out' if is_held_out else ''}"
-            lines.append(Line(label, x, y, colour=run.colour, is_dashed=is_held_out, missing=missing))
-    return lines
+def _single(name: str, group: Group, by_run: Mapping[str, Axis], weight: float) -> Line:
+    """The curve of one run."""
+    (run,) = group.runs
+    steps, values = _series(name, run, by_run, weight)
+    missing = not_finite(*_series(name, run, by_run, 0.0))
+    return _line(name, group, *thinned(steps, values), missing, None)
+
+
+def _mean(name: str, group: Group, by_run: Mapping[str, Axis], weight: float, *, is_range: bool, is_log: bool) -> Line:
+    """The mean of several runs and its band; runs are smoothed before they are averaged."""
+    members = [run for run in group.runs if name in run.columns]
+    found = averaged([_series(name, run, by_run, weight) for run in members])
+    missing = np.unique(np.concatenate([not_finite(*_series(name, run, by_run, 0.0)) for run in members]))
+    x, y = thinned(found.x, found.mean)
+    at = np.searchsorted(found.x, x)
+    low, high = (found.least, found.most) if is_range else (found.mean - found.deviation, found.mean + found.deviation)
+    low = np.where(low > 0, low, found.least) if is_log else low  # a logarithmic axis ends above zero
+    low, high = (np.where(found.count > 1, edge, np.nan)[at] for edge in (low, high))
+    texts = [
+        f"{_around(found.deviation[place], found.least[place], found.most[place], is_range=is_range)}"
+        f"(n={found.count[place]})"
+        for place in at
+    ]
+    return _line(name, group, x, y, missing, Band(low, high, texts))
+
+
+def _around(deviation: float, least: float, most: float, *, is_range: bool) -> str:
+    if not math.isfinite(deviation):
+        return ""
+    return f"({number(least)} to {number(most)}) " if is_range else f"± {number(float(deviation))} "
+
+
+def _series(name: str, run: Compared, by_run: Mapping[str, Axis], weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and values of a metric of a run; those of training are smoothed."""
+    steps, values = run.columns[name].arrays()
+    x = by_run[run.row.id].at(steps)
+    return x, smoothed(values, weight) if weight and not name.startswith("eval/") else values
+
+
+def _line(name: str, group: Group, x: np.ndarray, y: np.ndarray, missing: np.ndarray, band: Band | None) -> Line:
+    is_held_out = name.startswith("eval/")
+    label = f"{group.name}{', held out' if is_held_out else ''}"
+    return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)

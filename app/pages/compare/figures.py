@@ -1,4 +1,4 @@
-"""The table of metrics: last and best value of each run, and the difference to the baseline."""
+"""The table of metrics: last and best value of each run or group, and the difference to the baseline."""
 
 from __future__ import annotations
 
@@ -9,44 +9,52 @@ import pandas as pd
 
 from ...words import number
 from .config import differing
-from .runs import Compared, depends_on_objective, direction, figure_of, names_of
+from .groups import Group
+from .runs import depends_on_objective, direction, names_of
 
 BETTER = {-1: "lower", 1: "higher", 0: ""}
 
 
-def summary(runs: Sequence[Compared], base: Compared) -> pd.DataFrame:
-    """Returns a row for each metric: which values are better; the last and the best value of each run.
+def summary(groups: Sequence[Group], base: Group) -> pd.DataFrame:
+    """Returns a row for each metric: which values are better; the last and the best value of each group.
 
-    The last value has its difference to the baseline, the best one its step.
+    The last value has its difference to the baseline, the best one its step. Values of several runs are their mean ±
+    standard deviation (number of runs).
     """
-    changed = differing([run.config for run in runs])
+    changed = differing([group.config for group in groups])
     is_same = not any(path.startswith("objective.") for path in changed)
-    rows = [_row(name, runs, base, is_same or not depends_on_objective(name)) for name in names_of(runs)]
-    return pd.DataFrame(rows, columns=["metric", "better", *(_label(run, base) for run in runs)])
+    names = names_of([run for group in groups for run in group.runs])
+    rows = [_row(name, groups, base, is_same or not depends_on_objective(name)) for name in names]
+    return pd.DataFrame(rows, columns=["metric", "better", *(_label(group, base) for group in groups)])
 
 
-def _label(run: Compared, base: Compared) -> str:
-    return f"{run.row.id} (baseline)" if run is base else run.row.id
+def _label(group: Group, base: Group) -> str:
+    return f"{group.name} (baseline)" if group is base else group.name
 
 
-def _row(name: str, runs: Sequence[Compared], base: Compared, comparable: bool) -> list[str]:
-    figures = [figure_of(run.columns.get(name), name) for run in runs]
+def _row(name: str, groups: Sequence[Group], base: Group, comparable: bool) -> list[str]:
     way = direction(name)
-    lasts = [figure.last for figure in figures if figure.last is not None and math.isfinite(figure.last)]
+    lasts = [spread.mean for group in groups if (spread := group.last(name)) is not None]
     differ = comparable and len(lasts) > 1 and min(lasts) < max(lasts)
     top = (min(lasts) if way < 0 else max(lasts)) if way and differ else None
-    reference = figure_of(base.columns.get(name), name).last
+    reference = base.last(name)
     cells: list[str] = []
-    for run, figure in zip(runs, figures, strict=True):
-        if figure.last is None:
+    for group in groups:
+        figures, last, best = group.figures(name), group.last(name), group.best(name)
+        if not figures:
             cells.append("-")
             continue
-        text = number(_whole(figure.last)) if math.isfinite(figure.last) else "not finite"
-        parts = [f"★ {text}" if top is not None and figure.last == top else text]
-        if run is not base and reference is not None and comparable and math.isfinite(figure.last - reference):
-            parts.append(f"({_signed(figure.last - reference)})")
-        if figure.best is not None and figure.step is not None:
-            parts.append(f"best {number(figure.best)} at {number(int(figure.step))}")
+        parts: list[str] = []
+        if last is not None:
+            text = number(_whole(last.mean)) if group.is_one else str(last)
+            parts.append(f"★ {text}" if top is not None and last.mean == top else text)
+        if lost := sum(not math.isfinite(figure.last or 0.0) for figure in figures):
+            parts.append("not finite" if group.is_one else f"{lost} not finite")
+        if group is not base and last is not None and reference is not None and comparable:
+            parts.append(f"({_signed(last.mean - reference.mean)})")
+        if best is not None:
+            at = f" at {number(int(figures[0].step or 0))}" if group.is_one else ""
+            parts.append(f"best {number(best.mean) if group.is_one else best}{at}")
         cells.append(" ".join(parts))
     return [name, BETTER[way] if comparable else "not comparable: objectives differ", *cells]
 

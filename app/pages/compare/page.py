@@ -1,4 +1,4 @@
-"""The Compare page: metrics, curves and differing settings of two to six runs, and whether they are comparable."""
+"""The Compare page: metrics, curves and differing settings of runs or groups of them, and if they are comparable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ...store.run_paths import directory_path
 from ...view import Query, Values, View
 from ..outputs.request import steps_of
 from ..run.charts import SMOOTHING
-from .config import unfair
-from .curves import curves
+from .config import paths, unfair
+from .curves import BANDS, curves
 from .figures import summary
-from .runs import LEAST, MOST, Compared, compared
+from .groups import SEEDS, Group, averaged_over, baseline_of, fields, grouped
+from .runs import LEAST, MOST, MOST_FOUND, Compared, compared, filtered, ids_of
 from .settings import settings
 
 FAIR = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
@@ -33,8 +34,23 @@ def build(site: Site) -> None:
     gr.Markdown("# Compare runs")
     with gr.Row():
         ids = view.control(
-            "ids", gr.Dropdown([], multiselect=True, max_choices=MOST, label="Runs", info="Two to six of them", scale=3)
+            "ids",
+            gr.Dropdown([], multiselect=True, max_choices=MOST, label="Runs", info="At most six of them", scale=3),
         )
+        wanted = view.control(
+            "filter",
+            gr.Textbox(
+                label="Filter",
+                info=f"And the newest {MOST_FOUND} runs that it finds, as on the page Runs",
+                placeholder="state:finished tag:baseline words, or *",
+                max_lines=1,
+                scale=2,
+            ),
+        )
+    with gr.Row():
+        by = view.control("group", gr.Dropdown([("Run", "")], value="", label="Group by", info="Groups are averaged"))
+        bands = [(f"mean and {words}", value) for value, words in BANDS.items()]
+        band = view.control("band", gr.Dropdown(bands, value="", label="Curves of groups", visible=False))
         base = view.control("base", gr.Dropdown([], label="Baseline", info="Differences are to its values"))
     notes = gr.Markdown()
     metrics_title = gr.Markdown("## Metrics", visible=False)
@@ -54,41 +70,65 @@ def build(site: Site) -> None:
         "config",
         gr.Radio([("Differing settings", ""), ("All settings", "all")], value="", label="Settings", visible=False),
     )
-    fields = gr.Dataframe(label="Settings of the runs", **_TABLE)
-    outputs = [ids, base, notes, metrics_title, metrics, files, *saves.values(), controls, over, plot, config, fields]
+    table = gr.Dataframe(label="Settings of the runs", **_TABLE)
+    outputs = [
+        ids,
+        wanted,
+        by,
+        band,
+        base,
+        notes,
+        metrics_title,
+        metrics,
+        files,
+        *saves.values(),
+        controls,
+        over,
+        plot,
+        config,
+        table,
+    ]
 
     def shown(query: Query) -> Values:
         runs, missing_ids = compared(site, query)
         rows = site.index.rows()
         here = {"visible": len(runs) >= LEAST}
-        chosen = [run.row.id for run in runs]
+        chosen = [run.row.id for run in runs if run.row.id in ids_of(query)]
+        key, problem = _group_by(query, runs)
+        groups = grouped(runs, key)
+        baseline = baseline_of(groups, query) if groups else None
+        bases = [(group.name, group.runs[0].row.id) for group in groups]
         found: dict[Any, Any] = {
             ids: gr.update(choices=[row.id for row in rows], value=chosen),
-            base: gr.update(choices=chosen, value=_baseline(query, runs).row.id if runs else None),
+            wanted: query.get("filter", ""),
+            by: gr.update(choices=_offered(runs, key), value=key),
+            band: gr.update(value=query["band"] if query.get("band") in BANDS else "", visible=bool(key)),
+            base: gr.update(choices=bases, value=baseline.runs[0].row.id if baseline else None),
             **dict.fromkeys((metrics_title, files, controls, config), gr.update(**here)),
         }
-        if len(runs) < LEAST:
+        if baseline is None or len(runs) < LEAST:
             empty = pd.DataFrame()
             hidden = gr.update(visible=False, value=None)
-            words = _too_few(len(runs), len(rows))
+            words = _too_few(len(runs), len(rows), has_filter=bool(query.get("filter")))
             return {
                 **found,
                 notes: "\n\n".join([*_missing(site, missing_ids), words]),
                 metrics: gr.update(visible=False, value=empty),
-                fields: gr.update(visible=False, value=empty),
+                table: gr.update(visible=False, value=empty),
                 plot: hidden,
             }
-        baseline = _baseline(query, runs)
-        what, table = settings(runs, everything=query.get("config") == "all")
-        saved = link("/download", compare=",".join(chosen))
+        what, settings_of = settings(groups, everything=query.get("config") == "all")
+        told = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
+        saved = link("/download", compare=",".join(chosen), **told)
+        above = [*problem, *_found(site, query), *_warnings(runs, groups, key)]
         return {
             **found,
-            notes: "\n\n".join([*_missing(site, missing_ids), *_warnings(runs), *_to_outputs(site, chosen, baseline)]),
-            metrics: gr.update(value=summary(runs, baseline), **here),
+            notes: "\n\n".join([*_missing(site, missing_ids), *above, *_to_outputs(site, groups, baseline)]),
+            metrics: gr.update(value=summary(groups, baseline), label=_label(groups), **here),
             **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
             over: gr.update(choices=list(offered([run.columns for run in runs]))),
-            plot: gr.update(value=curves(query, runs), **here),
-            fields: gr.update(value=table, label=what, visible=not table.empty),
+            plot: gr.update(value=curves(query, groups), **here),
+            table: gr.update(value=settings_of, label=what, visible=not settings_of.empty),
         }
 
     view.shows(shown, outputs, every=3)
@@ -103,20 +143,47 @@ _TABLE: dict[str, Any] = {
 }
 
 
-def _baseline(query: Query, runs: Sequence[Compared]) -> Compared:
-    return next((run for run in runs if run.row.id == query.get("base", "")), runs[0])
+def _group_by(query: Query, runs: Sequence[Compared]) -> tuple[str, list[str]]:
+    """What the query groups by, and why its choice is not followed."""
+    key = query.get("group", "")
+    if key in ("", SEEDS) or not runs or key in paths([run.config for run in runs]):
+        return key, []
+    return "", [f"**! Not grouped: these runs have no setting {plain(key[:100])}.**"]
+
+
+def _offered(runs: Sequence[Compared], key: str) -> list[tuple[str, str]]:
+    names = dict.fromkeys([*fields(runs), *([key] if key not in ("", SEEDS) else [])])
+    return [("Run", ""), ("Seeds: equal settings but for the seed", SEEDS), *((name, name) for name in names)]
+
+
+def _label(groups: Sequence[Group]) -> str:
+    words = "Last value (difference to the baseline), best value"
+    if all(group.is_one for group in groups):
+        return f"{words} and its step"
+    return f"{words}: mean ± sample standard deviation (number of runs)"
 
 
 # What stands above the table
 
 
-def _too_few(count: int, there: int) -> str:
+def _too_few(count: int, there: int, *, has_filter: bool) -> str:
     if there < LEAST:
         return (
             "This page compares two to six runs: shared charts, metrics, and the settings that differ. "
             f"There are fewer than two runs. {markdown_link('Start one', '/')}"
         )
-    return "Choose two to six runs." if not count else "Choose at least one more run."
+    if has_filter:
+        return f"The filter finds {'one run' if count else 'no run'}: at least two are compared."
+    return "Choose two to six runs, or enter a filter." if not count else "Choose at least one more run."
+
+
+def _found(site: Site, query: Query) -> list[str]:
+    """How many runs the filter finds."""
+    count = len(filtered(site, query))
+    if not query.get("filter"):
+        return []
+    words = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
+    return [f"{words}." if count <= MOST_FOUND else f"**! {words}; the newest {MOST_FOUND} are compared.**"]
 
 
 def _missing(site: Site, missing_ids: Sequence[str]) -> list[str]:
@@ -124,23 +191,29 @@ def _missing(site: Site, missing_ids: Sequence[str]) -> list[str]:
     return [f"**! Not in {home}: {plain(', '.join(missing_ids))}**"] if missing_ids else []
 
 
-def _warnings(runs: Sequence[Compared]) -> list[str]:
+def _warnings(runs: Sequence[Compared], groups: Sequence[Group], key: str) -> list[str]:
     unread = [run.row.id for run in runs if not run.config]
     parts = [f"**! The settings of {plain(', '.join(unread))} cannot be read.**"] if unread else []
-    found = unfair([run.config for run in runs if run.config])
+    if mixed := averaged_over(groups, key):
+        more = f" and {len(mixed) - 6} more" if len(mixed) > 6 else ""
+        parts.append(f"**! Runs of one group differ in more than the seed: {', '.join(map(plain, mixed[:6]))}{more}.**")
+    found = unfair([group.config for group in groups if group.config])
     if found:
         lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in found]
         return [*parts, "\n".join(["**Compare with care**", "", *lines])]
     return parts or [FAIR]
 
 
-def _to_outputs(site: Site, ids: Sequence[str], base: Compared) -> list[str]:
-    """Links to the outputs of each run against those of the baseline, if both have a checkpoint."""
-    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
-    saved = [one for one in ids if one != base.row.id and steps[one]]
-    if not saved or not steps[base.row.id]:
+def _to_outputs(site: Site, groups: Sequence[Group], base: Group) -> list[str]:
+    """Links to the outputs of each run against those of the baseline, if both have a checkpoint and none is a group."""
+    if not all(group.is_one for group in groups):
         return []
-    against = f"{base.row.id}@{steps[base.row.id][0]}"
+    ids, first = [group.runs[0].row.id for group in groups], base.runs[0].row.id
+    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
+    saved = [one for one in ids if one != first and steps[one]]
+    if not saved or not steps[first]:
+        return []
+    against = f"{first}@{steps[first][0]}"
     return [
         "Outputs against the baseline: "
         + ", ".join(markdown_link(one, link("/outputs", run=one, against=against)) for one in saved)

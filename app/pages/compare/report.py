@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 import plotly.io
 
 from ...html import Child, Html, join, tag
+from ...view import Query
 from .curves import curves
 from .export import lines, words
+from .groups import Group
 from .runs import Compared
 
+SPREAD = "Values of several runs are mean ± sample standard deviation (number of runs)."
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;display:block;overflow-x:auto;margin:1rem 0}"
@@ -20,11 +23,17 @@ STYLE = (
 )
 
 
-def to_html(runs: Sequence[Compared]) -> str:
-    """Returns an HTML document with the script that draws its curves; it requests nothing."""
-    title = ", ".join(run.row.id for run in runs)
+def to_html(groups: Sequence[Group], query: Query) -> str:
+    """Returns an HTML document with the script that draws its curves; it requests nothing.
+
+    Args:
+        groups: What is compared.
+        query: Smoothing, axes and bands of the curves, as in the page's URL.
+    """
+    runs = [run for group in groups for run in group.runs]
+    title = ", ".join(group.name for group in groups)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    drawn = curves({"all": "1"}, runs)
+    drawn = curves({**query, "all": "1"}, groups)
     charts = "" if drawn is None else plotly.io.to_html(drawn, include_plotlyjs=True, full_html=False)
     head = join(
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
@@ -32,13 +41,16 @@ def to_html(runs: Sequence[Compared]) -> str:
         Html(f"<style>{STYLE}</style>"),
     )
     facts = [("Objective", "objective"), ("Model", "model"), ("Trained", "adapter"), ("Devices", "mesh")]
-    about = [(name, [run.row.facts.get(key, "") for run in runs]) for name, key in facts]
+    about = [(name, [_fact(group, key) for group in groups]) for name, key in facts]
     body = join(
         tag("h1", title),
         tag("p", f"Written by nnxdsl at {made}."),
-        _table(runs, about),
-        tag("h2", "Metrics, and settings that differ" if len(runs) > 1 else "Metrics"),
-        _table(runs, [(name, ["" if one is None else words(one) for one in values]) for name, values in lines(runs)]),
+        _table(groups, about),
+        tag("h2", "Metrics, and settings that differ" if len(groups) > 1 else "Metrics"),
+        tag("p", SPREAD) if len(runs) > len(groups) else None,
+        _table(
+            groups, [(name, ["" if one is None else words(one) for one in values]) for name, values in lines(groups)]
+        ),
         tag("h2", "Curves"),
         Html(charts or "<p>No step has finished.</p>"),
         [_settings(run) for run in runs],
@@ -46,12 +58,16 @@ def to_html(runs: Sequence[Compared]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
+def _fact(group: Group, key: str) -> str:
+    return ", ".join(dict.fromkeys(run.row.facts.get(key, "") for run in group.runs))
+
+
 def _settings(run: Compared) -> Html:
     rows = [tag("tr", tag("td", path), tag("td", words(value))) for path, value in run.config.items()]
     return tag("details", tag("summary", f"All settings of {run.row.id}"), tag("table", tag("tbody", rows)))
 
 
-def _table(runs: Sequence[Compared], rows: Sequence[tuple[str, Sequence[Child]]]) -> Html:
-    head = tag("tr", tag("th"), [tag("th", run.row.id, scope="col") for run in runs])
+def _table(groups: Sequence[Group], rows: Sequence[tuple[str, Sequence[Child]]]) -> Html:
+    head = tag("tr", tag("th"), [tag("th", group.name, scope="col") for group in groups])
     body = [tag("tr", tag("th", name, scope="row"), [tag("td", value) for value in values]) for name, values in rows]
     return tag("table", tag("thead", head), tag("tbody", body))

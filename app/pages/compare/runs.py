@@ -13,12 +13,15 @@ from nnxdsl.storage.jsonl import read_json
 
 from ...state import Site
 from ...store.index import Row
+from ...store.run_filter import is_found
 from ...store.run_paths import run_path
-from ...store.series import Columns
+from ...store.series import REMEMBERED, Columns
 from ..run.charts import TOGETHER
 from .config import flat
 
 LEAST, MOST = 2, 6
+MOST_FOUND = REMEMBERED
+"""Most runs of a filter: as many as the cache of metrics holds, which the page reads every few seconds."""
 
 LOWER = ("loss", "eval/loss")
 """Metrics for which lower is better."""
@@ -33,35 +36,41 @@ class Compared:
 
     Attributes:
         row: Its row in the list of runs.
-        colour: Index of its colour: its position among the runs in the URL.
         columns: Its metrics by name.
         config: Its experiment, flattened; empty if it cannot be read.
     """
 
     row: Row
-    colour: int
     columns: Mapping[str, Columns]
     config: Mapping[str, str]
 
 
 def compared(site: Site, query: Mapping[str, str]) -> tuple[list[Compared], list[str]]:
-    """Returns the runs of the query in its order, and those ids that there are no runs of."""
-    ids = list(dict.fromkeys(one for one in query.get("ids", "").split(",") if one))[:MOST]
+    """Returns the runs of the query, those of `ids` first, and those ids that there are no runs of."""
+    named = {run: site.index.row(run) for run in ids_of(query)}
+    missing_ids = [run for run, row in named.items() if row is None]
+    rows = {row.id: row for row in (*named.values(), *filtered(site, query)[:MOST_FOUND]) if row is not None}
     found: list[Compared] = []
-    missing_ids: list[str] = []
-    for run in ids:
-        row = site.index.row(run)
-        if row is None:
-            missing_ids.append(run)
-            continue
+    for row in rows.values():
         try:
             directory = run_path(site.settings.home, row.id)
             config = flat(read_json(directory / "experiment.json"))
             columns = dict(site.series.of(directory / "metrics.jsonl").columns)
         except NnxdslError:
             config, columns = {}, {}
-        found.append(Compared(row, len(found), columns, config))
+        found.append(Compared(row, columns, config))
     return found, missing_ids
+
+
+def ids_of(query: Mapping[str, str]) -> list[str]:
+    """Ids that the query names one by one."""
+    return list(dict.fromkeys(one for one in query.get("ids", "").split(",") if one))[:MOST]
+
+
+def filtered(site: Site, query: Mapping[str, str]) -> list[Row]:
+    """Runs that the query's filter finds, newest first; none without a filter."""
+    wanted = query.get("filter", "")
+    return [row for row in site.index.rows() if wanted.strip() and is_found(row, site.tags.of(row.id), wanted)]
 
 
 @attrs.frozen

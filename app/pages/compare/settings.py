@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .config import ABSENT, NAMES, brief, differing, paths
-from .runs import Compared
+from .groups import Group
 
 CHARACTERS = 2_000
 """At most of a value."""
 
 
-def settings(runs: Sequence[Compared], *, everything: bool) -> tuple[str, pd.DataFrame]:
+def settings(groups: Sequence[Group], *, everything: bool) -> tuple[str, pd.DataFrame]:
     """Returns what the table has, and the table: a row for each setting that differs, or for all."""
-    configs = [run.config for run in runs]
+    configs = [group.config for group in groups]
     changed = [path for path in differing(configs) if path not in NAMES]
     shown = paths(configs) if everything else brief(configs, changed)
     words = f"{len(changed)} of {len(paths(configs))} settings differ, not counting names and notes"
@@ -32,4 +32,4 @@ def settings(runs: Sequence[Compared], *, everything: bool) -> tuple[str, pd.Dat
         ]
         for path in shown
     ]
-    return f"{words}.", pd.DataFrame(rows, columns=["field", "differs", *(run.row.id for run in runs)])
+    return f"{words}.", pd.DataFrame(rows, columns=["field", "differs", *(group.name for group in groups)])
