@@ -41,6 +41,8 @@ SHOWN = 600
 FIRST_ROWS = 64
 """Number of pairs on which the initial policy is compared with the reference."""
 
+ROLES = ("system", "user", "assistant")
+
 Tell = Callable[[str], object]
 SIDES = ("chosen", "rejected")
 
@@ -50,8 +52,10 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
 
     Args:
         models: Policy and comparison model.
-        request: "prompt" and "chat" (true, false, or null for the format of the run's data), or "row", the id of a
-            held-out row; "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples" per model, 1 to 16.
+        request: "prompt" and "chat" (true, false, or null for the format of the run's data); or "row", the id of a
+            held-out row; or "messages", a chat `[{"role": ..., "content": ...}]` for the chat template.
+            "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples" per model, 1 to 16; "sides", those of
+            "policy" and "other" that are sampled from, by default both.
         tell: Progress callback, called with a message.
 
     Raises:
@@ -77,8 +81,13 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
     samples = int(request.get("samples", 1))
     if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
         raise RunError(f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0 (greedy), got {samples}")
+    wanted = request.get("sides", list(models.models()))
+    if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(models.models()):
+        raise RunError(f"sides: expected a list of {', '.join(models.models())}, got {wanted!r}")
     sides: dict[str, Any] = {}
     for name, (_, leaves) in models.models().items():
+        if name not in wanted:
+            continue
         tell(f"sampling from {'the policy' if name == 'policy' else models.other.name}")
         sampler = models.sampler(name)
         # Everything that triggers a recompilation; a warm-up call keeps compilation out of the timing.
@@ -258,6 +267,17 @@ def _chat_or_text(models: ModelPair, request: Mapping[str, Any], text: str) -> A
     return [{"role": "user", "content": text}] if is_chat else text
 
 
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """The messages of a chat, the last of which is a user's."""
+
+    def is_message(one: Any) -> bool:
+        return isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
+
+    if not isinstance(given, list) or not given or not all(map(is_message, given)) or given[-1]["role"] != "user":
+        raise RunError(f"messages: expected roles ({', '.join(ROLES)}) with contents, the last one of the user")
+    return [{"role": one["role"], "content": one["content"]} for one in given]
+
+
 def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
     if request.get("row"):
         data = models.held_out
@@ -265,7 +285,10 @@ def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
             raise RunError("the experiment has no held-out prompts: set evaluation.data")
         return data.row(_index(data, str(request["row"])))["prompt"].tolist()
     try:
-        ids = models.encoder.prompt(_chat_or_text(models, request, str(request.get("prompt", ""))))
+        if "messages" in request:
+            ids = models.encoder.prompt(_messages(request["messages"]))
+        else:
+            ids = models.encoder.prompt(_chat_or_text(models, request, str(request.get("prompt", ""))))
     except RowError as error:
         raise RunError(f"the prompt: {error}") from error
     if not ids:

@@ -108,6 +108,7 @@ class Outside:
             "confirm": "delete",
         }
         yield named, True
+        yield {"run": self.inside, "tab": "chat", "turns": '["x"]', "with": f"{run}@1"}, False
         for key in ("draft", "preset", "from", "exp", "of", "model"):
             yield {"run": run, key: run}, True
         yield {"of": f"run:{run}"}, False

@@ -636,3 +636,77 @@ def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: 
         site.answers.key(Model(run, 7), {"do": "pairs"})
     for name in ("../x", "a/b", "", "x" * 300):
         assert site.answers.find(name) is None
+
+
+def chatted(site: Site, model: Model, side: str, turns: list[str], text: str) -> None:
+    """Keeps a model's answer to a conversation of user, assistant, user, ... as the child's are kept."""
+    messages = [{"role": "assistant" if at % 2 else "user", "content": turn} for at, turn in enumerate(turns)]
+    given = {
+        "do": "generate",
+        "messages": messages,
+        "sides": [side],
+        "max_new_tokens": 8,
+        "temperature": 0.0,
+        "seed": 0,
+    }
+    asked = Request(site.answers.key(model, given), model, given, "done")
+    answer = {"ids": [1, 2], "text": text, "pieces": ["a", "b"], "tokens": 2, "stop": None, "seconds": 0.5}
+    asked.result = {**who(model.run), side: answer, "prompt_ids": [1], "device": "cpu"}
+    site.answers._remember(asked)
+
+
+def chats(site: Site, **query: str) -> list[list[tuple[str, str]]]:
+    """The messages of each conversation that is shown: their roles and texts."""
+    values = shown(site, tab="chat", max="8", **query)
+    found = [value for name, value in values.items() if name.startswith("Chatbot")]
+    return [[(one["role"], one["content"]) for one in value] for value in found if isinstance(value, list)]
+
+
+def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
+    other = write_run(site.settings.home, experiment(1), "finished", 30)
+    saved(other, 30)
+    turns = json.dumps(["Hi", "More"])
+    for side, text in (("policy", EVIL), ("other", "no")):
+        chatted(site, Model(run, 20), side, ["Hi"], text)
+        chatted(site, Model(run, 20), side, ["Hi", text, "More"], f"{text} again")
+    chatted(site, Model(other.name, 30), "policy", ["Hi"], "third")
+    query = {"run": run, "turns": turns, "with": f"{other.name}@30"}
+    assert chats(site, **query) == [
+        [("user", "Hi"), ("assistant", EVIL), ("user", "More"), ("assistant", f"{EVIL} again")],
+        [("user", "Hi"), ("assistant", "no"), ("user", "More"), ("assistant", "no again")],
+        [("user", "Hi"), ("assistant", "third"), ("user", "More")],
+    ]
+    built = native.Built(outputs_page.PAGE, site)
+    fields = ([f"{other.name}@30"], 8, 0, None, None, 0)
+    place = {"run": run, "tab": "chat", "max": "8", **query}
+    with pytest.raises(gr.Error, match="has not answered all turns so far"):
+        built.pressed("Send", place, "And", *fields)
+    done = built.pressed("Send", place, "", *fields)["query"]
+    assert json.loads(done["turns"]) == ["Hi", "More"]
+    assert done["with"] == f"{other.name}@30"
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "third"}]
+    messages += [{"role": "user", "content": "More"}]
+    sampling = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
+    given = {"do": "generate", "messages": messages, "sides": ["policy"], **sampling}
+    asked = site.answers.find(site.answers.key(Model(other.name, 30), given))
+    assert asked is not None
+    assert not asked.is_over
+    built.pressed("Cancel", place)
+    assert asked.state == "cancelled"
+    assert built.pressed("Take back the last turn", place)["query"]["turns"] == '["Hi"]'
+    assert built.pressed("Start over", place)["query"]["turns"] == ""
+
+
+def test_a_conversation_that_cannot_be_is_refused(site: Site, run: str) -> None:
+    for name in ("gone@1", f"../{run}@20", f"{run}@21", f"{EVIL}@1", f"{run}@", "@20"):
+        text = told(site, run=run, tab="chat", turns='["Hi"]', **{"with": name})
+        assert "is not a run with this checkpoint" in text, name
+        assert EVIL not in text
+    several = ",".join(f"{run}@{step}" for step in (0, 20, 1))
+    assert "expected at most 2" in told(site, run=run, tab="chat", turns='["Hi"]', **{"with": several})
+    assert "at most 16 turns" in told(site, run=run, tab="chat", turns=json.dumps(["x"] * 17))
+    for wrong in ("[", '{"a": 1}', "[1]", EVIL):
+        assert chats(site, run=run, turns=wrong) == []
+    built = native.Built(outputs_page.PAGE, site)
+    with pytest.warns(UserWarning, match="needs a message"):
+        built.pressed("Send", {"run": run, "tab": "chat"}, "", [], 8, 0, None, None, 0)

@@ -163,3 +163,26 @@ def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_pag
     shown.wait_for_selector(f".token-detail {CELL}")
     assert shown.evaluate("window.boomed") is None
     assert shown.locator("main img").count() == 0
+
+
+def test_a_conversation_goes_on_with_each_models_own_answers(app: Any, open_page: Open, run: Path) -> None:
+    shown = open_page(app.url(f"/outputs?run={run.name}&tab=chat&max=4"))
+    for turn, text in enumerate(("Say 1: ", "Say 2: "), start=1):
+        message = shown.get_by_label(f"Message, turn {turn} of at most 16")
+        message.fill(text)
+        press(shown, "Send")
+        shown.wait_for_function(f"document.querySelectorAll('.message.bot').length === {2 * turn}", timeout=240_000)
+    address = shown.url
+    texts = shown.locator(".message.bot").all_text_contents()
+    shown.reload()
+    shown.wait_for_function("document.querySelectorAll('.message.bot').length === 4")
+    assert shown.url == address
+    assert shown.locator(".message.bot").all_text_contents() == texts
+    shot(shown, "chat")
+    assert dim_texts(shown) == []
+    shown.set_viewport_size({"width": 390, "height": 900})
+    assert overflow(shown) == 0
+    lefts = shown.locator(".bubble-wrap").evaluate_all("all => all.map((one) => one.getBoundingClientRect().left)")
+    assert len({round(left) for left in lefts if left >= 0}) == 1  # below each other
+    press(shown, "Take back the last turn")
+    shown.wait_for_function("document.querySelectorAll('.message.bot').length === 2")

@@ -154,6 +154,28 @@ def test_several_answers_to_one_prompt(models: ModelPair) -> None:
         assert len({tuple(said["ids"]) for said in (three[side], *three[side]["more"])}) == 3
 
 
+def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    given = {"messages": messages, "max_new_tokens": 2, "sides": ["policy"]}
+    found = generate(models, given, silent)
+    template = models.encoder.template.render(messages, add_generation_prompt=True)
+    assert found["prompt_ids"] == models.encoder.rendered(template)
+    assert "other" not in found
+    assert len(found["policy"]["ids"]) <= 2
+    for wrong in (
+        [],
+        "x",
+        [{"role": "user"}],
+        [{"role": "assistant", "content": "b"}],
+        [{"role": "x", "content": "c"}],
+    ):
+        with pytest.raises(RunError, match="messages: expected roles"):
+            generate(models, {**given, "messages": wrong}, silent)
+    for sides in ([], ["reference"], "policy"):
+        with pytest.raises(RunError, match="sides: expected a list"):
+            generate(models, {**given, "sides": sides}, silent)
+
+
 def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
     for do, asked, words in (
         (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import attrs
 import gradio as gr
 
 from nnxdsl.errors import RunError
@@ -17,15 +18,22 @@ from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Done, Query, Values, View
 from ...words import duration
-from .request import DEFAULTS, Chosen, chosen, held_out_prompts, request, written
+from .request import DEFAULTS, FIELDS, Chosen, asks, chosen, held_out_prompts, written
 
 CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
-NEEDED = {"generate": "a prompt", "checkpoints": "a prompt", "tokens": "a text", "pairs": "held-out pairs"}
+NEEDED = {
+    "generate": "a prompt: enter it, or choose a held-out row",
+    "tokens": "a text: enter it, or choose a held-out row",
+    "pairs": "held-out pairs",
+    "chat": "a message",
+    "checkpoints": "a prompt: enter it, or choose a held-out row",
+}
 NEXT = {
     "generate": "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed.",
     "tokens": "Choose a held-out row or enter a text: both models score it, and each token shows how much more likely "
     "it is under the policy.",
     "pairs": "Press Compute to see rewards and margins of every held-out pair.",
+    "chat": "Enter a message: each model answers it, and sees its own answers in the turns after it.",
     "checkpoints": "Enter a prompt or choose a held-out one: the policy of every checkpoint answers it in turn.",
 }
 FIRST = (
@@ -47,7 +55,7 @@ class Form:
             button: Label of the button.
             fields: Components by their part of the query.
         """
-        self._site, self._tab, self._fields = site, tab, fields
+        self.site, self._tab, self._fields = site, tab, fields
         self._buttons: list[gr.Button] = []
         if site.settings.read_only:
             gr.Markdown("Read-only: only cached results are shown.")
@@ -74,15 +82,17 @@ class Form:
     def filled(self, here: Chosen, query: Query) -> Values:
         """The fields with the values of a query."""
         if query.get("key"):
-            found = self._site.answers.find(query["key"])
+            found = self.site.answers.find(query["key"])
             texts = {} if found is None else {name: found.request.get(name, "") for name in ("prompt", "text")}
             query = {**query, **{name: text for name, text in texts.items() if text}}
         filled: dict[Any, Any] = {}
         for name, field in self._fields.items():
+            if name not in FIELDS[self._tab]:
+                continue  # not a part of the query
             value = query.get(name, DEFAULTS.get(name, ""))
             filled[field] = gr.update(value=_value(field, value))
             if name == "row":
-                filled[field] = _rows(self._site, here, value)
+                filled[field] = _rows(self.site, here, value)
         return filled
 
     def told(self, query: Query, found: Request | None) -> Values:
@@ -94,7 +104,7 @@ class Form:
 
     def _words(self, query: Query, found: Request | None) -> str:
         if found is None:
-            if self._site.settings.read_only:
+            if self.site.settings.read_only:
                 return "This result is not cached, and a read-only app computes nothing."
             if query.get("key") or query.get("from"):
                 return "The result of this link is not cached: press the button to compute it."
@@ -111,21 +121,25 @@ class Form:
         return f"Computed in {duration(found.seconds)} on {plain(str(found.result.get('device', '-')))}."
 
     def _submitted(self, query: Query, client: str, *values: Any) -> Done:
-        here = chosen(self._site, query)
+        here = attrs.evolve(chosen(self.site, query), tab=self._tab)
         if here.model is None:
             raise RunError("Choose a run that has a checkpoint.")
-        given = {name: _text(value) for name, value in zip(self._fields, values, strict=True)}
-        given |= {name: query[name] for name in ("from", "side", "n") if self._tab == "tokens" and name in query}
-        wanted = request(self._site, self._tab, given)
-        if wanted is None:
-            needed = NEEDED[self._tab]
-            return Done(f"This needs {needed}: enter it, or choose a held-out row.", is_problem=True)
-        found = [self._site.answers.ask(model, wanted) for model in here.models][-1]
+        texts = {name: _text(value) for name, value in zip(self._fields, values, strict=True)}
+        given = self.given(query, texts)
+        wanted = asks(self.site, here, given)
+        if not wanted:
+            return Done(f"This needs {NEEDED[self._tab]}.", is_problem=True)
+        found = [self.site.answers.ask(model, one) for model, one in wanted][-1]
         return Done(query={**written(self._tab, given, found.key), "at": "", "pair": ""})
 
+    def given(self, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+        """The query of a submitted form: the texts of its fields, and what it leaves as it is."""
+        unchanged = ("from", "side", "n") if self._tab == "tokens" else ()
+        return {**texts, **{name: query[name] for name in unchanged if name in query}}
+
     def _cancelled(self, query: Query, client: str) -> Done:
-        for one in requested(self._site, chosen(self._site, query), query):
-            self._site.answers.cancel(one.key)
+        for one in requested(self.site, chosen(self.site, query), query):
+            self.site.answers.cancel(one.key)
         return Done("Cancelled.")
 
 
@@ -135,10 +149,7 @@ def requested(site: Site, here: Chosen, query: Query) -> list[Request]:
     Raises:
         RunError: A part of the query is out of range.
     """
-    given = None if here.model is None else request(site, here.tab, query)
-    if given is None:
-        return []
-    found = [site.answers.find(site.answers.key(model, given)) for model in here.models]
+    found = [site.answers.find(site.answers.key(model, given)) for model, given in asks(site, here, query)]
     return [one for one in found if one is not None]
 
 
@@ -201,6 +212,8 @@ def _value(field: Any, text: str) -> Any:
     """A part of a query as the value of a component; a number that is none is refused elsewhere."""
     if isinstance(field, gr.Checkbox):
         return text == "1"
+    if isinstance(field, gr.Dropdown) and field.multiselect:
+        return [one for one in text.split(",") if one]
     if isinstance(field, gr.Dropdown):
         return text if text in [value for _, value in field.choices] else ""
     if not isinstance(field, gr.Number):
@@ -216,6 +229,8 @@ def _value(field: Any, text: str) -> Any:
 
 def _text(value: Any) -> str:
     """The value of a component as a part of the query."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
     if isinstance(value, bool):
         return "1" if value else ""
     if isinstance(value, float) and value.is_integer():

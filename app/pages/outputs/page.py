@@ -15,6 +15,7 @@ from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
 from ..demo import Offer
+from .chat import Chat
 from .checkpoints import Checkpoints
 from .forms import requested
 from .generate import Generate
@@ -46,11 +47,19 @@ def build(site: Site) -> None:
             tokens = Tokens(site, view)
         with gr.Tab("Pairs", id="pairs"):
             pairs = Pairs(site, view)
+        with gr.Tab("Chat", id="chat"):
+            chat = Chat(site, view)
         with gr.Tab("All checkpoints", id="checkpoints"):
             checkpoints = Checkpoints(site, view)
     view.tabs("tab", tabs)
     timer = gr.Timer(0.7, active=False)
-    parts: dict[str, Any] = {"generate": generate, "tokens": tokens, "pairs": pairs, "checkpoints": checkpoints}
+    parts: dict[str, Any] = {
+        "generate": generate,
+        "tokens": tokens,
+        "pairs": pairs,
+        "chat": chat,
+        "checkpoints": checkpoints,
+    }
 
     def shown(query: Query) -> Values:
         here, rows = chosen(site, query), with_checkpoints(site)
@@ -67,13 +76,13 @@ def build(site: Site) -> None:
         }
         for part in parts.values():
             values |= part.form.filled(here, query)
-        return values
+        return {**values, **chat.filled(here, query)}
 
     def answered(query: Query) -> Values:
         here = chosen(site, query)
         requests, part = requested(site, here, query), parts[here.tab]
         pending = [one for one in requests if not one.is_over]
-        done = [one for one in requests if one.result is not None]
+        done = requests if part is chat else [one for one in requests if one.result is not None]
         return {
             timer: gr.update(active=bool(pending)),
             **part.form.told(query, next(iter(pending or done or requests), None)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ FIELDS = {
     "generate": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
     "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
     "pairs": ("limit",),
+    "chat": ("turns", "with", "max", "temperature", "top_k", "top_p", "seed"),
     "checkpoints": ("prompt", "row", "chat", "max", "temperature", "top_k", "top_p", "seed"),
 }
 """Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
 
-DOES = {"checkpoints": "generate"}
+DOES = {"chat": "generate", "checkpoints": "generate"}
 """What is computed for a tab, if it has not the name of the tab."""
 
 DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
@@ -39,6 +41,10 @@ LISTED = 100
 
 MOST_PAIRS = 5_000
 MOST_SAMPLES = 16
+MOST_MORE = 2
+"""Most checkpoints that chat beside the page's two models."""
+
+MOST_TURNS = 16
 OTHER_RUNS = 40
 """Number of other runs offered for comparison."""
 
@@ -57,7 +63,7 @@ class Chosen:
         steps: Steps of its checkpoints, newest first.
         step: The chosen step.
         against: "reference", another step, or `RUN@STEP` of another run.
-        tab: "generate", "tokens", "pairs" or "checkpoints".
+        tab: "generate", "tokens", "pairs", "chat" or "checkpoints".
     """
 
     row: Row | None
@@ -104,6 +110,14 @@ def _is_of_another(site: Site, run: str, against: str) -> bool:
     other, _, step = against.rpartition("@")
     row = site.index.row(other) if whole(step) is not None and other and other != run else None
     return row is not None and whole(step) in steps_of(row.path)
+
+
+def checkpoint_of(site: Site, name: str) -> Model | None:
+    """The policy of `RUN@STEP`, if the home has that run and checkpoint; step 0 is before training."""
+    run, _, text = name.rpartition("@")
+    row, step = site.index.row(run) if run else None, whole(text)
+    there = [] if row is None else steps_of(row.path)
+    return Model(run, step) if there and step is not None and step in (*there, 0) else None
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
@@ -174,8 +188,17 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
         return do if "row" in do else {**do, "text": _text(query, "text", limits)}
     if "row" not in do and not do["prompt"]:
         return None
+    do |= _sampling(query, limits)
+    if tab == "checkpoints":
+        return {**do, "sides": ["policy"]}
+    samples = _whole(query, "samples", 1, MOST_SAMPLES)
+    return {**do, "samples": samples} if do["temperature"] and samples > 1 else do
+
+
+def _sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
+    """The settings of a sampler."""
     temperature = _real(query, "temperature", 0.0, 10.0)
-    do |= {
+    found: dict[str, Any] = {
         "max_new_tokens": _whole(query, "max", 1, limits.new_tokens),
         "temperature": temperature,
         "seed": _whole(query, "seed", 0, 2**31 - 1),
@@ -183,17 +206,103 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
     if temperature:
         top_k = _whole(query, "top_k", 1, 10_000_000) if query.get("top_k") else None
         top_p = _real(query, "top_p", 0.0, 1.0) if query.get("top_p") else None
-        do |= {"top_k": top_k, "top_p": None if top_p in (0.0, 1.0) else top_p}
-        samples = _whole(query, "samples", 1, MOST_SAMPLES)
-        if samples > 1:
-            do["samples"] = samples
-    return do
+        found |= {"top_k": top_k, "top_p": None if top_p in (0.0, 1.0) else top_p}
+    return found
+
+
+@attrs.frozen
+class Speaker:
+    """A model that answers in the Chat tab: one of the two models of a child process.
+
+    Attributes:
+        model: The two models.
+        side: "policy" or "other".
+    """
+
+    model: Model
+    side: str
+
+
+def speakers(site: Site, here: Chosen, query: Mapping[str, str]) -> list[Speaker]:
+    """The page's two models, then the checkpoints that `with` names.
+
+    Raises:
+        RunError: It names something else, or too many.
+    """
+    if here.model is None:
+        return []
+    names = list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
+    if len(names) > MOST_MORE:
+        raise RunError(f"with: {len(names)} checkpoints; expected at most {MOST_MORE} beside the two of the page")
+    more = [checkpoint_of(site, name) for name in names]
+    if None in more:
+        raise RunError(f"with: {names[more.index(None)][:100]} is not a run with this checkpoint, RUN@STEP")
+    found = [Speaker(here.model, side) for side in SIDES]
+    return [*found, *(Speaker(model, "policy") for model in more if model is not None)]
+
+
+def turns_of(site: Site, query: Mapping[str, str]) -> list[str]:
+    """The user's messages; empty for a text that is not a list of texts.
+
+    Raises:
+        RunError: There are too many, or they are too long.
+    """
+    if stored := by_key(site, "chat", query):
+        return [one["content"] for one in stored.request["messages"] if one["role"] == "user"]
+    try:
+        given = json.loads(query.get("turns") or "[]")
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        return []
+    limit = site.settings.limits.prompt_characters
+    if len(given) > MOST_TURNS or sum(map(len, given)) > limit:
+        raise RunError(f"turns: expected at most {MOST_TURNS} turns of {limit:,} characters in all")
+    return given
+
+
+def conversation(site: Site, speaker: Speaker, query: Mapping[str, str]) -> list[tuple[dict[str, Any], Request | None]]:
+    """Requests of a speaker's turns with what came of them; the one after an unanswered turn cannot be made yet.
+
+    Raises:
+        RunError: A part of the query is out of range.
+    """
+    sampling = _sampling(query, site.settings.limits)
+    messages: list[dict[str, str]] = []
+    found: list[tuple[dict[str, Any], Request | None]] = []
+    for turn in turns_of(site, query):
+        messages = [*messages, {"role": "user", "content": turn}]
+        given = {"do": "generate", "messages": messages, "sides": [speaker.side], **sampling}
+        answer = site.answers.find(site.answers.key(speaker.model, given))
+        found.append((given, answer))
+        if answer is None or answer.result is None:
+            break
+        messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
+    return found
+
+
+def asks(site: Site, here: Chosen, query: Mapping[str, str]) -> list[tuple[Model, dict[str, Any]]]:
+    """What the query asks of which models; empty if it is incomplete.
+
+    Raises:
+        RunError: A part of the query is out of range.
+    """
+    if here.tab == "chat":
+        return [
+            (speaker.model, given)
+            for speaker in speakers(site, here, query)
+            for given, _ in conversation(site, speaker, query)
+        ]
+    given = None if here.model is None else request(site, here.tab, query)
+    return [] if given is None else [(model, given) for model in here.models]
 
 
 def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
     """The tab's request that the query names by its key, since its texts are too long for a URL; None without one."""
     found = site.answers.find(query.get("key", ""))
-    return found if found is not None and found.request["do"] == DOES.get(tab, tab) else None
+    if found is None or found.request["do"] != DOES.get(tab, tab):
+        return None
+    return found if ("messages" in found.request) == (tab == "chat") else None
 
 
 def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
@@ -201,7 +310,7 @@ def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
     given = {name: fields.get(name, "") for name in FIELDS[tab]}
     changed = {name: "" if value == DEFAULTS.get(name) or not value.strip() else value for name, value in given.items()}
     if len(urlencode(changed)) > LONGEST_QUERY:
-        return changed | {name: "" for name in ("prompt", "text") if name in changed} | {"key": key}
+        return changed | {name: "" for name in ("prompt", "text", "turns") if name in changed} | {"key": key}
     return changed | {"key": ""}
 
 
