@@ -52,30 +52,32 @@ def blocks(site: Site) -> Any:
     return asyncio.run(build())
 
 
-def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks: Any) -> None:
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks: Any, step: int) -> None:
     before = outside.snapshot()
     asked = 0
-    for run in outside.hostile():
+    for run in outside.hostile()[::step]:
         for query, writes in outside.queries(run):
             for name, text in native.answers(blocks, query, run, writes=writes):
                 asked += 1
                 assert SECRET not in text, (name, query)
                 assert "root:" not in text, (name, query)
                 assert "Internal error" not in text, (name, query, text)
-    assert asked > 3_000
+    assert asked > 3_000 / step
     assert outside.snapshot() == before
     assert {outside.inside, "link-there", "link-gone"} <= {path.name for path in outside.home.iterdir()}
     assert not list((outside.home / ".app").glob("launches/*"))
 
 
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_answer_tells_whether_something_is_there(
-    site: Site, outside: Outside, blocks: Any, monkeypatch: pytest.MonkeyPatch
+    site: Site, outside: Outside, blocks: Any, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(usage, "SECONDS", math.inf)  # the machine is measured once
     monkeypatch.setattr(system, "disk", functools.cache(usage.disk))
     for _ in range(2):
         site.jobs._slots.acquire()  # no child process gets on, so that the same is told of the run of the home
-    for there, gone in outside.ids():
+    for there, gone in outside.ids()[::step]:
         for (query, writes), (other, _) in zip(outside.queries(there), outside.queries(gone), strict=True):
             found = native.answers(blocks, query, there, writes=writes, text="one")
             for (name, text), (_, expected) in zip(
