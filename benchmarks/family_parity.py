@@ -6,7 +6,7 @@ differences in float32, relative to the largest logit (logits, left, packed, LoR
 (loss, gradient, 8 devices); an answer is equal or it is not.
 
 `--peers PYTHON` also loads what nnxdsl exports in that environment's transformers; without it that column is left out.
-`--update` writes the table into docs/guides/models.md.
+`--update` writes the lines into the table of docs/guides/models.md; those of other checkpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -228,12 +228,23 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def updated(page: str, text: str) -> str:
+    """The page with the lines of `text` in its table, sorted by name; lines of checkpoints without a figure stay."""
+    found = re.search(r"\| family \|.*?\n\n", page, flags=re.DOTALL)
+    assert found is not None  # or the page has no such table
+    head, rule, *new = text.splitlines()
+    _, _, *old = found[0].strip().splitlines()
+    lines = {line.split("|")[1].strip(): line for line in (*old, *new)}
+    merged = "\n".join((head, rule, *(lines[name] for name in sorted(lines))))
+    return page.replace(found[0], merged + "\n\n")
+
+
 def main() -> int:
     """What the command line asks for; 1 if an answer differs or a figure is above 1e-4, of `RECURRENT` 1e-3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--peers", type=Path, help="a Python with torch and transformers")
-    parser.add_argument("--update", action="store_true", help="write the table into docs/guides/models.md")
+    parser.add_argument("--update", action="store_true", help="write the lines into docs/guides/models.md")
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
     for name in options.names or sorted(path.name for path in REFERENCE.iterdir()):
@@ -245,9 +256,7 @@ def main() -> int:
     text = table(rows)
     print(f"\n{text}")
     if options.update:
-        page = PAGE.read_text(encoding="utf-8")
-        page = re.sub(r"\| family \|.*?\n\n", text + "\n\n", page, flags=re.DOTALL)
-        PAGE.write_text(page, encoding="utf-8")
+        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
     limits = {name: 1e-3 if name in RECURRENT else 1e-4 for name in rows}
     bad = [v for name in rows for v in rows[name].values() if v is False or (v is not True and v > limits[name])]
     return 1 if bad else 0
