@@ -21,7 +21,7 @@ PUBLISHED = {
     "GLM4MoELite": {"4.7-flash": 29.9e9},
     "Granite": {"3.3-2b": 2.53e9, "3.3-8b": 8.17e9},
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
-    "Ministral3": {"3b": 3.43e9, "8b": 8.49e9},
+    "Ministral3": {"3b": 3.43e9, "8b": 8.49e9, "14b": 13.51e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Mistral4": {"small-119b": 118.97e9},
     "OlmoHybrid": {"7b": 7.43e9},

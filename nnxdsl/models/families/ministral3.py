@@ -26,13 +26,13 @@ class Ministral3(Model):
         size: Published size, or "tiny": 4 layers, 0.8 million parameters, for a laptop.
     """
 
-    size: Literal["tiny", "3b", "8b"] = attrs.field(kw_only=False)
+    size: Literal["tiny", "3b", "8b", "14b"] = attrs.field(kw_only=False)
 
 
-def _rope(original: int) -> dict[str, Any]:
+def _rope(original: int, theta: float = 1e6) -> dict[str, Any]:
     scaling = Yarn(original_max_position_embeddings=original, attention_factor=1.0)
     temperature = QueryTemperature(beta=0.1, length=original)
-    return {"rope": Rope(theta=1e6, factor=16.0, scaling=scaling), "query_temperature": temperature}
+    return {"rope": Rope(theta=theta, factor=16.0, scaling=scaling), "query_temperature": temperature}
 
 
 _size = partial(decoder, norm_eps=1e-5)
@@ -44,6 +44,7 @@ MINISTRAL3 = {
                   tied_head=True, **_rope(64)),
     "3b": _large(layers=26, embed=3072, mlp=9216, tied_head=True),
     "8b": _large(layers=34, embed=4096, mlp=14_336, tied_head=False),
+    "14b": _large(layers=40, embed=5120, mlp=16_384, tied_head=False, **_rope(16_384, theta=1e9)),
 }  # fmt: skip
 
 BETA = "llama_4_scaling_beta"
