@@ -166,7 +166,7 @@ def test_resume_refuses_what_makes_it_another_run(
     assert cli.main(["resume", run.name, "objective.beta=0.5", "steps=50", "microbatch_size=2"]) == 2
     message = (
         f"would make it another run than {run.name}; on a resume only batching, checkpoint, evaluation, memory, "
-        f"mesh, microbatch_size, notes, tracking may change"
+        f"mesh, microbatch_size, notes, rollouts, tracking may change"
     )
     assert capsys.readouterr().err == (
         f"SpecError: 2 problems in Experiment 'dpo'\n  objective.beta: {message}\n  steps: {message}\n"
