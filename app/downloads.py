@@ -28,6 +28,7 @@ TYPES = {
     "experiment.json": "application/json",
     "metrics.jsonl": "application/jsonl",
     "samples.jsonl": "application/jsonl",
+    "rollouts.jsonl": "application/jsonl",
     "events.jsonl": "application/jsonl",
     "log.txt": "text/plain",
 }

@@ -17,6 +17,7 @@ from .processes.votes import Votes
 from .settings import Settings
 from .store.drafts import Drafts
 from .store.index import Index
+from .store.rollouts import Rollouts
 from .store.run_paths import run_path
 from .store.series import Series
 from .store.tags import Tags
@@ -35,6 +36,7 @@ class Site:
         tags: Tags of runs.
         index: The runs, one row each.
         series: Metrics of runs.
+        rollouts: Sampled completions of runs.
         launcher: Actions on runs.
         drafts: Drafts of experiments.
         presets: The project's recipes.
@@ -50,6 +52,7 @@ class Site:
     tags: Tags
     index: Index
     series: Series
+    rollouts: Rollouts
     launcher: Launcher
     drafts: Drafts
     presets: Presets
@@ -70,6 +73,7 @@ class Site:
             tags=Tags(settings.own / "tags.jsonl"),
             index=index,
             series=Series(),
+            rollouts=Rollouts(),
             launcher=launcher,
             drafts=Drafts(settings.own / "drafts"),
             presets=presets,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..page import Page
-from . import about, export, runs, system
+from . import about, export, rollouts, runs, system
 from .compare import page as compare
 from .data import page as data
 from .layout import page as layout
@@ -21,6 +21,7 @@ PAGES: tuple[Page, ...] = (
     sweeps.PAGE,
     layout.PAGE,
     outputs.PAGE,
+    rollouts.PAGE,
     export.PAGE,
     system.PAGE,
     about.PAGE,

@@ -11,7 +11,7 @@ from nnxdsl.runs.run_dir import checked_path
 FILES = frozenset(
     {
         *("run.json", "status.json", "experiment.json", "experiment.py", "attempts.jsonl", "layout.json"),
-        *("metrics.jsonl", "events.jsonl", "samples.jsonl", "log.txt", "control", "lock"),
+        *("metrics.jsonl", "events.jsonl", "samples.jsonl", "rollouts.jsonl", "log.txt", "control", "lock"),
     }
 )
 """Files of a run that the app reads or writes; none of them may be a link."""

@@ -16,6 +16,7 @@ from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.experiments import stored
+from ...store.rollouts import NAME as ROLLOUTS
 from ...store.tags import words_of
 from ...view import Done, Query, Values, View
 from ..outputs.request import steps_of
@@ -120,8 +121,8 @@ def _buttons(site: Site, view: View) -> dict[str, gr.Button]:
         view.does(add("unqueue", "Do not run").click, lambda *given: unqueue(site, *given))
         add("fix", "Clone with a fix", link="#")
         add("clone", "Clone", link="#")
-    for name, text in (("layout", "Layout"), ("outputs", "Outputs"), ("compare", "Compare"), ("report", "Report")):
-        add(name, text, link="#")
+    for name in ("layout", "outputs", "rollouts", "compare", "report"):
+        add(name, name.capitalize(), link="#")
     if not site.settings.read_only:
         add("kill", "Kill", variant="stop")
         add("delete", "Delete", variant="stop")
@@ -131,6 +132,7 @@ def _buttons(site: Site, view: View) -> dict[str, gr.Button]:
 def _offered(run: Chosen, blamed: str | None, buttons: dict[str, gr.Button]) -> dict[gr.Button, Any]:
     """Which buttons the state of a run allows, and where those that are links lead: a fix, to the field to blame."""
     has_files = run.directory is not None
+    has_rollouts = run.directory is not None and (run.directory.path / ROLLOUTS).exists()
     draft = link("/new", **{"from": run.id})
     fix = draft + (f"#f-{blamed}" if blamed else "")
     allowed = {
@@ -147,6 +149,7 @@ def _offered(run: Chosen, blamed: str | None, buttons: dict[str, gr.Button]) -> 
         "clone": draft if has_files and run.state != "failed" else None,
         "layout": link("/layout", run=run.id) if has_files else None,
         "outputs": link("/outputs", run=run.id) if has_files else None,
+        "rollouts": link("/rollouts", run=run.id) if has_rollouts else None,
         "compare": link("/compare", ids=run.id) if has_files else None,
         "report": link("/download", **{"compare": run.id, "as": "html"}) if has_files else None,
     }
