@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(trained: Path, home: Path) -> str:
-    """The name of a copy whose process has ended: the run's own is this one, which the browser's fixtures would kill."""
+    """The name of a copy whose process has ended: the run's own is this one, which fixtures would kill."""
     status = shutil.copytree(trained, home / trained.name) / "status.json"
     ended = subprocess.Popen(["true"])
     ended.wait()
