@@ -17,8 +17,11 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 
 
 def add_write_flags(parser: ArgumentParser) -> None:
-    """Adds `--dtype` and `--max-shard-size`."""
+    """Adds `--dtype`, `--quantization` and `--max-shard-size`."""
     parser.add_argument("--dtype", metavar="NAME", help="dtype to write: float32, bfloat16 or float16")
+    parser.add_argument(
+        "--quantization", metavar="NAME", help="format of linear layers' weights: fp8, mxfp4, int8 or int4"
+    )
     parser.add_argument("--max-shard-size", metavar="SIZE", help="maximum size of one file: 5GB, 500MB")
 
 

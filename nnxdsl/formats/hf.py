@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from nnxdsl.errors import Problem, WeightsError
-from nnxdsl.formats import hf_names, safetensors
+from nnxdsl.formats import hf_names, quantize, safetensors
 from nnxdsl.formats.files import PICKLE_REFUSED, read_json
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, is_unread, tensor_sources
@@ -272,7 +272,8 @@ def write(
     max_shard_bytes: int | None = None,
     fields: Mapping[str, Any] | None = None,
     like: str | None = None,
-) -> None:
+    quantization: str | None = None,
+) -> tuple[str, ...]:
     """Writes a directory that transformers loads.
 
     Args:
@@ -284,10 +285,15 @@ def write(
         max_shard_bytes: Largest size of a file; a larger tensor has a file of its own. None for one file.
         fields: Further fields of `config.json`, such as token ids.
         like: The `model_type` of the family to write, where several have such a decoder; see `config.to_hf`.
+        quantization: The format of linear layers' weights, one of `quantize.METHODS`; None for their own dtypes. The
+            values may then have other dtypes than `leaves`, such as float32, and the rest is cast.
+
+    Returns:
+        Remarks for the user.
 
     Raises:
-        WeightsError: An array is missing, or is none of the base model (an adapter: merge it first); or no family of
-            the Hub has such a decoder.
+        WeightsError: An array is missing, or is none of the base model (an adapter: merge it first); no family of
+            the Hub has such a decoder; or its weights cannot be quantized so.
     """
     config_json = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
     sources = tensor_sources(config, config_json["model_type"])
@@ -305,26 +311,45 @@ def write(
         name: (sources[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()
     }
+    quantized = None
+    if quantization is not None:
+        linears = [name for name, [(path, _), *_] in origin.items() if _is_linear(path)]
+        quantized = quantize.layout(quantization, tensors, linears, config_json["model_type"])
+        config_json["quantization_config"] = dict(quantized.config)
     current: dict[str, Any] = {}  # the arrays being written: all tensors of one array follow each other
 
-    def part(name: str) -> np.ndarray:
+    def whole(name: str) -> np.ndarray:
         if origin[name][0][0] not in current:
             current.clear()
             current.update((path, leaves[path] if value is None else value(path)) for path, _ in origin[name])
         parts = [hf_names.part(sources[path], current[path], number) for path, number in origin[name]]
         return hf_names.joined([sources[path] for path, _ in origin[name]], parts)
 
+    encoded: dict[str, np.ndarray] = {}  # the parts of the weight being written, which follow each other likewise
+
+    def part(name: str) -> np.ndarray:
+        if quantized is None:
+            return whole(name)
+        if name not in quantized.weight_of:
+            return whole(name).astype(tensors[name][1])
+        if name not in encoded:
+            encoded.clear()
+            weight = quantized.weight_of[name]
+            encoded.update(quantized.format.encode(weight, whole(weight)))
+        return encoded[name]
+
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    shards = safetensors.shards(tensors, max_shard_bytes)
+    stored = tensors if quantized is None else quantized.stored
+    shards = safetensors.shards(stored, max_shard_bytes)
     if len(shards) == 1:
-        safetensors.write(directory / SINGLE, tensors, part)
+        safetensors.write(directory / SINGLE, stored, part)
         (directory / INDEX).unlink(missing_ok=True)  # of a sharded checkpoint that this one replaces
     else:
         files = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": names for n, names in enumerate(shards, start=1)}
         for file, names in files.items():
-            safetensors.write(directory / file, {name: tensors[name] for name in names}, part)
-        total = sum(safetensors.size(*tensor) for tensor in tensors.values())
+            safetensors.write(directory / file, {name: stored[name] for name in names}, part)
+        total = sum(safetensors.size(*tensor) for tensor in stored.values())
         listing = {
             "metadata": {"total_size": total},
             "weight_map": {name: file for file, names in files.items() for name in names},
@@ -332,6 +357,12 @@ def write(
         (directory / INDEX).write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
         (directory / SINGLE).unlink(missing_ok=True)  # transformers would read it instead of the shards
     (directory / "config.json").write_text(json.dumps(config_json, indent=2) + "\n", encoding="utf-8")
+    return () if quantized is None else quantized.notes
+
+
+def _is_linear(path: str) -> bool:
+    """Whether an array may be quantized: kernels of linear layers, except the head and the one before MTP's block."""
+    return path.endswith(".kernel") and path not in ("lm_head.kernel", "mtp.join.kernel")
 
 
 def tensor_name(name: str, prefix: str = "model.") -> str:

@@ -1,8 +1,9 @@
 """Quantized tensors of published checkpoints, dequantized as they are read.
 
-Two formats are supported: MXFP4 (GPT-OSS; Open Compute Project, Microscaling Formats v1.0: two 4-bit floats a byte, and
-a power of two for each 32 of them), and 8-bit floats with a scale for each block of a matrix (DeepSeek-V3,
-arXiv:2412.19437, section 3.3). Only weights are dequantized; activations are not quantized.
+Three formats are supported: MXFP4 (GPT-OSS; Open Compute Project, Microscaling Formats v1.0: two 4-bit floats a byte,
+and a power of two for each 32 of them), 8-bit floats with a scale for each block of a matrix (DeepSeek-V3,
+arXiv:2412.19437, section 3.3), and integers with a scale for each group of inputs, as compressed-tensors stores them
+(Kimi K2.5: 4 bits, packed). Only weights are dequantized; activations are not quantized.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _BLOCKS, _SCALES, _BLOCK_SCALES = "_blocks", "_scales", "_scale_inv"
 _MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 _E2M1 = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
 _BIAS = 127  # of the exponent of a scale
-_FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
+_FLOAT8 = ("F8_E4M3", "F8_E5M2")
+_PACKED, _SCALE, _SHAPE = "_packed", "_scale", "_shape"
+_ROWS = 256  # dequantized at a time
 
 
 @attrs.frozen
@@ -85,7 +88,7 @@ class BlockFloat8(_QuantizedTensor):
 
     def read(self) -> np.ndarray:
         """The values, multiplied by their scales in float32 and rounded to bfloat16."""
-        values = self.stored.raw().view(_FLOAT8[self.stored.dtype]).reshape(self.shape)
+        values = self.stored.raw()
         (rows, columns), (height, width) = values.shape, self.block
         out = np.empty(values.shape, _BFLOAT16)
         scales = np.repeat(self.scale.read().astype(np.float32), width, axis=1)[:, :columns]
@@ -101,6 +104,45 @@ class BlockFloat8(_QuantizedTensor):
         return rows, columns
 
 
+@attrs.frozen
+class GroupedIntegers(_QuantizedTensor):
+    """A matrix `[out, in]` of integers, with a scale for each group of inputs, `[out, groups]`.
+
+    Attributes:
+        shape: The shape as read.
+        bits: 4 or 8 where the integers are packed in 32-bit words, the first one in the lowest bits and zero in the
+            middle of their range; None where each is an int8.
+    """
+
+    shape: tuple[int, int]
+    bits: int | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype as stored, for messages."""
+        return "I8" if self.bits is None else f"I{self.bits}"
+
+    def read(self) -> np.ndarray:
+        """The values, multiplied by their scales in float32 and rounded to bfloat16."""
+        rows, columns = self.shape
+        stored, scales, out = self.stored.raw(), self.scale.read(), np.empty(self.shape, _BFLOAT16)
+        for start in range(0, rows, _ROWS):  # some rows at a time, to limit memory
+            part = slice(start, start + _ROWS)
+            values = self._integers(stored[part], columns).astype(np.float32)
+            factor = scales[part].astype(np.float32)[..., None]
+            scaled = values.reshape(*factor.shape[:2], -1) * factor
+            out[part] = scaled.reshape(values.shape).astype(_BFLOAT16)
+        return out
+
+    def _integers(self, stored: np.ndarray, columns: int) -> np.ndarray:
+        if self.bits is None:
+            return stored
+        data = np.ascontiguousarray(stored).view(np.uint8)
+        if self.bits == 4:
+            data = np.stack((data & 15, data >> 4), axis=-1).reshape(len(data), -1)
+        return data[:, :columns].astype(np.int16) - 2 ** (self.bits - 1)
+
+
 def _block(length: int, count: int) -> int:
     """The power of two that divides a length into `count` blocks; the whole length for one block."""
     if count == 1:
@@ -111,7 +153,7 @@ def _block(length: int, count: int) -> int:
     return size
 
 
-StoredTensor = Tensor | Mxfp4 | BlockFloat8 | ExpertMatrix
+StoredTensor = Tensor | Mxfp4 | BlockFloat8 | GroupedIntegers | ExpertMatrix
 
 
 def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, StoredTensor]]:
@@ -129,6 +171,10 @@ def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, StoredTenso
         elif block_scales is not None and _is_block_float8(tensor, block_scales):
             taken |= {name, name + _BLOCK_SCALES}
             yield name, BlockFloat8(tensor, block_scales)
+        elif (integers := _grouped_integers(name, tensor, tensors)) is not None:
+            weight = name.removesuffix(_PACKED)
+            taken |= {name, weight + _SCALE, weight + _SHAPE}
+            yield weight, integers
     yield from ((name, tensor) for name, tensor in tensors.items() if name not in taken)
 
 
@@ -142,3 +188,23 @@ def _is_block_float8(stored: Tensor, scales: Tensor) -> bool:
         return False
     sizes = zip(stored.shape, scales.shape, strict=True)
     return all(0 < count <= length and -(-length // _block(length, count)) == count for length, count in sizes)
+
+
+def _grouped_integers(name: str, stored: Tensor, tensors: Mapping[str, Tensor]) -> GroupedIntegers | None:
+    """A matrix of integers; None if it is none, or its scales do not match."""
+    weight = name.removesuffix(_PACKED)
+    scale, shape = tensors.get(weight + _SCALE), tensors.get(weight + _SHAPE)
+    if scale is None or not scale.readable or not len(stored.shape) == len(scale.shape) == 2:
+        return None
+    rows, columns, bits = *stored.shape, None
+    if weight != name:
+        if stored.dtype != "I32" or shape is None or shape.dtype not in ("I32", "I64") or shape.shape != (2,):
+            return None
+        columns = int(shape.raw()[1])
+        bits = next((bits for bits in (4, 8) if -(-columns * bits // 32) == stored.shape[1]), None)
+        if bits is None or int(shape.raw()[0]) != rows:
+            return None
+    elif stored.dtype != "I8":
+        return None
+    fits = scale.shape[0] == rows and scale.shape[1] > 0 and columns % scale.shape[1] == 0
+    return GroupedIntegers(stored, scale, (rows, columns), bits) if fits else None

@@ -24,7 +24,16 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# Those of the values, scales and shapes of quantized tensors.
+_QUANTIZED = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+}
+_NAMES = {dtype: name for name, dtype in (_DTYPES | _QUANTIZED).items()}
 # Bits of every dtype of the format; files may hold tensors of dtypes that `read` does not support.
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -75,8 +84,8 @@ class Tensor:
         return self._mapped().view(_DTYPES[self.dtype]).reshape(self.shape)
 
     def raw(self) -> np.ndarray:
-        """The bytes of a tensor with one-byte elements, in its shape."""
-        return self._mapped().reshape(self.shape)
+        """The values of a part of a quantized tensor, of a dtype that `read` does not support; mapped likewise."""
+        return self._mapped().view(_QUANTIZED[self.dtype]).reshape(self.shape)
 
     def _mapped(self) -> np.ndarray:
         try:

@@ -23,7 +23,7 @@ from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
-from nnxdsl.weights.export import DTYPES, counted, export
+from nnxdsl.weights.export import DTYPES, counted, export, refuse_quantization
 from nnxdsl.weights.open import CONFIG, LINEN, Weights, open_weights, template_of
 from nnxdsl.weights.saved_run import PARAMS, TRAINABLE, SavedRun
 
@@ -68,9 +68,10 @@ def convert(
     dtype: str | None = None,
     max_shard_bytes: int | None = None,
     unrolled: bool = False,
+    quantization: str | None = None,
     display: Display | None = None,
 ) -> Converted:
-    """Writes weights in another format; values are unchanged, bit for bit, unless a dtype is given.
+    """Writes weights in another format; values are unchanged, bit for bit, unless a dtype or quantization is given.
 
     The adapter of a run is merged into its weights, in float32. To "checkpoint", the run's trained arrays are copied
     instead, with its experiment and without the optimizer state; `Weights.Checkpoint` starts from it as from the run.
@@ -83,6 +84,8 @@ def convert(
         dtype: The dtype of all arrays; None for no change.
         max_shard_bytes: Largest size of a file; for "hub" only.
         unrolled: Whether each layer is separate, as `layers_0`; for "linen" only.
+        quantization: The format of linear layers' weights, one of `quantize.METHODS`, the rest in bfloat16; for "hub"
+            only.
         display: Shows progress; None for nothing.
 
     Raises:
@@ -90,14 +93,16 @@ def convert(
         WeightsError: The weights cannot be read, or their architecture is unknown.
     """
     place, target = Path(source), Path(directory)
-    _refuse(to, dtype, max_shard_bytes, unrolled)
+    _refuse(to, dtype, max_shard_bytes, unrolled, quantization)
     require_vacant(target)
     display = display or Display(quiet=True)
     display.stage(f"reading {place}")
     weights = open_weights(place)
     if weights.kind == "run":
         if to == "hub":
-            exported = export(place, target, dtype=dtype or "float32", max_shard_bytes=max_shard_bytes, display=display)
+            exported = export(
+                place, target, dtype=dtype, max_shard_bytes=max_shard_bytes, quantization=quantization, display=display
+            )
             size = sum(size for name, size in exported.files.items() if name.endswith(".safetensors"))
             return Converted(
                 source=place, kind="run", directory=target, to=to, arrays=len(weights.shapes), size=size,
@@ -106,6 +111,8 @@ def convert(
         if to == "checkpoint":
             return _without_optimizer(place, target, dtype)
     config = _checked_config(weights)
+    if quantization is not None:
+        dtype = "bfloat16"
     shapes = {
         path: jax.ShapeDtypeStruct(shape, DTYPES[dtype] if dtype else weights.dtype(path))
         for path, shape in weights.shapes.items()
@@ -114,16 +121,21 @@ def convert(
 
     def value(path: str) -> np.ndarray:
         count()
-        return np.asarray(weights.read(path)).astype(shapes[path].dtype, copy=False)
+        array = np.asarray(weights.read(path))
+        return array if quantization is not None else array.astype(shapes[path].dtype, copy=False)
 
     origin = weights.path if weights.path.is_dir() else weights.path.parent
     origin_config = hf.read_fields(origin) if (origin / CONFIG).is_file() else {}
+    size = sum(int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize for shape in shapes.values())
+    notes: tuple[str, ...] = ()
     with appearing(target) as new:
         if to == "hub":
-            hf.write(
+            notes = hf.write(
                 new, config, shapes, value=value, max_shard_bytes=max_shard_bytes, fields=_token_ids(origin_config),
-                like=origin_config.get("model_type"),
+                like=origin_config.get("model_type"), quantization=quantization,
             )  # fmt: skip
+            if quantization is not None:
+                size = sum(file.stat().st_size for file in hf.files_of(new))
         else:
             name = np.dtype(shapes["embed.embedding"].dtype).name
             fields = {**to_hf(config, name, origin_config.get("model_type")), **_token_ids(origin_config)}
@@ -135,11 +147,12 @@ def convert(
                     arrays: Any = {path: value(path) for path in shapes}
                     checkpoints.save(0, {PARAMS: arrays}, {"weights": True})
         tokenizer_files.copy(origin, new)
-    size = sum(int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize for shape in shapes.values())
-    return Converted(source=place, kind=weights.kind, directory=target, to=to, arrays=len(shapes), size=size)
+    return Converted(
+        source=place, kind=weights.kind, directory=target, to=to, arrays=len(shapes), size=size, notes=notes
+    )
 
 
-def _refuse(to: str, dtype: str | None, max_shard_bytes: int | None, unrolled: bool) -> None:
+def _refuse(to: str, dtype: str | None, max_shard_bytes: int | None, unrolled: bool, quantization: str | None) -> None:
     if to not in get_args(Format):
         raise RunError(f"to: expected one of {', '.join(get_args(Format))}, got '{to}'")
     if dtype is not None and dtype not in DTYPES:
@@ -148,6 +161,9 @@ def _refuse(to: str, dtype: str | None, max_shard_bytes: int | None, unrolled: b
         raise RunError(f"max_shard_bytes has no effect to '{to}'")
     if unrolled and to != "linen":
         raise RunError(f"unrolled has no effect to '{to}'")
+    if quantization is not None and to != "hub":
+        raise RunError(f"quantization has no effect to '{to}'")
+    refuse_quantization(quantization, dtype)
 
 
 def _checked_config(weights: Weights) -> DecoderConfig:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnxdsl.config.weights import HF, Checkpoint, From
 from nnxdsl.errors import RunError, WeightsError
-from nnxdsl.formats import hf, peft
+from nnxdsl.formats import hf, peft, quantize
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -55,12 +55,13 @@ class Exported:
         run: The id of the run.
         step: The step of the checkpoint.
         kind: "model" or "adapter".
-        dtype: The dtype of the weights.
+        dtype: The dtype of the weights; of a quantized model, of those that are not quantized.
         files: Names and sizes in bytes.
         difference: Largest difference between the logits of the exported model and those of the run's model.
         largest: The largest logit of the run's model, for comparison.
         tokenizer: A description of the tokenizer that was written.
         base: The base model of an adapter; None if it is in no Hub format.
+        quantization: The format of the weights of linear layers; None if they are not quantized.
         notes: Remarks for the user.
     """
 
@@ -74,6 +75,7 @@ class Exported:
     largest: float
     tokenizer: str
     base: str | None = None
+    quantization: str | None = None
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,8 +88,9 @@ def export(
     directory: str | Path,
     *,
     adapter: bool = False,
-    dtype: str = "float32",
+    dtype: str | None = None,
     max_shard_bytes: int | None = None,
+    quantization: str | None = None,
     display: Display | None = None,
 ) -> Exported:
     """Exports the newest undamaged checkpoint of a run for transformers or PEFT.
@@ -100,8 +103,11 @@ def export(
         run: A run directory, or one step of it: `runs/NAME-ID/checkpoints/STEP`.
         directory: The directory to write, which must not exist.
         adapter: Whether to write only the adapter, for PEFT, instead of the weights with the adapter merged.
-        dtype: The dtype of the weights: "float32", "bfloat16" or "float16".
+        dtype: The dtype of the weights: "float32", "bfloat16" or "float16"; None for float32, or bfloat16 beside
+            quantized weights.
         max_shard_bytes: Largest size of a file of weights; None for one file.
+        quantization: The format of linear layers' weights, one of `quantize.METHODS`. Every weight that is read back
+            is then compared with the run's; the difference of logits, which has no bound, is returned.
         display: Shows progress; None for nothing.
 
     Raises:
@@ -110,8 +116,12 @@ def export(
             model computes other logits than the run's.
     """
     target = Path(directory)
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise RunError(f"dtype: expected one of {', '.join(DTYPES)}, got '{dtype}'")
+    refuse_quantization(quantization, dtype)
+    if adapter and quantization is not None:
+        raise RunError("quantization has no effect on an adapter; export it alone, or the model with it merged")
+    dtype = dtype or ("float32" if quantization is None else "bfloat16")
     if max_shard_bytes is not None and max_shard_bytes < 1:
         raise RunError(f"max_shard_bytes: expected a number above 0, got {max_shard_bytes}")
     require_vacant(target)
@@ -130,10 +140,11 @@ def export(
             notes += () if base else (_note_on_base(saved),)
         else:
             base = None
-            _write_model(place, saved, dtype, max_shard_bytes, tokenizer.ids(saved.config.vocab_size), display)
+            ids = tokenizer.ids(saved.config.vocab_size)
+            notes += _write_model(place, saved, dtype, max_shard_bytes, ids, quantization, display)
         tokenizer.write(place, saved.config.max_length, saved.config.vocab_size)
         display.stage("reading back, and comparing logits")
-        difference, largest = _compare(place, target, saved, dtype, is_adapter=adapter)
+        difference, largest = _compare(place, target, saved, dtype, is_adapter=adapter, quantization=quantization)
         files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
     return Exported(
         directory=target,
@@ -146,22 +157,46 @@ def export(
         largest=largest,
         tokenizer=tokenizer.description,
         base=base,
+        quantization=quantization,
         notes=notes,
     )
 
 
+def refuse_quantization(quantization: str | None, dtype: str | None) -> None:
+    """Checks the settings of an output with quantized weights.
+
+    Raises:
+        RunError: There is no such format, or the other weights would not be bfloat16.
+    """
+    if quantization is None:
+        return
+    if quantization not in quantize.METHODS:
+        raise RunError(f"quantization: expected one of {', '.join(quantize.METHODS)}, got '{quantization}'")
+    if dtype not in (None, "bfloat16"):
+        raise RunError(f"dtype: what is not quantized is bfloat16, got '{dtype}'")
+
+
 def _write_model(
-    place: Path, saved: RunWeights, dtype: str, limit: int | None, fields: Mapping[str, Any], display: Display
-) -> None:
+    place: Path,
+    saved: RunWeights,
+    dtype: str,
+    limit: int | None,
+    fields: Mapping[str, Any],
+    quantization: str | None,
+    display: Display,
+) -> tuple[str, ...]:
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, DTYPES[dtype]) for path, leaf in saved.base.items()}
     count = counted(display, "writing weights", len(shapes))
 
     def value(path: str) -> np.ndarray:
         count()
-        return saved.merged(path).astype(DTYPES[dtype])
+        merged = saved.merged(path)
+        return merged if quantization is not None else merged.astype(DTYPES[dtype])
 
-    like = model_type(saved.experiment)
-    hf.write(place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=fields, like=like)
+    return hf.write(
+        place, saved.config, shapes, value=value, max_shard_bytes=limit, fields=fields,
+        like=model_type(saved.experiment), quantization=quantization,
+    )  # fmt: skip
 
 
 def counted(display: Display, stage: str, total: int) -> Callable[[], None]:
@@ -183,11 +218,13 @@ def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None,
     peft.write(place, saved.config, leaves, adapter=adapter, base=base, is_multimodal=is_multimodal, model_type=kind)
 
 
-def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_adapter: bool) -> tuple[float, float]:
+def _compare(
+    place: Path, target: Path, saved: RunWeights, dtype: str, *, is_adapter: bool, quantization: str | None
+) -> tuple[float, float]:
     """The largest difference of a logit, and the run's largest logit; with one model in memory at a time.
 
     Raises:
-        WeightsError: The difference exceeds the tolerance, or the files hold another model or adapter.
+        WeightsError: A difference exceeds the tolerance, or the files hold another model or adapter.
     """
     tokens = _tokens(saved.config)
     forward = forward_of(saved.policy)
@@ -206,15 +243,31 @@ def _compare(place: Path, target: Path, saved: RunWeights, dtype: str, *, is_ada
         if problems or reader.config != saved.config:
             listed = "\n  ".join(map(str, problems or ["config.json has another architecture"]))
             raise WeightsError(f"{target}: internal error: the files hold another model:\n  {listed}")
+        if quantization is not None:
+            _compare_weights(target, saved, reader, quantize.largest_error(quantization))
         compiled = forward if saved.plain is saved.policy else None
         got = logits(saved.plain, reader.leaf, tokens, compiled)
     difference, largest = float(np.abs(got - expected).max()), float(np.abs(expected).max())
-    if not difference <= TOLERANCES[dtype] * largest:  # also refuses NaN
+    tolerance = TOLERANCES[dtype] if quantization is None else np.inf
+    if not difference <= tolerance * largest:  # also refuses NaN
         raise WeightsError(
             f"{target}: logits of the exported model differ by up to {difference:.3g} from those of the run, whose "
-            f"largest is {largest:.3g}; the tolerance in {dtype} is {TOLERANCES[dtype] * largest:.3g}; nothing was kept"
+            f"largest is {largest:.3g}; the tolerance in {dtype} is {tolerance * largest:.3g}; nothing was kept"
         )
     return difference, largest
+
+
+def _compare_weights(target: Path, saved: RunWeights, reader: hf.HubReader, tolerance: float) -> None:
+    """Refuses an array that differs from the run's by more than `tolerance`, as a fraction of its largest weight."""
+    for path in saved.base:
+        merged = saved.merged(path)
+        difference = np.abs(np.asarray(reader.leaf(path), np.float32) - merged).max()
+        largest = np.abs(merged).max()
+        if not difference <= tolerance * largest:
+            raise WeightsError(
+                f"{target}: {path} as read back differs by up to {difference:.3g} from that of the run, whose largest "
+                f"is {largest:.3g}; nothing was kept"
+            )
 
 
 Forward = Callable[[dict[str, jax.Array], jax.Array], jax.Array]

@@ -42,6 +42,7 @@ def run(args: Namespace) -> int:
             dtype=args.dtype,
             max_shard_bytes=max_shard_bytes(args),
             unrolled=args.unrolled,
+            quantization=args.quantization,
             display=display,
         )
     if args.json:

@@ -47,8 +47,9 @@ def run(args: Namespace) -> int:
             source,
             directory,
             adapter=args.adapter,
-            dtype=args.dtype or "float32",
+            dtype=args.dtype,
             max_shard_bytes=max_shard_bytes(args),
+            quantization=args.quantization,
             display=display,
         )
     if args.json:
@@ -61,7 +62,8 @@ def run(args: Namespace) -> int:
 def _lines(exported: Exported) -> list[str]:
     what = "the adapter, for PEFT" if exported.kind == "adapter" else "the model, for transformers"
     return [
-        f"{exported.directory}: {what}, of {exported.run} after {exported.step} steps, in {exported.dtype}",
+        f"{exported.directory}: {what}, of {exported.run} after {exported.step} steps, in "
+        f"{exported.quantization or exported.dtype}",
         *(f"  {name}  {size:,} bytes" for name, size in exported.files.items()),
         f"logits: read back, they differ by at most {exported.difference:.2g} from the run's, of which the largest is "
         f"{exported.largest:.3g}",

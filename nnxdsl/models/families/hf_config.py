@@ -54,6 +54,9 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 _QUANTIZATION = "quantization_config"
+# The schemes of compressed-tensors whose weights are read, and orders of inputs that are not.
+_INTEGERS = [{"type": "int", "num_bits": bits, "symmetric": True} for bits in (4, 8)]
+_ORDERS = ("group", "dynamic")
 
 # The largest numbers that are read, far beyond every published model: anything larger would take an hour, or the
 # memory of the machine, before a missing tensor could be reported.
@@ -247,4 +250,20 @@ def _quantization_problem(value: Any) -> str | None:
     method = value.get("quant_method") if isinstance(value, Mapping) else None
     if method in ("mxfp4", "fp8"):
         return None
-    return f"only quant_method 'mxfp4' and 'fp8' are read, got {method or value!r}; convert the weights to bfloat16"
+    if method != "compressed-tensors":
+        read = "only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read"
+        return f"{read}, got {method or value!r}; convert the weights to bfloat16"
+    found = [f"{name}: expected none, got {value[name]!r}" for name in ("transform_config",) if value.get(name)]
+    groups = value.get("config_groups")
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        group = group if isinstance(group, Mapping) else {}
+        weights, form = group.get("weights") or {}, group.get("format") or value.get("format")
+        kind = {field: weights.get(field) for field in ("type", "num_bits", "symmetric")}
+        if (
+            form not in ("pack-quantized", "int-quantized")
+            or kind not in _INTEGERS
+            or weights.get("actorder") in _ORDERS
+        ):
+            got = {"format": form, **kind, "actorder": weights.get("actorder")}
+            found.append(f"{name}: only symmetric integers of 4 or 8 bits, pack-quantized or int-quantized, got {got}")
+    return f"{'; '.join(found)}; convert the weights to bfloat16" if found else None
