@@ -119,8 +119,8 @@ class PackedIntFormat(WeightFormat):
     group_size: int
 
     def largest_error(self) -> float:
-        """Half a step between values, and the rounding of the scale to bfloat16."""
-        return (1 + 2.0**-6) / (2**self.bits - 1)
+        """Half a step between values, and the rounding of the scale to bfloat16, which moves the largest value."""
+        return 1 / (2**self.bits - 1) + 2.0**-8
 
     def problem(self, shape: tuple[int, ...]) -> str | None:
         """Groups must divide the inputs."""

@@ -127,7 +127,7 @@ def test_a_published_deepseek_is_read(tmp_path: Path) -> None:
 def test_other_forms_are_refused_by_name(tmp_path: Path) -> None:
     directory(tmp_path, GPT_OSS["tiny"])
     say(tmp_path, quant_method="gptq", bits=4)
-    message = "quantization_config: only quant_method 'mxfp4' and 'fp8' are read, got 'gptq'; convert the weights"
+    message = "only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read, got 'gptq'; convert the weights"
     with pytest.raises(WeightsError, match=message):
         hf.HubReader(tmp_path)
 

@@ -188,8 +188,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "mlp_bias: only False is implemented, got True",
             "rms_norm_eps: expected a number above 0, got '1e-5'",
             "sliding_window=4096: not understood, and it could change the mathematics",
-            "quantization_config: only quant_method 'mxfp4' and 'fp8' are read, got {'bits': 4}; convert the weights "
-            "to bfloat16",
+            "quantization_config: only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read, got {'bits': 4}; "
+            "convert the weights to bfloat16",
             "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
             "got 'dynamic'",
             "tie_word_embeddings: expected true or false, got 'no'",

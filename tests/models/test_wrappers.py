@@ -60,7 +60,9 @@ def test_what_holds_for_the_whole_file() -> None:
     assert not from_hf({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False}).tied_head
     with pytest.raises(WeightsError, match=r"text_config: a qwen3_5 config\.json holds the text decoder there"):
         from_hf({"model_type": "qwen3_5"})
-    with pytest.raises(WeightsError, match="quantization_config: only quant_method 'mxfp4' and 'fp8' are read"):
+    with pytest.raises(
+        WeightsError, match="quantization_config: only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read"
+    ):
         from_hf({"model_type": "qwen3_5", "text_config": text, "quantization_config": {"quant_method": "awq"}})
 
 

@@ -20,7 +20,7 @@ import nnxdsl
 from nnxdsl import Adapter, Tokenizer, Weights, cli
 from nnxdsl.data.tokenizers.base import BytesTokenizer, open_tokenizer
 from nnxdsl.errors import RunError, WeightsError
-from nnxdsl.formats import peft
+from nnxdsl.formats import peft, quantize
 from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.compile import compile as compile_experiment
@@ -224,6 +224,21 @@ def test_words(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "out").exists()
     copied = Path(shutil.copytree(finished.run("sft"), tmp_path / "sft-copy", ignore=shutil.ignore_patterns("000*")))
     assert refused(str(copied), out) == f"WeightsError: {copied} has no checkpoint yet; run its experiment first"
+
+
+def test_a_quantized_model(finished: Any, tmp_path: Path) -> None:
+    """In integers of 8 bits: read back within the bound of the format; an adapter alone cannot be quantized."""
+    run = finished.run("sft")
+    done = export(run, tmp_path / "out", quantization="int8")
+    assert (done.quantization, done.dtype) == ("int8", "bfloat16")
+    assert 0 < done.difference < 0.2 * done.largest
+    stored = HubReader(tmp_path / "out")
+    path = "layers.blocks.0.mlp.up.kernel"
+    trained = saved_arrays(run)[path]
+    error = np.abs(stored.leaf(path).astype(np.float32) - trained).max()
+    assert 0 < error <= quantize.largest_error("int8") * np.abs(trained).max()
+    with pytest.raises(RunError, match="quantization has no effect on an adapter"):
+        export(run, tmp_path / "adapter", adapter=True, quantization="int8")
 
 
 @pytest.mark.slow
