@@ -57,8 +57,8 @@ class WeightFormat(ABC):
         """
 
     @abstractmethod
-    def config(self, kept: Collection[str]) -> dict[str, Any]:
-        """`quantization_config`, where the modules `kept` are not quantized."""
+    def config(self, ignored: Collection[str]) -> dict[str, Any]:
+        """`quantization_config`, where the modules `ignored` are not quantized."""
 
 
 @attrs.frozen
@@ -95,14 +95,14 @@ class BlockFloat8Format(WeightFormat):
             scales[number] = 1 / factor
         return {name: values, f"{name}_scale_inv": scales}
 
-    def config(self, kept: Collection[str]) -> dict[str, Any]:
+    def config(self, ignored: Collection[str]) -> dict[str, Any]:
         """The fields of DeepSeek-V3; what is computed with the weights quantizes activations as it goes ("dynamic")."""
         return {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": [_BLOCK, _BLOCK],
-            "modules_to_not_convert": list(kept),
+            "modules_to_not_convert": list(ignored),
         }
 
 
@@ -154,7 +154,7 @@ class PackedIntFormat(WeightFormat):
         shape = np.array(weight.shape, np.int64)
         return {f"{name}_packed": packed.view("<i4"), f"{name}_scale": scales, f"{name}_shape": shape}
 
-    def config(self, kept: Collection[str]) -> dict[str, Any]:
+    def config(self, ignored: Collection[str]) -> dict[str, Any]:
         """One group of layers, all that are linear."""
         weights = {
             "num_bits": self.bits,
@@ -170,7 +170,7 @@ class PackedIntFormat(WeightFormat):
             "format": "pack-quantized",
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
-            "ignore": list(kept),
+            "ignore": list(ignored),
         }
 
 
@@ -209,9 +209,9 @@ class Mxfp4Format(WeightFormat):
             scales[number] = exponent + _MX_BIAS
         return parts
 
-    def config(self, kept: Collection[str]) -> dict[str, Any]:
+    def config(self, ignored: Collection[str]) -> dict[str, Any]:
         """The fields of the published GPT-OSS."""
-        return {"quant_method": "mxfp4", "modules_to_not_convert": list(kept)}
+        return {"quant_method": "mxfp4", "modules_to_not_convert": list(ignored)}
 
 
 def _largest(name: str, part: np.ndarray, axes: int | tuple[int, ...]) -> np.ndarray:
@@ -303,8 +303,8 @@ def layout(
     # All matrices that are not quantized, whether or not transformers has a linear layer for them; a head that is tied
     # to the embedding has no tensor.
     matrices = [name for name, (shape, _) in tensors.items() if len(shape) == 2 and name.endswith(".weight")]
-    kept = sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in chosen)})
-    return QuantizedLayout(form, weight_of, stored, form.config(kept), notes)
+    ignored = sorted({"lm_head", *(name.removesuffix(".weight") for name in matrices if name not in chosen)})
+    return QuantizedLayout(form, weight_of, stored, form.config(ignored), notes)
 
 
 def largest_error(method: str) -> float:
