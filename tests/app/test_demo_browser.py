@@ -67,7 +67,7 @@ def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str
         for row in range(2):
             shown.locator(f"#runs-table [role=gridcell][data-row='{row}'][data-col='0']").click()
             shown.wait_for_selector(f"#runs-table [role=gridcell][data-row='{row}']:has-text('☑')")
-        shown.get_by_role("button", name="Compare").click()
+        shown.get_by_role("button", name="Compare", exact=True).click()
         shown.wait_for_url("**/compare?ids=*")
         shown.wait_for_selector(".js-plotly-plot .scatterlayer .trace")
         picture(shown, "compare")

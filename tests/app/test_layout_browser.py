@@ -170,7 +170,7 @@ def test_runs_are_compared_from_the_list(app: Any, open_page: Open) -> None:
         shown.locator(f"#runs-table [role=gridcell][data-row='{row}'][data-col='0']").click()
         shown.wait_for_selector(f"#runs-table [role=gridcell][data-row='{row}']:has-text('☑')")
     assert first.name in shown.url
-    shown.get_by_role("button", name="Compare").click()
+    shown.get_by_role("button", name="Compare", exact=True).click()
     shown.wait_for_url("**/compare?ids=*")
     curves = ".js-plotly-plot .scatterlayer .trace"
     shown.wait_for_selector(curves)
