@@ -27,6 +27,7 @@ from ..store.series import sampled
 from ..store.tags import words_of
 from ..view import Done, Query, Values, View
 from ..words import age, duration, local_time
+from .compare.runs import filtered
 from .demo import Offer
 
 SHOWN = 1_000
@@ -161,8 +162,7 @@ def compare(query: Query, client: str) -> Done:
 def compare_shown(site: Site, query: Query) -> Done:
     """Opens the Compare page for the runs that the filter finds."""
     wanted = _filter(query)
-    found = [row for row in site.index.rows() if is_found(row, site.tags.of(row.id), wanted)]
-    if len(found) < 2:
+    if len(filtered(site, {"filter": wanted})) < 2:
         raise RunError("Fewer than two runs with a directory are shown.")
     return Done(goto=link("/compare", filter=wanted))
 

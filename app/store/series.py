@@ -9,15 +9,15 @@ import itertools
 import json
 import math
 import os
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
+
+from .growing import GrowingFiles
 
 try:
     import orjson
@@ -27,7 +27,6 @@ except ModuleNotFoundError:
     _loads = json.loads
 
 POINTS = 500
-REMEMBERED = 24
 TOGETHER = 500
 """Lines parsed per batch, so that they stay in the CPU cache until they are converted to columns."""
 STRETCH = 256
@@ -62,36 +61,26 @@ class Columns:
 
 
 @attrs.define
-class _File:
-    identity: tuple[int, int] = (0, 0)
-    offset: int = 0
+class Metrics:
+    """The content of a `metrics.jsonl`.
+
+    Attributes:
+        columns: Metrics by name; those of evaluations begin with `eval/`.
+        starts: First step of each attempt.
+        last: The last row of training.
+    """
+
     columns: dict[str, Columns] = attrs.Factory(dict)
     starts: dict[int, int] = attrs.Factory(dict)
     last: dict[str, Any] = attrs.Factory(dict)
-    lock: threading.Lock = attrs.Factory(threading.Lock)
 
 
-class Series:
+class Series(GrowingFiles[Metrics]):
     """A cache of the metrics of recently viewed runs."""
 
     def __init__(self) -> None:
         """Creates an empty cache."""
-        self._files: OrderedDict[Path, _File] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, path: Path) -> _File:
-        """Returns all columns of a `metrics.jsonl`; names of evaluation metrics begin with `eval/`.
-
-        A file that was rewritten (a resume drops rows after its checkpoint) is read from the beginning.
-        """
-        with self._lock:
-            file = self._files.setdefault(path, _File())
-            self._files.move_to_end(path)
-            while len(self._files) > REMEMBERED:
-                self._files.popitem(last=False)
-        with file.lock:
-            _read(path, file)
-        return file
+        super().__init__(Metrics, _add)
 
 
 def to_csv(columns: Mapping[str, Columns]) -> str:
@@ -110,27 +99,12 @@ def to_csv(columns: Mapping[str, Columns]) -> str:
     return out.getvalue()
 
 
-def _read(path: Path, file: _File) -> None:
-    try:
-        with path.open("rb") as opened:
-            stat = os.fstat(opened.fileno())
-            if (stat.st_dev, stat.st_ino) != file.identity or stat.st_size < file.offset:
-                file.identity, file.offset = (stat.st_dev, stat.st_ino), 0
-                file.columns, file.starts, file.last = {}, {}, {}
-            if stat.st_size == file.offset:
-                return
-            opened.seek(file.offset)
-            data = opened.read()
-    except FileNotFoundError:
-        return
-    end = data.rfind(b"\n") + 1  # the last line may be incomplete
-    lines = data[:end].splitlines()
+def _add(metrics: Metrics, lines: list[bytes], offset: int) -> None:
     for first in range(0, len(lines), TOGETHER):
         found = _rows(lines[first : first + TOGETHER])
         rows = [row for row in found if isinstance(row, dict) and isinstance(row.get("step"), int)]
         for _, alike in itertools.groupby(rows, key=tuple):
-            _take(list(alike), file)
-    file.offset += end
+            _take(list(alike), metrics)
 
 
 def _rows(lines: list[bytes]) -> list[Any]:
@@ -151,20 +125,20 @@ def _row(line: bytes) -> Any:
     return None
 
 
-def _take(rows: list[dict[str, Any]], file: _File) -> None:
+def _take(rows: list[dict[str, Any]], metrics: Metrics) -> None:
     """Appends consecutive rows with the same keys to the columns."""
     steps = _doubles(row["step"] for row in rows)
     names = [name for name in rows[0] if name not in NOT_DRAWN]
     if "attempt" in rows[0]:
         for row in rows:
             attempt = row["attempt"]
-            if attempt not in file.starts and isinstance(attempt, int):
-                file.starts[attempt] = row["step"]
+            if attempt not in metrics.starts and isinstance(attempt, int):
+                metrics.starts[attempt] = row["step"]
     training = [row for row in rows if row["kind"] != "evaluation"] if "kind" in rows[0] else rows
     if training:
-        file.last = training[-1]
+        metrics.last = training[-1]
     for name in names:
-        column = file.columns.setdefault(name, Columns())
+        column = metrics.columns.setdefault(name, Columns())
         column.steps.extend(steps)
         column.values.extend([value if type(value := row[name]) is float else _number(value) for row in rows])
 

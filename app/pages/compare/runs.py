@@ -12,10 +12,11 @@ from nnxdsl.errors import NnxdslError
 from nnxdsl.storage.jsonl import read_json
 
 from ...state import Site
+from ...store.growing import REMEMBERED
 from ...store.index import Row
 from ...store.run_filter import is_found
 from ...store.run_paths import run_path
-from ...store.series import REMEMBERED, Columns
+from ...store.series import Columns
 from ..run.charts import TOGETHER
 from .config import flat
 

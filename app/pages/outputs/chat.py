@@ -17,7 +17,7 @@ from ...processes.outputs_worker import Request
 from ...state import Site
 from ...store.run_paths import directory_path
 from ...view import Done, Query, Values, View
-from .forms import Form, number_fields
+from .forms import SAMPLER, Form, number_fields
 from .generate import called, ended
 from .request import (
     MOST_MORE,
@@ -78,9 +78,7 @@ class Chat:
             fields: dict[str, Any] = {"message": message, "with": more}
             fields |= number_fields(
                 ("max", "Max new tokens", f"Of each turn, at most {site.settings.limits.new_tokens:,}"),
-                ("temperature", "Temperature", "0 is greedy decoding"),
-                ("top_k", "Top-k", "Empty for all tokens"),
-                ("top_p", "Top-p", "Empty for all tokens"),
+                *SAMPLER,
                 ("seed", "Seed", "The same for all models"),
             )
         self._message, self._more = message, more

@@ -10,7 +10,7 @@ import pandas as pd
 from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Query, Values, View
-from .forms import Form, number_fields, prompt_fields
+from .forms import SAMPLER, Form, number_fields, prompt_fields
 from .generate import ended
 from .request import Chosen
 
@@ -24,9 +24,7 @@ class Checkpoints:
             fields = prompt_fields()
             fields |= number_fields(
                 ("max", "Max new tokens", f"At most {site.settings.limits.new_tokens:,}"),
-                ("temperature", "Temperature", "0 is greedy decoding"),
-                ("top_k", "Top-k", "Empty for all tokens"),
-                ("top_p", "Top-p", "Empty for all tokens"),
+                *SAMPLER,
                 ("seed", "Seed", "The same for all checkpoints"),
             )
         self.form = Form(site, view, "checkpoints", "Generate with each", fields)

@@ -178,6 +178,14 @@ def prompt_fields(answer: gr.Textbox | None = None) -> dict[str, Any]:
     return {"row": row, "prompt": prompt, "chat": chat} | ({} if answer is None else {"text": answer})
 
 
+SAMPLER = (
+    ("temperature", "Temperature", "0 is greedy decoding"),
+    ("top_k", "Top-k", "Empty for all tokens"),
+    ("top_p", "Top-p", "Empty for all tokens"),
+)
+"""Numbers of each form that samples, for `number_fields`."""
+
+
 def number_fields(*fields: tuple[str, str, str]) -> dict[str, Any]:
     """Adds numbers in a row, each of a part of the query, with a label and an explanation."""
     with gr.Row():

@@ -19,7 +19,7 @@ from ...processes.votes import are_equal
 from ...state import Site
 from ...view import Done, Query, Values, View
 from ...words import number
-from .forms import Form, number_fields, prompt_fields, requested, save_buttons, saved
+from .forms import SAMPLER, Form, number_fields, prompt_fields, requested, save_buttons, saved
 from .request import MOST_SAMPLES, Chosen, chosen
 from .stats import wilson
 
@@ -37,9 +37,7 @@ class Generate:
             fields |= number_fields(
                 ("max", "Max new tokens", f"At most {site.settings.limits.new_tokens:,}"),
                 ("samples", "Samples per model", f"At most {MOST_SAMPLES}; one if greedy"),
-                ("temperature", "Temperature", "0 is greedy decoding"),
-                ("top_k", "Top-k", "Empty for all tokens"),
-                ("top_p", "Top-p", "Empty for all tokens"),
+                *SAMPLER,
                 ("seed", "Seed", "The same for both models"),
             )
             fields["blind"] = gr.Checkbox(label="Blind", info="Hide whose answer is whose until I vote")

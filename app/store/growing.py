@@ -1,0 +1,82 @@
+"""Files of lines that grow while they are looked at: each line is read once. Independent of pages."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import attrs
+
+from nnxdsl.errors import RunError
+from nnxdsl.storage.jsonl import open_plain
+
+REMEMBERED = 24
+"""Files whose content is cached."""
+
+AT_ONCE = 2**26
+"""Bytes that are read at a time, about."""
+
+T = TypeVar("T")
+
+
+@attrs.define
+class _File(Generic[T]):
+    content: T
+    identity: tuple[int, int] = (0, 0)
+    offset: int = 0
+    lock: threading.Lock = attrs.Factory(threading.Lock)
+
+
+class GrowingFiles(Generic[T]):
+    """A cache of what was read of recently viewed files.
+
+    Args:
+        empty: Creates the content of a file without lines.
+        add: Adds lines, each with its newline, to a content; takes also the offset of the first in its file, in bytes.
+    """
+
+    def __init__(self, empty: Callable[[], T], add: Callable[[T, list[bytes], int], None]) -> None:
+        """Creates an empty cache."""
+        self._empty, self._add = empty, add
+        self._files: OrderedDict[Path, _File[T]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> T:
+        """Returns the content of all complete lines of a file; what was cached, if there is no such file any more.
+
+        A file that was rewritten (a resume drops rows after its checkpoint) is read from the beginning.
+
+        Raises:
+            RunError: It is no regular file, or cannot be read.
+        """
+        with self._lock:
+            file = self._files.setdefault(path, _File(self._empty()))
+            self._files.move_to_end(path)
+            while len(self._files) > REMEMBERED:
+                self._files.popitem(last=False)
+        with file.lock:
+            self._read(path, file)
+            return file.content
+
+    def _read(self, path: Path, file: _File[T]) -> None:
+        try:
+            with open(open_plain(path), "rb") as opened:
+                stat = os.fstat(opened.fileno())
+                if (stat.st_dev, stat.st_ino) != file.identity or stat.st_size < file.offset:
+                    file.identity, file.offset, file.content = (stat.st_dev, stat.st_ino), 0, self._empty()
+                opened.seek(file.offset)
+                while lines := opened.readlines(AT_ONCE):
+                    if not lines[-1].endswith(b"\n"):  # it is being written
+                        lines.pop()
+                    if not lines:
+                        break
+                    self._add(file.content, lines, file.offset)
+                    file.offset += sum(map(len, lines))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror}") from error
