@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -42,6 +44,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--proxy", metavar="URL", help="public URL of a reverse proxy before the app, such as https://lab/nnxdsl"
     )
     parser.add_argument("--slots", type=int, default=1, help="concurrent runs of the queue (default: 1)")
+    parser.add_argument(
+        "--alert-command",
+        metavar="CMD",
+        help="command, split as a shell would and run without one, for each alert (metrics that are NaN, a run that is "
+        "stalled, lost, failed or finished), which it reads as JSON",
+    )
+    parser.add_argument(
+        "--alert-webhook", metavar="URL", help="http or https URL that each alert is posted to, as JSON"
+    )
     add_allow(parser)
 
 
@@ -70,6 +81,8 @@ def settings_of(args: Namespace) -> Settings:
         proxy=None if args.proxy is None else _proxy(args.proxy),
         allowed_hosts=tuple(args.allow_host),
         limits=Limits(slots=args.slots),
+        alert_command=() if args.alert_command is None else _alert_command(args.alert_command),
+        alert_webhook=None if args.alert_webhook is None else _alert_webhook(args.alert_webhook),
     )
 
 
@@ -93,6 +106,27 @@ def _proxy(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
         raise RunError(f"--proxy {url}: expected an address such as https://lab.example or https://lab.example/nnxdsl")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+
+
+def _alert_command(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise RunError(f"--alert-command {text}: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise RunError(f"--alert-command {text}: expected a command that can be executed, with its arguments")
+    return words
+
+
+def _alert_webhook(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises if it is not a number
+    except ValueError as error:
+        raise RunError(f"--alert-webhook: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not url.isprintable():
+        raise RunError("--alert-webhook: expected a URL such as https://lab.example/alerts, without user and password")
+    return url
 
 
 def _password(file: Path | None) -> str | None:

@@ -55,6 +55,8 @@ class Settings:
         path: Path below which the pages are mounted in another app, instead of that of a proxy.
         allowed_hosts: Additional host names that are accepted in requests.
         limits: Resource limits.
+        alert_command: Arguments of a command that is run for each alert; empty for none.
+        alert_webhook: HTTP URL that each alert is posted to; None for none.
     """
 
     home: Path
@@ -68,6 +70,8 @@ class Settings:
     path: str = ""
     allowed_hosts: tuple[str, ...] = ()
     limits: Limits = Limits()
+    alert_command: tuple[str, ...] = ()
+    alert_webhook: str | None = attrs.field(default=None, repr=False)  # such URLs contain secrets
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from gradio.themes import Base
 
 from . import api
+from .components import notices
 from .downloads import Downloads
 from .html import tag
 from .page import Page
@@ -158,3 +159,4 @@ def _header(site: Site, pages: tuple[Page, ...], current: str) -> None:
     )
     gr.Navbar(visible=False)
     gr.HTML(header, apply_default_css=False, padding=False, container=False)
+    notices.add(site.alerts, root)

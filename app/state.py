@@ -7,6 +7,7 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 
+from .processes.alerts import Alerts
 from .processes.dispatcher import Dispatcher
 from .processes.jobs import Jobs
 from .processes.launch import Launcher
@@ -41,6 +42,7 @@ class Site:
         drafts: Drafts of experiments.
         presets: The project's recipes.
         usage: What live runs and the machine use.
+        alerts: Alerts on runs.
         dispatcher: Starts queued runs; None in read-only mode.
     """
 
@@ -57,6 +59,7 @@ class Site:
     drafts: Drafts
     presets: Presets
     usage: Usage
+    alerts: Alerts
     dispatcher: Dispatcher | None
 
     @classmethod
@@ -78,6 +81,7 @@ class Site:
             drafts=Drafts(settings.own / "drafts"),
             presets=presets,
             usage=Usage(),
+            alerts=Alerts(settings, index),
             dispatcher=None if settings.read_only else Dispatcher(settings, launcher, index),
         )
 
@@ -95,6 +99,7 @@ class Site:
         """Stops threads and child processes of the app; runs continue."""
         if self.dispatcher is not None:
             self.dispatcher.close()
+        self.alerts.close()
         self.jobs.close()
         self.compiles.close()
         self.answers.close()

@@ -79,7 +79,12 @@ def _here(site: Site, rows: Sequence[Row]) -> list[tuple[str, object]]:
         ("Changes", "not allowed (read-only)" if settings.read_only else "allowed: start, stop and delete runs"),
         ("Authentication", "password" if settings.password else "token in the printed address"),
         ("Host names", ", ".join(settings.hosts)),
+        ("Alerts", ", ".join(["notices", *_alert_targets(settings)])),
     ]
+
+
+def _alert_targets(settings: Settings) -> list[str]:
+    return [*(["command"] if settings.alert_command else []), *(["webhook"] if settings.alert_webhook else [])]
 
 
 def _limits(settings: Settings) -> list[tuple[str, object]]:

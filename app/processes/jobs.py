@@ -127,7 +127,7 @@ class Jobs:
             if job is None or job.is_over:
                 return
             job.state, job.ended = "cancelled", time.monotonic()
-            _end(job.child)
+            kill_group(job.child)
 
     def close(self) -> None:
         """Cancels all jobs."""
@@ -163,7 +163,7 @@ class Jobs:
             try:
                 code = job.child.wait(self._limit)
             except subprocess.TimeoutExpired:
-                _end(job.child)
+                kill_group(job.child)
                 code, late = -signal.SIGKILL, True
             else:
                 late = False
@@ -192,7 +192,8 @@ def _text(file: IO[bytes], limit: int) -> str:
     return file.read(limit).decode("utf-8", errors="replace")
 
 
-def _end(child: subprocess.Popen[bytes] | None) -> None:
+def kill_group(child: subprocess.Popen[bytes] | None) -> None:
+    """Kills a child's process group, if the child is running."""
     if child is not None and child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import open_plain
 
 REMEMBERED = 24
-"""Files whose content is cached."""
+"""Files whose content is cached, if nothing else is given."""
 
 AT_ONCE = 2**26
 """Bytes that are read at a time, about."""
@@ -37,11 +37,14 @@ class GrowingFiles(Generic[T]):
     Args:
         empty: Creates the content of a file without lines.
         add: Adds lines, each with its newline, to a content; takes also the offset of the first in its file, in bytes.
+        remembered: Files whose content is cached.
     """
 
-    def __init__(self, empty: Callable[[], T], add: Callable[[T, list[bytes], int], None]) -> None:
+    def __init__(
+        self, empty: Callable[[], T], add: Callable[[T, list[bytes], int], None], remembered: int = REMEMBERED
+    ) -> None:
         """Creates an empty cache."""
-        self._empty, self._add = empty, add
+        self._empty, self._add, self._remembered = empty, add, remembered
         self._files: OrderedDict[Path, _File[T]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -56,7 +59,7 @@ class GrowingFiles(Generic[T]):
         with self._lock:
             file = self._files.setdefault(path, _File(self._empty()))
             self._files.move_to_end(path)
-            while len(self._files) > REMEMBERED:
+            while len(self._files) > self._remembered:
                 self._files.popitem(last=False)
         with file.lock:
             self._read(path, file)

@@ -1,0 +1,311 @@
+"""Alerts on runs, each once: metrics that became NaN or infinite, a run that is stalled, lost, failed or finished."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.storage import process_info
+from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.jsonl import JsonLines
+
+from ..settings import Settings
+from ..store.growing import GrowingFiles
+from ..store.index import Index, Row
+from .jobs import kill_group
+
+CHECK_SECONDS = 10.0
+"""Least time between two checks of all runs."""
+SEND_SECONDS = 30.0
+"""Timeout of the command, and of the webhook."""
+STALL_STEPS, STALL_SECONDS = 20, 120.0
+"""A run is stalled after so many times its median step time without a step, and at least so many seconds."""
+ENDED = ("finished", "failed", "lost")
+TIMED = 32
+"""Steps whose median is a run's step time."""
+FOLLOWED = 256
+"""Runs whose metrics are cached."""
+TEXT = 600
+"""Most characters of a sentence: errors may be long."""
+
+
+@attrs.frozen(kw_only=True)
+class Alert:
+    """What happened to a run.
+
+    Attributes:
+        time: When it was noticed, ISO 8601.
+        kind: non_finite, stalled, lost, failed or finished.
+        run: Id of the run.
+        attempt: Number of its start, from 1; 0 before the first.
+        step: Steps done.
+        directory: Directory of the run.
+        text: A sentence.
+    """
+
+    time: str
+    kind: str
+    run: str
+    attempt: int
+    step: int | None
+    directory: str
+    text: str
+
+
+@attrs.define
+class _History:
+    """Alerts in the order of their file, and the attempts that ended before the file was begun."""
+
+    alerts: list[Alert] = attrs.Factory(list)
+    keys: set[tuple[str, int, str]] = attrs.Factory(set)
+    earlier: set[tuple[str, int]] = attrs.Factory(set)
+
+
+@attrs.define
+class _Progress:
+    """What alerts need to know of a `metrics.jsonl`: non-finite metrics by attempt, and the time of the last steps."""
+
+    non_finite: dict[int, str] = attrs.Factory(dict)
+    rows: int = 0
+    seconds: deque[float] = attrs.Factory(lambda: deque(maxlen=TIMED))
+    tokens: float | None = None
+
+
+class Alerts:
+    """The alerts of a home, in a file of the app, so that neither a restart nor a second app repeats one.
+
+    Runs are checked when a page asks for alerts, and by a thread if the settings have a command or a webhook.
+    """
+
+    def __init__(self, settings: Settings, index: Index) -> None:
+        """Notes which runs have ended already, and starts the thread."""
+        self._settings, self._index = settings, index
+        self._path = settings.own / "alerts.jsonl"
+        self._history = GrowingFiles(_History, _add_alerts)
+        self._progress = GrowingFiles(_Progress, _add_rows, FOLLOWED)
+        self._seen: dict[str, tuple[tuple[int, int], float]] = {}
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._next, self._problem = 0.0, ""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        senders = [self._run] if settings.alert_command else []
+        senders += [self._post] if settings.alert_webhook else []
+        sent = len(self._recorded())
+        if settings.home.is_dir():
+            self.all()
+        if senders:
+            self._thread = threading.Thread(target=self._keep, args=(sent, senders), name="alerts", daemon=True)
+            self._thread.start()
+
+    def all(self) -> list[Alert]:
+        """Returns all alerts, the oldest first, after a check of all runs if the last one was a while ago."""
+        with self._lock:
+            if time.monotonic() >= self._next:
+                problem = ""
+                try:
+                    self._check()
+                except (NnxdslError, OSError) as error:
+                    problem = f"alerts: {error}\n"
+                if problem != self._problem:
+                    sys.stderr.write(problem)
+                self._problem, self._next = problem, time.monotonic() + CHECK_SECONDS
+            return self._recorded()
+
+    def close(self) -> None:
+        """Stops the thread, and kills a command that is running."""
+        self._ended.set()
+        if self._thread is not None:
+            kill_group(self._child)
+            self._thread.join(5)
+
+    def _recorded(self) -> list[Alert]:
+        with contextlib.suppress(RunError):  # a file that cannot be read, which the check reports
+            return list(self._history.of(self._path).alerts)
+        return []
+
+    def _check(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with turn(self._path.with_suffix(".lock"), lambda: None, lambda: True) as is_ours:
+            if not is_ours:  # another app of this home is checking
+                return
+            rows, file = self._index.rows(), JsonLines(self._path)
+            try:
+                if not self._path.exists():
+                    ended = [row for row in rows if row.state in (*ENDED, "stopped")]
+                    file.append({"earlier": [[row.id, _attempt(row)] for row in ended]})
+                history = self._history.of(self._path)
+                for row in rows:
+                    with contextlib.suppress(RunError):  # metrics that cannot be read
+                        for alert in self._found(row, history):
+                            file.append(attrs.asdict(alert))
+            finally:
+                file.close()
+
+    def _found(self, row: Row, history: _History) -> Iterator[Alert]:
+        attempt = _attempt(row)
+        ends = row.state in ENDED and (row.id, attempt, row.state) not in history.keys
+        if (row.id, attempt) in history.earlier or not (row.is_live or ends):
+            return
+        progress, step = self._progress.of(row.path / "metrics.jsonl"), row.status.get("step")
+        found = {
+            "non_finite": progress.non_finite.get(attempt),
+            "stalled": self._stall(row, attempt, progress),
+            row.state: {
+                "finished": f"finished at step {step}",
+                "failed": f"failed: {row.status.get('error') or 'no error was recorded'}",
+                "lost": f"was lost at step {step}: {row.doubt or 'its process is gone'}",
+            }.get(row.state),
+        }
+        for kind, text in found.items():
+            if text and (row.id, attempt, kind) not in history.keys:
+                yield Alert(
+                    time=process_info.utc(),
+                    kind=kind,
+                    run=row.id,
+                    attempt=attempt,
+                    step=step,
+                    directory=str(row.path),
+                    text=process_info.redact(f"{row.id} {text}")[:TEXT],
+                )
+
+    def _stall(self, row: Row, attempt: int, progress: _Progress) -> str | None:
+        """Why a run is stalled, by the time since this app saw the last new row of its metrics."""
+        if row.state == "silent":
+            return f"is stalled: no heartbeat for {row.quiet:.0f} s"
+        rows, now = (attempt, progress.rows), time.monotonic()
+        if not row.is_live or self._seen.get(row.id, (None,))[0] != rows:
+            self._seen[row.id] = rows, now
+        quiet = now - self._seen[row.id][1]
+        if row.state != "running" or row.status.get("stage") != "training" or not progress.seconds:
+            return None
+        usual = statistics.median(progress.seconds)
+        if quiet < max(STALL_SECONDS, STALL_STEPS * usual):
+            return None
+        step = row.status.get("step")
+        return f"is stalled: no step for {quiet:.0f} s after step {step}, where {usual:.3g} s is usual"
+
+    # Sending
+
+    def _keep(self, sent: int, senders: list[Callable[[bytes], None]]) -> None:
+        """Sends the alerts from number `sent` on."""
+        while not self._ended.is_set():
+            new = self.all()[sent:]
+            sent += len(new)
+            for alert, send in itertools.product(new, senders):
+                if self._ended.is_set():
+                    return
+                try:
+                    send(json.dumps(attrs.asdict(alert)).encode())
+                except (OSError, http.client.HTTPException, RunError) as error:
+                    sys.stderr.write(f"alerts: {alert.kind} of {alert.run} was not sent: {error}\n")
+            self._ended.wait(CHECK_SECONDS)
+
+    def _run(self, alert: bytes) -> None:
+        """Runs the command with an alert as its standard input.
+
+        Raises:
+            RunError: It failed, or did not end in time and was killed.
+        """
+        words = self._settings.alert_command
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("NNXDSL_APP_")}
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+            given.write(alert)
+            given.seek(0)
+            child = self._child = subprocess.Popen(
+                words,
+                cwd=self._settings.project,
+                env=variables,
+                stdin=given,
+                stdout=subprocess.DEVNULL,
+                stderr=printed,
+                start_new_session=True,
+            )
+            try:
+                code = child.wait(SEND_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                kill_group(child)
+                raise RunError(f"{words[0]} did not end within {SEND_SECONDS:g} s and was killed") from error
+            if code:
+                printed.seek(0)
+                text = process_info.redact(printed.read(2_000).decode("utf-8", errors="replace")).strip()
+                raise RunError(f"{words[0]} ended with exit code {code}: {text}")
+
+    def _post(self, alert: bytes) -> None:
+        """Posts an alert to the webhook.
+
+        Raises:
+            OSError: It cannot be reached, or answers with an error or a redirect.
+        """
+        url = self._settings.alert_webhook or ""
+        request = urllib.request.Request(url, alert, {"Content-Type": "application/json"})
+        urllib.request.build_opener(_NoRedirects).open(request, timeout=SEND_SECONDS).close()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect may lead to another scheme, and would turn a POST into a GET: it is an error."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follows none."""
+
+
+def _attempt(row: Row) -> int:
+    return row.status.get("attempt") or 0
+
+
+def _add_alerts(history: _History, lines: list[bytes], _offset: int) -> None:
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError):  # a damaged line
+            row = json.loads(line)
+            if "earlier" in row:
+                history.earlier |= {(run, attempt) for run, attempt in row["earlier"]}
+            else:
+                alert = Alert(**row)
+                history.alerts.append(alert)
+                history.keys.add((alert.run, alert.attempt, alert.kind))
+
+
+def _add_rows(progress: _Progress, lines: list[bytes], _offset: int) -> None:
+    """Reads the latest rows, and of those before them only the ones with numbers that are not finite."""
+    progress.rows += len(lines)
+    latest = len(lines) - TIMED - 1
+    for number, line in enumerate(lines):
+        is_suspect = b"NaN" in line or b"Infinity" in line  # as Python writes them
+        if not is_suspect and number < latest:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            _add_row(progress, row, is_suspect)
+
+
+def _add_row(progress: _Progress, row: dict[str, Any], is_suspect: bool) -> None:
+    if is_suspect:
+        names = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        text = f"has metrics that are NaN or infinite since step {row.get('step')}: {', '.join(names)}"
+        if names:
+            progress.non_finite.setdefault(row.get("attempt") or 0, text)
+    tokens, pace = row.get("num_tokens"), row.get("tokens/s")
+    if not isinstance(tokens, int | float) or not isinstance(pace, int | float):  # an evaluation
+        return
+    if progress.tokens is not None and pace > 0 and tokens > progress.tokens:
+        progress.seconds.append((tokens - progress.tokens) / pace)
+    progress.tokens = tokens
