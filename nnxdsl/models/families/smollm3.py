@@ -49,10 +49,11 @@ class _Positions(Fields):
         flags = file.fields.get("no_rope_layers")
         if flags is None:
             flags = [int((layer + 1) % interval != 0) for layer in range(layers)]
-        if not isinstance(flags, Sequence) or len(flags) < layers or not set(flags) <= {0, 1}:
+        if not isinstance(flags, Sequence) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
             file.problems.append(f"no_rope_layers: expected 0 or 1 for each of {layers} layers, got {flags!r}")
             return {}
-        if set(file.fields.get("layer_types") or ["full_attention"]) != {"full_attention"}:
+        attention = file.fields.get("layer_types") or []
+        if not isinstance(attention, list) or any(kind != "full_attention" for kind in attention):
             file.problems.append("layer_types: only 'full_attention' is implemented")
         kinds: list[LayerKind] = ["global" if flag else "nope" for flag in flags[:layers]]
         return {"pattern": period_of(kinds)}
