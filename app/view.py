@@ -74,6 +74,10 @@ document.addEventListener("click", (event) => {
   link.removeAttribute("target");
   if (path.startsWith("/") && !path.startsWith(nnx.root + "/")) link.href = nnx.root + path;
 }, true);
+/* The filter of a table has a title only, which not every screen reader says. */
+new MutationObserver(() => {
+  for (const input of document.querySelectorAll("input[title]:not([aria-label])")) input.ariaLabel = input.title;
+}).observe(document, { childList: true, subtree: true });
 """
 """Of every page."""
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
-from nnxdsl.config.core.codegen import render
-from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.search import Search, described
+from nnxdsl.config.search import Search
 from nnxdsl.config.sweep import Direction, Sweep
 from nnxdsl.errors import RunError
 from nnxdsl.launch.driver import STOP, Settled, Task, last_events
@@ -23,6 +21,7 @@ from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, replace, write_json
 from nnxdsl.sweep.plot import plot
 from nnxdsl.sweep.results import Row, ranked, usual_direction, usual_metric
+from nnxdsl.sweep.stored import FILE, as_json, digest_in
 from nnxdsl.terminal.display import Display
 
 DIRECTORY = "sweeps"
@@ -62,13 +61,11 @@ class SweepDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{path}: cannot be made: {error.strerror}") from error
-        if (path / "sweep.json").exists():
-            earlier = read_json(path / "sweep.json")
-            digest = cast("dict[str, Any]", earlier).get("digest") if isinstance(earlier, dict) else None
-            if digest != spec.digest:
-                raise RunError(f"{path} holds another sweep; move it away")
-        if not (path / "sweep.json").exists() or isinstance(spec, Search):  # whose number of trials may have grown
-            write_json(path / "sweep.json", directory._described())
+        if (path / FILE).exists() and digest_in(path) != spec.digest:
+            raise RunError(f"{path} holds another sweep; move it away")
+        described = as_json(spec)  # a search's number of trials may have grown, a sweep be sorted by another metric
+        if not (path / FILE).exists() or read_json(path / FILE) != described:
+            write_json(path / FILE, described)
         return directory
 
     def ask_to_stop(self) -> None:
@@ -129,18 +126,6 @@ class SweepDirectory:
         write_json(self.path / "results.json", results)
         replace(self.path / "results.svg", plot(rows, metric, direction, self.spec.base.name).encode())
         return results
-
-    def _described(self) -> dict[str, Any]:
-        common: dict[str, Any] = {"digest": self.spec.digest, "base": to_dict(self.spec.base)}
-        if isinstance(self.spec, Search):
-            space = {path: described(axis) for path, axis in self.spec.space.items()}
-            figure = {"metric": self.spec.metric, "direction": self.spec.direction}
-            return {"kind": "search", **common, "space": space, "trials": self.spec.trials, **figure}
-        points = [
-            {"run": one.id, "changes": {path: render(value) for path, value in point.items()}}
-            for one, point in zip(self.spec.experiments, self.spec.points, strict=True)
-        ]
-        return {"kind": "sweep", **common, "points": points}
 
 
 class Points:

@@ -11,12 +11,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nnxdsl import Data, Experiment, Model, Objective, Optimizer, RunError, Schedule, Sweep, product
+from nnxdsl import (
+    Data,
+    Evaluation,
+    Experiment,
+    Model,
+    NnxdslError,
+    Objective,
+    Optimizer,
+    Pruner,
+    Range,
+    RunError,
+    Schedule,
+    Search,
+    Sweep,
+    cli,
+    evolve,
+    product,
+)
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.sweep.plot import plot
 from nnxdsl.sweep.results import Row, differing, held_out, ranked, show_rows, usual_direction
+from nnxdsl.sweep.stored import stored
 from nnxdsl.sweep.sweep import SweepDirectory, sorted_by
 
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m&\u202e"
@@ -130,3 +148,59 @@ def test_another_sweep_s_directory_is_left_alone(base: Experiment, tmp_path: Pat
     (path / "sweep.json").write_text('{"digest": "other"}')
     with pytest.raises(RunError, match="holds another sweep; move it away"):
         SweepDirectory.open(sweep, tmp_path)
+
+
+def test_a_sweep_is_read_back_from_its_directory(base: Experiment, tmp_path: Path) -> None:
+    rates = {"optimizer": [Optimizer.SGD(schedule=Schedule.Constant(lr=lr)) for lr in (0.1, 1e-3)]}
+    sweep = Sweep(base, product({**rates, "notes": ["a,b", "None"], "test_size": [None, 0.1]}), metric="loss")
+    assert stored(SweepDirectory.open(sweep, tmp_path).path) == sweep
+    search = Search(
+        evolve(base, {"test_size": 0.1, "evaluation": Evaluation(every_steps=1)}),
+        {"optimizer.schedule.lr": Range.Log(1e-4, 1.0), "seed": Range.Int(0, 8, step=2), "notes": ["x", "(1, 2)"]},
+        trials=7,
+        metric="eval/loss",
+        direction="minimize",
+        sampler="random",
+        pruner=Pruner.Median(startup_trials=3),
+        seed=5,
+    )
+    assert stored(SweepDirectory.open(search, tmp_path).path) == search
+
+
+def test_a_directory_that_describes_no_sweep_is_refused(base: Experiment, tmp_path: Path) -> None:
+    file = SweepDirectory.open(Sweep(base, product({"seed": [0, 1]})), tmp_path).path / "sweep.json"
+    whole = json.loads(file.read_text())
+    changed = [{"run": "x", "changes": {"seed": "7"}}]
+    reward = {"objective": "Objective.GRPO(rewards=(Reward('os:system'),))", "data": "Data.Prompts('p.jsonl')", "batch_size": "8"}
+    for change, message in (
+        ({"points": changed}, "another sweep than its digest"),
+        ({"points": 3}, "is damaged"),
+        ({"points": [{"run": "x", "changes": {"steps": "'many'"}}]}, "steps"),
+        ({"base": {**whole["base"], "objective": {"type": "os:Objective"}}}, "os"),
+        ({"points": [{"run": "x", "changes": reward}]}, "os:system"),
+        ({"kind": None}, "is damaged"),
+    ):
+        file.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(NnxdslError, match=message):
+            stored(file.parent)
+    file.write_text("[]")
+    with pytest.raises(RunError, match="is damaged"):
+        stored(file.parent)
+
+
+def test_the_command_takes_the_directory_of_a_sweep(
+    base: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = Sweep(base, product({"seed": [0, 1]}))
+    for number, one in enumerate(sweep):
+        finished(tmp_path, one, 0.5 - number / 4)
+    path, home = str(SweepDirectory.open(sweep, tmp_path).path), ("--home", str(tmp_path))
+    assert cli.main(["sweep", path, "--json", "--quiet", *home]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == sweep.experiments[1].id
+    for words, message in (
+        ([path, "seed=3", *home], "change its Python file"),
+        ([path], "is not in runs/sweeps"),
+        ([str(tmp_path), *home], "neither a Python file"),
+    ):
+        assert cli.main(["sweep", *words]) == 2
+        assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Run every point of a file's `sweep = Sweep(...)`, or its `sweep = Search(...)`.
 
-Finished runs are skipped, running ones are waited for, failed ones are reported. A sweep that was killed resumes when
+FILE is a Python file, or HOME/sweeps/NAME of a sweep that was started before. Finished runs are skipped, running ones are waited for, failed ones are reported. A sweep that was killed resumes when
 it is started again. Results are written to HOME/sweeps: results.json, results.svg.
 
 exit codes: 0 all finished, or stopped on request; 1 some failed; 2 rejected; 130 Ctrl-C, running runs continue
@@ -32,7 +32,8 @@ from nnxdsl.errors import Problem, RunError, SpecError
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.sweep.drive import drive
 from nnxdsl.sweep.results import show_rows
-from nnxdsl.sweep.sweep import SweepDirectory
+from nnxdsl.sweep.stored import FILE, stored
+from nnxdsl.sweep.sweep import DIRECTORY, SweepDirectory
 from nnxdsl.terminal.display import Display
 
 
@@ -48,10 +49,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Run or resume a sweep or a search, print its results and return the exit code."""
     path = Path(args.target)
-    if path.suffix != ".py" or not path.is_file():
-        raise RunError(
-            f"{args.target}: no such Python file; a sweep is defined in a Python file as `sweep = Sweep(...)`"
-        )
+    sweep, variables, launcher = _defined(path, args) if path.suffix == ".py" else _started(path, args)
+    refuse_both(args, ("show", "cancel"), ("show", "retry_failed"), ("cancel", "retry_failed"))
+    return _sweep(sweep, _with_parallel(launcher, args.parallel), variables, args)
+
+
+def _defined(path: Path, args: Namespace) -> tuple[Sweep | Search, Mapping[str, str], Launcher]:
+    """The sweep of a Python file, the variables of its runs, and its launcher."""
+    if not path.is_file():
+        raise RunError(f"{path}: no such file")
     module = load_module(path)
     sweep = vars(module).get("sweep")
     if not isinstance(sweep, Sweep | Search):
@@ -59,9 +65,20 @@ def run(args: Namespace) -> int:
     allow_names_in(sweep)
     if args.overrides:
         sweep = attrs.evolve(sweep, base=override(sweep.base, args.overrides))
-    refuse_both(args, ("show", "cancel"), ("show", "retry_failed"), ("cancel", "retry_failed"))
-    launcher = _with_parallel(launcher_of(args, module), args.parallel)
-    return _sweep(sweep, launcher, environment_of(path, module), args)
+    return sweep, environment_of(path, module), launcher_of(args, module)
+
+
+def _started(path: Path, args: Namespace) -> tuple[Sweep | Search, Mapping[str, str], Launcher]:
+    """The same of the directory of a sweep that was started before."""
+    if not (path / FILE).is_file():
+        raise RunError(
+            f"{path}: neither a Python file, which defines `sweep = Sweep(...)`, nor the directory of a sweep"
+        )
+    if args.overrides:
+        raise RunError(f"{' '.join(args.overrides)}: a sweep that was started is not changed; change its Python file")
+    if path.resolve().parent != args.home.resolve() / DIRECTORY:
+        raise RunError(f"{path}: is not in {args.home / DIRECTORY}; give its home with --home")
+    return stored(path), environment_of(path, None), launcher_of(args, None)
 
 
 def _with_parallel(launcher: Launcher, parallel: int | None) -> Launcher:
