@@ -1,7 +1,7 @@
 """Starts, stops and deletes runs: each is the same command as in a terminal, in a process that outlives the app.
 
-Records are files under `<home>/.app`: `launches/` (one directory per start, with its output), `queue/` (queued runs)
-and `audit.jsonl` (actions and who requested them). Only the run itself writes its run directory.
+Records are files under `<home>/.app`: `launches/` and `sweeps/` (one directory per start, with its output), `queue/`
+(queued runs) and `audit.jsonl` (actions and who requested them). Only the run itself writes its run directory.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from .jobs import environment
 from .presets import Presets
 
 MAX_LAUNCHES = 500
+SWEEPS = "sweeps"
+"""Directory of the starts of sweeps."""
 TAIL = 16_000
 READ_SECONDS = 30.0
 """Timeout in seconds of a launch for the child process that reads its recipe."""
@@ -148,6 +150,29 @@ class Launcher:
             directory = self._new_directory("launches", run)
             return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
 
+    def sweep(self, directory: Path, who: str = "", *, parallel: int = 1, retry_failed: bool = False) -> Launch:
+        """Starts the command that drives a sweep, or resumes it, as `nnxdsl sweep HOME/sweeps/NAME` would.
+
+        Args:
+            directory: The sweep's directory, with its `sweep.json`.
+            who: Who requested it, for the audit log.
+            parallel: Maximum number of concurrent runs.
+            retry_failed: Whether failed runs are started again.
+
+        Raises:
+            RunError: the app drives it already, or `parallel` is no positive number.
+        """
+        if parallel < 1:
+            raise RunError(f"concurrent runs: expected at least 1, got {parallel}")
+        with self._lock:
+            newest = self.newest(directory.name, SWEEPS)
+            if newest is not None and newest.is_alive:
+                raise RunError(f"{directory.name} is running already (process {newest.process.pid})")
+            record = self._new_directory(SWEEPS, directory.name)
+            words = ("-m", "nnxdsl", "sweep", str(directory), "--quiet", "--parallel", str(parallel))
+            words += ("--retry-failed",) if retry_failed else ()
+            return self._start(record, directory.name, words, who, "", "start sweep")
+
     def recipe_of(self, run: str) -> str:
         """Name of the recipe that started the run's last attempt, in the app or a terminal; empty for none."""
         newest = self.newest(run)
@@ -220,9 +245,9 @@ class Launcher:
                 found.append(_opened(place / name))
         return found
 
-    def newest(self, run: str) -> Launch | None:
-        """Latest start of a run by the app; None if there is none."""
-        place = self._own / "launches"
+    def newest(self, run: str, kind: str = "launches") -> Launch | None:
+        """Latest start of a run, or of a sweep (`kind=SWEEPS`), by the app; None if there is none."""
+        place = self._own / kind
         names = [entry.name for entry in os.scandir(place)] if place.is_dir() else []
         for name in sorted((name for name in names if name.partition("-")[2] == run), reverse=True):
             with contextlib.suppress(RunError):

@@ -1,4 +1,4 @@
-"""Sweeps and searches of a home: their points, with the state and last metrics of each run."""
+"""Sweeps and searches of a home: their points, with the state and last metrics of each run; new sweeps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.errors import RunError
+from nnxdsl.config.core.codegen import parse_value
+from nnxdsl.config.core.imports import require_allowed
+from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sweep import Sweep, product, zipped
+from nnxdsl.errors import Problem, RunError, SpecError
 from nnxdsl.launch.driver import STOP
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, write_json
 from nnxdsl.sweep.results import DEFAULT_METRICS, usual_direction
-from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN
+from nnxdsl.sweep.stored import FILE
+from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
 
 from .index import Index, Row
 from .run_paths import directory_path
@@ -90,7 +95,7 @@ class Found:
 def names(home: Path) -> list[str]:
     """Names of the sweeps of a home, newest first."""
     try:
-        places = [path for path in (home / DIRECTORY).iterdir() if (path / "sweep.json").is_file()]
+        places = [path for path in (home / DIRECTORY).iterdir() if (path / FILE).is_file()]
     except OSError:
         return []
     return [path.name for path in sorted(places, key=lambda path: path.stat().st_mtime, reverse=True)]
@@ -103,9 +108,9 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
         RunError: There is none with this name, or its file is damaged.
     """
     path = directory_path(home / DIRECTORY, name)
-    if not (path / "sweep.json").is_file():
+    if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
-    described, results = _object(path / "sweep.json"), {}
+    described, results = _object(path / FILE), {}
     if (path / "results.json").is_file():
         results = _object(path / "results.json")
     listed: list[Any] = described.get("points") or sorted(
@@ -124,6 +129,44 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
         points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
     metric, direction = described.get("metric"), described.get("direction")
     return Found(name, path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
+
+
+def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, limit: int) -> Path:
+    """Returns the directory of a new sweep over an experiment; nothing of it is started.
+
+    Args:
+        home: Directory of all runs.
+        base: The experiment that every point changes.
+        text: A line `path=value, value, ...` for each field.
+        zipped_values: Whether the first values of all fields make a point, then the second ones; else every
+            combination does.
+        limit: Maximum number of points.
+
+    Raises:
+        SpecError: A line or a point is invalid, or names code that is not allowed.
+        RunError: The directory cannot be written.
+    """
+    axes: dict[str, list[object]] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        path, equals, values = (part.strip() for part in line.partition("="))
+        if not equals or not path or not values or path in axes:
+            raise SpecError([Problem(line[:100], "expected path=value, value, ... with each path once")])
+        axes[path] = _values(values)
+    if not axes:
+        raise SpecError([Problem("fields", "expected at least one line path=value, value, ...")])
+    count = len(next(iter(axes.values()))) if zipped_values else math.prod(map(len, axes.values()))
+    if count > limit:
+        raise SpecError([Problem("fields", f"make {count:,} points; expected at most {limit:,}")])
+    sweep = Sweep(base, zipped(axes) if zipped_values else product(axes))
+    for one in sweep:
+        require_allowed(one)
+    return SweepDirectory.open(sweep, home).path
+
+
+def _values(text: str) -> list[object]:
+    """Values between commas, each as on the command line: a literal, a constructor call, else the text."""
+    found = parse_value(f"({text},)")
+    return list(found) if isinstance(found, tuple) else [parse_value(one.strip()) for one in text.split(",")]
 
 
 def ask_to_stop(found: Found) -> None:

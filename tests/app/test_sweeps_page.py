@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
 from app.pages.sweeps import page as sweeps_page
+from app.pages.sweeps.actions import COMBINED
+from app.processes.launch import SWEEPS
 from app.settings import Settings
 from app.state import Site
-from nnxdsl import Objective, Search, Sweep
+from app.store.sweeps import names, opened
+from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule, Search, Sweep
 from nnxdsl.sweep.sweep import SweepDirectory
 from tests.app import native
 from tests.app.many import experiment, write_run
@@ -69,14 +74,80 @@ def test_a_search_shows_its_trials(site: Site) -> None:
 def test_what_is_not_there_is_told(site: Site) -> None:
     built = native.Built(sweeps_page.PAGE, site)
     assert "nnxdsl sweep FILE" in built.shown()["Markdown"]
-    assert "there is no sweep" in built.shown(of="gone")["Markdown 1"]
+    assert "there is no sweep" in built.shown(of="gone")["Markdown 2"]
     for wrong in ("../x", "/etc", EVIL):
-        assert "**" in built.shown(of=wrong)["Markdown 1"], wrong
+        assert "**" in built.shown(of=wrong)["Markdown 2"], wrong
 
 
 def test_a_sweep_is_asked_to_stop(site: Site, sweep: SweepDirectory) -> None:
     native.Built(sweeps_page.PAGE, site).pressed("Stop the sweep", {"of": sweep.path.name})
     assert (sweep.path / "stop").exists()
     read_only = Site.of(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
-    assert "Stop the sweep" not in native.Built(sweeps_page.PAGE, read_only).buttons
+    buttons = native.Built(sweeps_page.PAGE, read_only).buttons
+    assert not {"Stop the sweep", "Start the sweep", "Resume the sweep", "Retry failed runs"} & set(buttons)
     read_only.close()
+
+
+def test_what_may_be_done_goes_by_the_runs_states(site: Site, sweep: SweepDirectory) -> None:
+    built = native.Built(sweeps_page.PAGE, site)
+
+    def offered() -> tuple[bool, ...]:
+        values = built.shown(of=sweep.path.name)
+        return tuple(values[name]["visible"] for name in ("Button", "Button 1", "Button 2"))
+
+    assert offered() == (False, True, False)  # one point has not run
+    write_run(site.settings.home, sweep.spec.experiments[2], "failed", 3)
+    assert offered() == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "at least one line"),
+        ("objective.beta 0.1", "expected path=value"),
+        ("seed=0\nseed=1", "each path once"),
+        ("objective.gamma=0.1", "objective.gamma"),
+        ("seed=" + ",".join(map(str, range(101))), "101 points; expected at most 100"),
+        ("objective=Objective.GRPO(rewards=(Reward('os:system'),))", "GRPO"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(site: Site, sweep: SweepDirectory, text: str, message: str) -> None:
+    before = sorted(site.settings.home.rglob("*"))
+    run = sweep.spec.experiments[0].id
+    with pytest.raises(Exception, match=message):
+        native.Built(sweeps_page.PAGE, site).pressed("Start the sweep", {}, run, text, COMBINED, 1)
+    assert sorted(site.settings.home.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_sweep_is_started_from_a_run_and_its_failed_points_again(site: Site, tmp_path: Path) -> None:
+    """Real processes: of two points one fails, as its data are not there, until they are."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "some words"}\n' * 4)
+    base = Experiment(
+        name="tiny",
+        model=Model.Gemma3("tiny"),
+        objective=Objective.SFT(loss_on="all"),
+        data=Data.Text(str(tmp_path / "texts.jsonl"), max_length=16),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=1e-2)),
+        batch_size=2,
+        steps=2,
+    )
+    site.settings.home.mkdir(exist_ok=True)
+    run, later = write_run(site.settings.home, base, "finished", 2), tmp_path / "later.jsonl"
+    built = native.Built(sweeps_page.PAGE, site)
+    fields = f"data.path={(tmp_path / 'texts.jsonl')!s}, {later!s}\nseed=1"
+    built.pressed("Start the sweep", {}, run.name, fields, COMBINED, 1)
+    (name,) = names(site.settings.home)
+    assert _ended(site, name) == ["failed", "finished"]
+    later.write_text('{"text": "other words"}\n' * 4)
+    built.pressed("Retry failed runs", {"of": name}, 1)
+    assert _ended(site, name) == ["finished", "finished"]
+
+
+def _ended(site: Site, name: str) -> list[str]:
+    """States of a sweep's points once the command that drives it has ended."""
+    end = time.monotonic() + 200
+    while (start := site.launcher.newest(name, SWEEPS)) is None or start.is_alive:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    return sorted(point.state for point in opened(site.settings.home, site.index, site.series, name).points)

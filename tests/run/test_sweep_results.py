@@ -171,7 +171,8 @@ def test_a_directory_that_describes_no_sweep_is_refused(base: Experiment, tmp_pa
     file = SweepDirectory.open(Sweep(base, product({"seed": [0, 1]})), tmp_path).path / "sweep.json"
     whole = json.loads(file.read_text())
     changed = [{"run": "x", "changes": {"seed": "7"}}]
-    reward = {"objective": "Objective.GRPO(rewards=(Reward('os:system'),))", "data": "Data.Prompts('p.jsonl')", "batch_size": "8"}
+    objective = "Objective.GRPO(rewards=(Reward('os:system'),))"
+    reward = {"objective": objective, "data": "Data.Prompts('p.jsonl')", "batch_size": "8"}
     for change, message in (
         ({"points": changed}, "another sweep than its digest"),
         ({"points": 3}, "is damaged"),

@@ -10,17 +10,17 @@ from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
 from ...state import Site
-from ...store.sweeps import Found, Point, ask_to_stop, names, opened
-from ...view import Done, Query, Values, View, is_narrow
+from ...store.sweeps import Found, Point, names, opened
+from ...view import Query, Values, View, is_narrow
 from ...words import number
+from .actions import Actions
 from .plots import best_so_far, curves, parallel
 
 EMPTY = (
-    "A sweep runs one experiment at several points, a search looks for good ones. Define one in a Python file as "
-    "`sweep = Sweep(...)` and run `nnxdsl sweep FILE`; it appears here while it runs."
+    "A sweep runs one experiment at several points, a search looks for good ones. Start one from a run below, or "
+    "define one in a Python file as `sweep = Sweep(...)` and run `nnxdsl sweep FILE`; it appears here while it runs."
 )
 COMPARED = 6
-LIVE = ("running", "starting", "compiling", "stopping")
 
 
 def build(site: Site) -> None:
@@ -32,19 +32,19 @@ def build(site: Site) -> None:
         metric = view.control("metric", gr.Dropdown([], label="Metric", info="Last value of each run"))
         by = view.control("by", gr.Dropdown([], label="Colour by", info="Field that groups the curves"))
     words = gr.Markdown()
-    stop = None if site.settings.read_only else gr.Button("Stop the sweep", visible=False, size="sm", scale=0)
+    actions = None if site.settings.read_only else Actions.build(view, site)
     table = gr.Dataframe(
         label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
     )
     plots = [gr.Plot(show_label=False, visible=False) for _ in range(3)]
-    outputs = [of, metric, by, words, table, *plots, *([] if stop is None else [stop])]
+    outputs = [of, metric, by, words, table, *plots, *([] if actions is None else actions.shown)]
 
     def shown(query: Query) -> Values:
         found_names = names(site.settings.home)
         name = query.get("of") or (found_names[0] if found_names else "")
-        hidden = {one: gr.update(visible=False) for one in (table, *plots, *([] if stop is None else [stop]))}
         if not name:
-            return {of: gr.update(choices=[]), **hidden, words: EMPTY}
+            hidden = {one: gr.update(visible=False) for one in (table, *plots)}
+            return {of: gr.update(choices=[]), **hidden, **(actions.values(None) if actions else {}), words: EMPTY}
         found = opened(site.settings.home, site.index, site.series, name)
         offered, fields = found.metrics, found.fields
         chosen = query["metric"] if query.get("metric") in offered else next(iter(offered), "")
@@ -63,19 +63,9 @@ def build(site: Site) -> None:
             table: gr.update(value=_table(found, chosen, best), visible=True),
             **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
         }
-        is_live = any(point.state in LIVE for point in found.points)
-        return values if stop is None else {**values, stop: gr.update(visible=is_live)}
+        return {**values, **actions.values(found)} if actions else values
 
     view.shows(shown, outputs, every=5)
-    if stop is not None:
-
-        def stopped(query: Query, client: str) -> Done:
-            name = query.get("of") or next(iter(names(site.settings.home)), "")
-            ask_to_stop(opened(site.settings.home, site.index, site.series, name))
-            site.launcher.audit("stop sweep", name, client)
-            return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
-
-        view.does(stop.click, stopped)
 
 
 def _words(found: Found, metric: str, best: list[Point]) -> str:

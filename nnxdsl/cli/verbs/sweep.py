@@ -1,7 +1,8 @@
 """Run every point of a file's `sweep = Sweep(...)`, or its `sweep = Search(...)`.
 
-FILE is a Python file, or HOME/sweeps/NAME of a sweep that was started before. Finished runs are skipped, running ones are waited for, failed ones are reported. A sweep that was killed resumes when
-it is started again. Results are written to HOME/sweeps: results.json, results.svg.
+FILE is a Python file, or HOME/sweeps/NAME of a sweep that was started before. Finished runs are skipped, running ones
+are waited for, failed ones are reported. A sweep that was killed resumes when it is started again. Results are written
+to HOME/sweeps: results.json, results.svg.
 
 exit codes: 0 all finished, or stopped on request; 1 some failed; 2 rejected; 130 Ctrl-C, running runs continue
 """
