@@ -75,7 +75,7 @@ ONLY_IN = {
     "jinja2": {"data/tokenizers/chat_template.py"},
     "submitit": {"launch/slurm_engine.py"},
     "ray": {"launch/ray_engine.py"},
-    "optuna": {"sweep/optuna_search.py"},
+    "optuna": {"sweep/optuna_search.py", "sweep/importance.py"},
 }
 
 

@@ -1,4 +1,4 @@
-"""A search's trials as tasks for the driver, by Optuna's ask-and-tell interface; the one file that imports Optuna.
+"""A search's trials as tasks for the driver, by Optuna's ask-and-tell interface.
 
 Trials are in Optuna's journal in the search's directory, so that a search that was killed resumes with them; the next
 trial depends on them and the seed alone.

@@ -52,7 +52,7 @@ def test_points_are_ranked_by_a_metric(site: Site, sweep: SweepDirectory) -> Non
     assert [axis.label for axis in coordinates.dimensions] == ["objective.beta (log)", "eval/rewards/accuracies"]
     assert list(coordinates.dimensions[0].values) == pytest.approx([-1, -2])
     assert list(values["Plot 1"].data[1].y) == [0.6, 0.9]
-    assert {trace.name for trace in values["Plot 2"].data} == {"objective.beta=0.1", "objective.beta=0.01"}
+    assert {trace.name for trace in values["Plot 3"].data} == {"objective.beta=0.1", "objective.beta=0.01"}
     least = built.shown(metric="eval/loss")
     assert least["Dataframe"]["objective.beta"].tolist() == ["0.1", "0.01", "1.0"]
     assert list(least["Plot 1"].data[1].y) == pytest.approx([0.4, 0.1])

@@ -1,9 +1,11 @@
-"""The Sweeps page: points as a table, parallel coordinates, the best so far, and curves by field."""
+"""The Sweeps page: points as a table, parallel coordinates, the best so far, importance and curves of fields."""
 
 from __future__ import annotations
 
 import gradio as gr
 import pandas as pd
+
+from nnxdsl.errors import RunError
 
 from ...html import link
 from ...markdown import link as markdown_link
@@ -14,7 +16,7 @@ from ...store.sweeps import Found, Point, names, opened
 from ...view import Query, Values, View, is_narrow
 from ...words import number
 from .actions import Actions
-from .plots import best_so_far, curves, parallel
+from .plots import best_so_far, curves, importance, parallel
 
 EMPTY = (
     "A sweep runs one experiment at several points, a search looks for good ones. Start one from a run below, or "
@@ -36,7 +38,7 @@ def build(site: Site) -> None:
     table = gr.Dataframe(
         label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
     )
-    plots = [gr.Plot(show_label=False, visible=False) for _ in range(3)]
+    plots = [gr.Plot(show_label=False, visible=False) for _ in range(4)]
     outputs = [of, metric, by, words, table, *plots, *([] if actions is None else actions.shown)]
 
     def shown(query: Query) -> Values:
@@ -55,11 +57,17 @@ def build(site: Site) -> None:
             best_so_far(found, chosen) if best else None,
             curves(site, found, chosen, field, columns) if best else None,
         ]
+        try:
+            drawn.insert(2, importance(found, chosen) if best else None)
+            missing = ""
+        except RunError as error:  # its library is an extra
+            drawn.insert(2, None)
+            missing = f"\n\n{plain(str(error))}"
         values: Values = {
             of: gr.update(choices=found_names, value=name),
             metric: gr.update(choices=offered, value=chosen or None),
             by: gr.update(choices=fields, value=field or None),
-            words: _words(found, chosen, best),
+            words: _words(found, chosen, best) + missing,
             table: gr.update(value=_table(found, chosen, best), visible=True),
             **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
         }

@@ -1,4 +1,4 @@
-"""Plots of a sweep: parallel coordinates, the best value so far, and the curves of its runs."""
+"""Plots of a sweep: parallel coordinates, the best value so far, importance of fields, curves of its runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+
+from nnxdsl.sweep.importance import LEAST_POINTS, importances
 
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
@@ -91,6 +93,29 @@ def best_so_far(found: Found, metric: str) -> go.Figure:
     drawn.update_xaxes(title_text="point")
     drawn.update_yaxes(title_text=metric)
     return styled(drawn)
+
+
+def importance(found: Found, metric: str) -> go.Figure | None:
+    """A bar for each field: how much it matters for the metric; None with too few points.
+
+    Raises:
+        RunError: Optuna is not installed.
+    """
+    points = [(point.changes, point.metrics[metric]) for point in found.ranked(metric)]
+    if len(points) < LEAST_POINTS or not (shares := importances(points, minimize=found.is_minimized(metric))):
+        return None
+    drawn = go.Figure(
+        go.Bar(
+            x=list(shares.values())[::-1],
+            y=list(shares)[::-1],
+            orientation="h",
+            marker={"color": COLOURS[0]},
+            hovertemplate="%{y}: %{x:.1%}<extra></extra>",
+        )
+    )
+    drawn.update_xaxes(title_text=f"importance for {metric} (PED-ANOVA)", range=[0, 1], tickformat=".0%")
+    drawn.update_yaxes(automargin=True)
+    return styled(drawn, 120 + 34 * len(shares))
 
 
 def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> go.Figure | None:
