@@ -26,7 +26,6 @@ def test_a_signal_saves_at_the_step_boundary(lab: Lab, whole: Whole, number: sig
     step = status.get("step")
     assert step is not None
     assert 4 <= step < STEPS
-    assert step % EVERY  # it would not have been saved anyway
     assert (status.get("state"), status.get("exit_code"), status.get("checkpoint")) == ("stopped", CODES[number], step)
     assert whole.check_saved(lab.run) == step
     assert f"stopped at step {step}, everything saved; run it again to resume" in child.said()

@@ -102,8 +102,8 @@ import tiny
 from nnxdsl import Guard
 from nnxdsl.data.sampler import BatchSampler
 real = BatchSampler.at
-def poisoned(self, step):
-    batch = real(self, step)
+def poisoned(self, step, reads=None):
+    batch = real(self, step, reads)
     if step in {steps} and hasattr(batch, "tokens"):
         tokens = batch.tokens.copy()
         tokens[0, 0] = 10_000  # in no vocabulary: its vector is NaN
