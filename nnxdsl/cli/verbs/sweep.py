@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
 def _defined(path: Path, args: Namespace) -> tuple[Sweep | Search, Mapping[str, str], Launcher]:
     """The sweep of a Python file, the variables of its runs, and its launcher."""
     if not path.is_file():
-        raise RunError(f"{path}: no such file")
+        raise RunError(f"{path}: no such Python file; a sweep is defined in a Python file as `sweep = Sweep(...)`")
     module = load_module(path)
     sweep = vars(module).get("sweep")
     if not isinstance(sweep, Sweep | Search):
