@@ -10,7 +10,7 @@ import sys
 import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from nnxdsl import app
 from nnxdsl.cli.arguments import add_allow, add_home
@@ -96,12 +96,17 @@ def _token() -> str | None:
     return token or None
 
 
-def _proxy(url: str) -> str:
+def _split(url: str, option: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is not a number
     except ValueError as error:
-        raise RunError(f"--proxy {url}: {error}") from error
+        raise RunError(f"{option}: {error}") from error
+    return parts
+
+
+def _proxy(url: str) -> str:
+    parts = _split(url, f"--proxy {url}")
     is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PATHS.fullmatch(parts.path)
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
         raise RunError(f"--proxy {url}: expected an address such as https://lab.example or https://lab.example/nnxdsl")
@@ -119,11 +124,7 @@ def _alert_command(text: str) -> tuple[str, ...]:
 
 
 def _alert_webhook(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises if it is not a number
-    except ValueError as error:
-        raise RunError(f"--alert-webhook: {error}") from error
+    parts = _split(url, "--alert-webhook")  # without the URL, which may hold a secret
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not url.isprintable():
         raise RunError("--alert-webhook: expected a URL such as https://lab.example/alerts, without user and password")
     return url

@@ -62,7 +62,7 @@ def importances(points: Sequence[tuple[Mapping[str, str], float]], *, minimize: 
 
 def _axis(optuna: Any, texts: Sequence[str]) -> tuple[Any, list[Any]]:
     """Distribution of a field and its values: numbers, or else their texts."""
-    numbers = [_number(text) for text in texts]
+    numbers = [number_in(text) for text in texts]
     values = [number for number in numbers if number is not None]
     if len(values) < len(texts):
         return optuna.distributions.CategoricalDistribution(sorted(set(texts))), list(texts)
@@ -70,7 +70,8 @@ def _axis(optuna: Any, texts: Sequence[str]) -> tuple[Any, list[Any]]:
     return optuna.distributions.FloatDistribution(low, high, log=low > 0 and high > WIDE * low), values
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """Returns the finite number that a field's Python source is; None for anything else, booleans too."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

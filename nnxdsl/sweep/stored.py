@@ -37,13 +37,8 @@ def as_json(spec: Sweep | Search) -> dict[str, Any]:
     return {"kind": "sweep", **common, "points": points}
 
 
-def digest_in(directory: Path) -> str | None:
-    """Returns the digest of the sweep that a directory holds; None without a valid one.
-
-    Raises:
-        RunError: The file cannot be read.
-    """
-    described = read_json(directory / FILE)
+def digest_in(described: object) -> str | None:
+    """Returns the digest in the contents of a `sweep.json`; None without one."""
     digest = cast("dict[str, Any]", described).get("digest") if isinstance(described, dict) else None
     return digest if isinstance(digest, str) else None
 

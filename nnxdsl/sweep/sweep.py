@@ -61,10 +61,12 @@ class SweepDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{path}: cannot be made: {error.strerror}") from error
-        if (path / FILE).exists() and digest_in(path) != spec.digest:
+        is_there = (path / FILE).exists()
+        earlier = read_json(path / FILE) if is_there else None
+        if is_there and digest_in(earlier) != spec.digest:
             raise RunError(f"{path} holds another sweep; move it away")
         described = as_json(spec)  # a search's number of trials may have grown, a sweep be sorted by another metric
-        if not (path / FILE).exists() or read_json(path / FILE) != described:
+        if earlier != described:
             write_json(path / FILE, described)
         return directory
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 import gradio as gr
 
+from nnxdsl.cli.exit_codes import FAILED, INTERRUPTED
 from nnxdsl.errors import RunError
 
 from ...markdown import plain
@@ -99,7 +100,7 @@ class Actions:
         is_live = is_driven or any(point.row is not None and point.row.is_live for point in points)
         states = {point.state for point in points}
         is_ended = found is not None and not is_live
-        is_refused = start is not None and not is_driven and start.exit_code not in (None, 0, 1, 130)
+        is_refused = start is not None and not is_driven and start.exit_code not in (None, 0, FAILED, INTERRUPTED)
         output = plain(start.output()) if start is not None and is_refused else ""
         return {
             self.stop: gr.update(visible=is_live),

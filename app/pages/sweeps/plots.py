@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from nnxdsl.sweep.importance import LEAST_POINTS, importances
+from nnxdsl.sweep.importance import LEAST_POINTS, WIDE, importances, number_in
 
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
@@ -42,10 +41,10 @@ def parallel(found: Found, metric: str) -> go.Figure:
 
 def _axis(path: str, texts: list[str]) -> dict[str, Any]:
     """An axis of numbers, logarithmic if they span a factor of ten, or of names."""
-    values = [_number(text) for text in texts]
+    values = [number_in(text) for text in texts]
     if all(value is not None for value in values):
         numbers = np.array(values, dtype=float)
-        if (numbers > 0).all() and numbers.max() > 9.9 * numbers.min():
+        if (numbers > 0).all() and numbers.max() > WIDE * numbers.min():
             ticks = np.unique(numbers)
             shown = (
                 {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]} if len(ticks) < 12 else {}
@@ -61,14 +60,6 @@ def _axis(path: str, texts: list[str]) -> dict[str, Any]:
         "tickvals": list(places.values()),
         "ticktext": names,
     }
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def best_so_far(found: Found, metric: str) -> go.Figure:
