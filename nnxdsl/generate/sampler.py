@@ -129,6 +129,9 @@ class Sampler:
         if not prompts:
             return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
         truncated = [list(prompt)[-room:] for prompt in prompts]
+        for prompt in truncated:
+            if problem := self._config.generation_problem(len(prompt), sampling.max_new_tokens):
+                raise ValueError(f"max_new_tokens: {problem}; lower it, or shorten or lengthen the prompt")
         length = min(room, -(-max(*map(len, truncated), at_least or 1) // ROUND_TO) * ROUND_TO)
         tokens = np.zeros((len(truncated), length), np.int32)
         for row, prompt in enumerate(truncated):

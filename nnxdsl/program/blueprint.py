@@ -363,6 +363,8 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
         if tokens > limit:
             message = f"{' + '.join(data.length_fields)} is {tokens} tokens, {size} reads at most {limit}"
             found.append(Problem(f"{where}.{data.length_fields[0]}", message))
+        elif data.batch_kind == "prompts" and (message := config.generation_problem(*data.max_lengths())):
+            found.append(Problem(f"{where}.{data.length_fields[0]}", f"{message}; lower it, or the answers' length"))
     if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
         message = (
             f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"

@@ -198,6 +198,8 @@ def _encoded(evaluator: Evaluator) -> list[list[int]]:
                 f"positions; shorten it, or lower evaluation.max_new_tokens"
             )
             problems.append(Problem(f"evaluation.prompts.{index}", message))
+        elif message := config.generation_problem(len(ids), evaluation.max_new_tokens):
+            problems.append(Problem(f"evaluation.prompts.{index}", f"{message}; lower evaluation.max_new_tokens"))
         found.append(ids)
     if evaluation.top_k is not None and evaluation.top_k >= config.vocab_size:
         message = f"{evaluation.top_k:,} has no effect on a vocabulary of {config.vocab_size:,}; use None"

@@ -126,5 +126,5 @@ def test_points_that_begin_together_ask_the_reference_once(lab: Any) -> None:
     assert code == 0, err
     lab.assert_each_once(2, steps=100)
     said = [path.read_text() for path in lab.home.glob(".launch/*/output.txt")]
-    assert sum("precomputing reference log-probs for 400 pairs" in text for text in said) == 1
+    assert sum("precomputing reference log-probs: 400 pairs" in text for text in said) == 1
     assert len(list(lab.home.glob(".reference/*/*.npz"))) == 1

@@ -25,7 +25,7 @@ PUBLISHED = {
     "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Mistral4": {"small-119b": 118.97e9},
     "OlmoHybrid": {"7b": 7.43e9},
-    "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9},
+    "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9, "4-mini": 3.836e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
     "SmolLM3": {"3b": 3.075e9},

@@ -147,7 +147,7 @@ def test_published_spellings_of_later_families() -> None:
     for fields, change, message in (
         (smol, {"use_sliding_window": True}, "use_sliding_window: only False is implemented, got True"),
         (smol, {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 0 or 1 for each of 5 layers"),
-        (phi, {"rope_parameters": None, "rope_scaling": rope}, "are implemented, got 'longrope'"),
+        (phi, {"rope_parameters": None, "rope_scaling": rope}, "short_factor: expected 4 numbers, got 1"),
         (ministral, {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta: expected a number above 0"),
     ):
         with pytest.raises(WeightsError, match=message):

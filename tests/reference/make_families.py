@@ -302,6 +302,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     # As Maverick: no norms of queries and keys, and no scaled positions.
     "llama4_plain": {**LLAMA4, "no_rope_layer_interval": 2, "use_qk_norm": False, "num_hidden_layers": 4},
+    # Two of the three rows, and no answer, are longer than the original length.
+    "phi3_longrope": {
+        "head_dim": None,
+        "hidden_size": 32,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 24,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.2, 1.5],
+            "long_factor": [1.5, 3.0, 8.0],
+        },
+    },
 }
 CLASSES = {
     "gpt_oss": "GptOss",
@@ -351,6 +366,15 @@ def drawn(model: torch.nn.Module) -> None:
                 values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
 
 
+def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits `[B, T, V]`; under LongRoPE of each row by itself, whose length then decides, not the batch's."""
+    if model.config.rope_parameters.get("rope_type") != "longrope":
+        return model(input_ids=tokens, attention_mask=mask.long()).logits
+    size = tokens.shape[1]
+    rows = [model(input_ids=row[None, :n]).logits[0] for row, n in zip(tokens, mask.sum(1).tolist(), strict=True)]
+    return torch.stack([torch.nn.functional.pad(row, (0, 0, 0, size - len(row))) for row in rows])
+
+
 def make(name: str, fields: dict[str, Any], seed: int) -> None:
     """Writes one family's directory anew."""
     torch.manual_seed(seed)
@@ -366,7 +390,7 @@ def make(name: str, fields: dict[str, Any], seed: int) -> None:
     (directory / "generation_config.json").unlink(missing_ok=True)
     tokens = torch.randint(0, SIZES["vocab_size"], (len(LENGTHS), max(LENGTHS)))
     mask = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
-    logits = model(input_ids=tokens, attention_mask=mask.long()).logits
+    logits = forward(model, tokens, mask)
     logps = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, tokens[:, 1:, None])[..., 0]
     loss = -(logps * mask[:, 1:]).sum() / mask[:, 1:].sum()
     loss.backward()
@@ -398,9 +422,7 @@ def check(directory: Path, name: str) -> float:
     model.eval()
     mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
     with torch.no_grad():
-        logits = model(
-            input_ids=torch.tensor(expected["tokens"]).long(), attention_mask=torch.tensor(mask).long()
-        ).logits
+        logits = forward(model, torch.tensor(expected["tokens"]).long(), torch.tensor(mask))
     found = float(np.abs(logits.numpy() * mask[..., None] - expected["logits"]).max())
     print(type(model).__name__, found)
     return found

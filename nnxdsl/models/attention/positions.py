@@ -27,6 +27,18 @@ class TokenPositions(NamedTuple):
     branch_ids: jax.Array
 
 
+def sequence_lengths(positions: TokenPositions) -> jax.Array:
+    """Tokens of the sequence of each token up to the last one in this call, `[B, T]` int32.
+
+    A sequence that continues in several branches is as long as with the longest of them.
+    """
+
+    def of_row(position: jax.Array, segment: jax.Array) -> jax.Array:
+        return jax.ops.segment_max(position, segment, num_segments=position.size + 1)[segment] + 1
+
+    return jax.vmap(of_row)(positions.positions, positions.segment_ids)
+
+
 def positions_right_padded(length: jax.Array, size: int) -> TokenPositions:
     """Positions of sequences that begin at slot 0.
 

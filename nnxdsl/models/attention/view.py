@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from nnxdsl.models.attention.kv_cache import Cache, SharedKV, concat_positions, ring_positions
 from nnxdsl.models.attention.mask import attention_mask
-from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.positions import TokenPositions, sequence_lengths
 from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.layers.rope import rope_tables
@@ -79,13 +79,16 @@ def context(
         mask = attention_mask(positions, keys, window, is_chunked=is_chunked) if own.kernel == "dense" else None
         return View(own, positions, mask, rope)
 
+    # With a cache too: a sequence that is long stays long, and the sampler refuses those that become long.
+    length = None if config.short_length is None else sequence_lengths(positions)
     local_view = global_view = linear_view = nope_view = None
     nothing = jnp.zeros((*positions.positions.shape, 0), jnp.float32)
     if "local" in config.layers:
         rope = config.rope_local or config.rope_global
-        local_view = view(config.window, rope_tables(positions.positions, config.head_dim, rope))
+        local_view = view(config.window, rope_tables(positions.positions, config.head_dim, rope, length))
     if "global" in config.layers + config.mtp_layer_kinds:
-        global_view = view(None, rope_tables(positions.positions, config.of("global").head_dim, config.rope_global))
+        head_dim = config.of("global").head_dim
+        global_view = view(None, rope_tables(positions.positions, head_dim, config.rope_global, length))
     if "linear" in config.layers:
         linear_view = View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))
     if "nope" in config.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -94,6 +95,37 @@ class Yarn:
             raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
 
 
+@attrs.frozen(kw_only=True)
+class LongRope:
+    """RoPE scaling of LongRoPE (Ding et al. 2024, arXiv:2402.13753), transformers' rope_type "longrope".
+
+    Each frequency is divided by a factor of its own. Sequences of more than `original_max_position_embeddings` tokens
+    have other factors than shorter ones; `Rope.factor` has no effect.
+
+    Attributes:
+        short_factor: of each frequency in a short sequence.
+        long_factor: of each frequency in a long sequence.
+        original_max_position_embeddings: context length before the extension.
+        attention_factor: factor of sines and cosines in all sequences, which sharpens attention.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):
+            if not all(0 < value < math.inf for value in getattr(self, name)):
+                raise ValueError(f"{name}: expected numbers above 0, got {getattr(self, name)}")
+        if not self.original_max_position_embeddings > 1:
+            raise ValueError(
+                f"original_max_position_embeddings must be above 1, got {self.original_max_position_embeddings}"
+            )
+        if not self.attention_factor > 0:
+            raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
+
+
 def _check_scaling(low: tuple[str, float], high: tuple[str, float], length: int) -> None:
     if not 0 < low[1] < high[1]:
         raise ValueError(f"expected 0 < {low[0]} < {high[0]}, got {low[0]}={low[1]} and {high[0]}={high[1]}")
@@ -117,7 +149,7 @@ class Rope:
 
     theta: float
     factor: float = 1.0
-    scaling: Llama3RopeScaling | Yarn | None = None
+    scaling: Llama3RopeScaling | Yarn | LongRope | None = None
     partial_rotary_factor: float = 1.0
     partial: PartialRotary = "first"
     interleaved: bool = False
@@ -386,6 +418,9 @@ class DecoderConfig:
                 raise ValueError(
                     f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
                 )
+        for rope in (self.rope_local, self.rope_global):
+            if rope is not None and isinstance(rope.scaling, LongRope):
+                self._check_long_rope(rope.scaling, int(self.head_dim * rope.partial_rotary_factor) // 2)
         if self.global_heads is not None:
             if self.mla is not None or "global" not in self.pattern:
                 raise ValueError("global_heads: expected global layers, and no mla")
@@ -402,6 +437,11 @@ class DecoderConfig:
             raise ValueError("mtp_layers: not with kv_sharing or per_layer_embedding")
         if self.kv_sharing is not None:
             self._check_sharing(self.kv_sharing)
+
+    def _check_long_rope(self, scaling: LongRope, frequencies: int) -> None:
+        for name in ("short_factor", "long_factor"):
+            if len(getattr(scaling, name)) != frequencies:
+                raise ValueError(f"{name}: expected {frequencies} numbers, got {len(getattr(scaling, name))}")
 
     def _check_sharing(self, sharing: KVSharing) -> None:
         if sharing.num_layers >= self.num_layers:
@@ -469,6 +509,24 @@ class DecoderConfig:
         flags = self.dense_pattern or (False,) * self.period
         later = range(self.num_layers - self.dense_layers)
         return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
+
+    @property
+    def short_length(self) -> int | None:
+        """Tokens of a sequence above which its rotary positions are others (LongRoPE); None where they never are."""
+        scalings = [rope.scaling for rope in (self.rope_local, self.rope_global) if rope is not None]
+        lengths = [scaling.original_max_position_embeddings for scaling in scalings if isinstance(scaling, LongRope)]
+        return min(lengths, default=None)
+
+    def generation_problem(self, prompt: int, new: int) -> str | None:
+        """Why `new` tokens cannot be generated after a prompt of `prompt` tokens under LongRoPE; None if they can.
+
+        The keys of a cache are rotated by the length that a sequence has when they are computed.
+        """
+        short = self.short_length
+        if short is None or not prompt <= short < prompt + new:
+            return None
+        sizes = f"{prompt:,} prompt tokens and {new:,} new ones"
+        return f"{sizes} pass {short:,} tokens, above which this model has other rotary positions (LongRoPE)"
 
     @property
     def moe(self) -> MoEConfig | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, LongRope, dense_fields, period_of
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.families import hf_rope
@@ -91,29 +91,36 @@ class SharedRope(Fields):
         partial_rotary_factor: transformers' default; None where all of a head is rotated.
         ignored: entries of `rope_parameters` without effect on text.
         interleaved: whether pairs of neighbours are rotated.
+        has_long: whether LongRoPE is read; in other families a decoder with it does not fit.
     """
 
     theta: float = 10_000.0
     partial_rotary_factor: float | None = None
     ignored: tuple[str, ...] = ()
     interleaved: bool = False
+    has_long: bool = False
     names: ClassVar[tuple[str, ...]] = hf_rope.NAMES
     decides: ClassVar[tuple[str, ...]] = ("rope_global",)
 
     def reads(self) -> tuple[str, ...]:
-        return self.names if self.partial_rotary_factor is None else (*self.names, "partial_rotary_factor")
+        partial = () if self.partial_rotary_factor is None else ("partial_rotary_factor",)
+        return (*self.names, *partial, *(("original_max_position_embeddings",) if self.has_long else ()))
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        rope = hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored)
+        rope = hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored, self.has_long)
         return {"rope_global": attrs.evolve(rope, interleaved=True) if self.interleaved else rope}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         rope = config.rope_global
         partial = {} if self.partial_rotary_factor is None else {"partial_rotary_factor": rope.partial_rotary_factor}
-        return partial | hf_rope.rope_to_hf(rope)
+        short = {} if config.short_length is None else {"original_max_position_embeddings": config.short_length}
+        return partial | short | hf_rope.rope_to_hf(rope)
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"rope_global": attrs.evolve(config.rope_global, interleaved=self.interleaved)}
+        rope = attrs.evolve(config.rope_global, interleaved=self.interleaved)
+        if isinstance(rope.scaling, LongRope) and not self.has_long:
+            rope = attrs.evolve(rope, scaling=None)
+        return {"rope_global": rope}
 
 
 @attrs.frozen(kw_only=True)

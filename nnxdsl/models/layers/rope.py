@@ -8,16 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.decoder import Llama3RopeScaling, QueryTemperature, Rope, Yarn
+from nnxdsl.models.config.decoder import Llama3RopeScaling, LongRope, QueryTemperature, Rope, Yarn
 
 
-def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Array, jax.Array]:
+def rope_tables(
+    position: jax.Array, head_dim: int, rope: Rope, length: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Sines and cosines of rotary positions.
 
     Args:
         position: `[B, T]` integers.
         head_dim: width of a head.
         rope: base wavelength, scaling and the rotary part of a head.
+        length: tokens of the sequence of each token, `[B, T]`, which LongRoPE needs; None for short sequences.
 
     Returns:
         (sin, cos), each `[B, T, rotary dimensions // 2]` float32.
@@ -28,6 +31,7 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
     frequency = np.float32(1.0) / np.float32(rope.theta) ** exponent  # radians per position
     if rope.partial == "proportional":
         frequency[int(rope.partial_rotary_factor * head_dim // 2) :] = 0
+    scaled: np.ndarray | jax.Array
     scaled, amplitude = frequency / np.float32(rope.factor), 1.0
     if isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling
@@ -35,6 +39,13 @@ def rope_tables(position: jax.Array, head_dim: int, rope: Rope) -> tuple[jax.Arr
         low, high = np.float32(ramp.low_freq_factor), np.float32(ramp.high_freq_factor)
         unscaled = np.clip((rotations - low) / (high - low), 0, 1) if low < high else np.float32(rotations > low)
         scaled = (1 - unscaled) * scaled + unscaled * frequency
+    elif isinstance(rope.scaling, LongRope):
+        longrope, amplitude = rope.scaling, rope.scaling.attention_factor
+        scaled, long = (
+            frequency / np.asarray(factor, np.float32) for factor in (longrope.short_factor, longrope.long_factor)
+        )
+        if length is not None:
+            scaled = jnp.where((length > longrope.original_max_position_embeddings)[..., None], long, scaled)
     elif rope.scaling is not None:
         unscaled, amplitude = _yarn_unscaled_share(rope.scaling, head_dim, rope.theta), rope.scaling.attention_factor
         scaled = (1 - unscaled) * scaled + unscaled * frequency
