@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,18 +221,18 @@ def entry(value: float | bool | None) -> str:
     return "0" if value == 0 else f"{value:.0e}"
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def table(rows: dict[str, dict[str, Any]], title: str = "family", columns: Sequence[str] = COLUMNS) -> str:
     """The table in Markdown."""
-    lines = [("family", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
-    lines += [(name, *(entry(figures.get(column)) for column in COLUMNS)) for name, figures in rows.items()]
+    lines = [(title, *columns), ("---",) * (len(columns) + 1)]
+    lines += [(name, *(entry(figures.get(column)) for column in columns)) for name, figures in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def updated(page: str, text: str) -> str:
     """The page with the lines of `text` in its table, sorted by name; lines of checkpoints without a figure stay."""
-    found = re.search(r"\| family \|.*?\n\n", page, flags=re.DOTALL)
-    assert found is not None  # or the page has no such table
     head, rule, *new = text.splitlines()
+    found = re.search(rf"{re.escape(head)}\n.*?\n\n", page, flags=re.DOTALL)
+    assert found is not None  # or the page has no such table
     _, _, *old = found[0].strip().splitlines()
     lines = {line.split("|")[1].strip(): line for line in (*old, *new)}
     merged = "\n".join((head, rule, *(lines[name] for name in sorted(lines))))

@@ -9,6 +9,7 @@ import re
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -31,8 +32,9 @@ class Built:
                 page.build(site)
             return blocks
 
-        with patch.object(App, "create_app"):  # most of the time, and nothing is served
-            self.blocks = asyncio.run(build())
+        # In a thread of its own: playwright's loop may run in this one.
+        with patch.object(App, "create_app"), ThreadPoolExecutor(1) as pool:  # most of the time, and nothing is served
+            self.blocks = pool.submit(asyncio.run, build()).result()
 
     def handler(self, kind: str) -> Any:
         """The handler of the first event of a kind, such as `load`."""

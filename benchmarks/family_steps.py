@@ -1,0 +1,173 @@
+"""How near training of every family is to torch: the second table of docs/guides/models.md.
+
+`python benchmarks/family_steps.py --peers PYTHON [NAME ...]` trains the stored checkpoints of tests/reference/families
+for five steps, all of the model on texts (SFT) and LoRA on pairs (DPO), and compares with the same steps in torch, by
+tests/reference/train_families.py in that environment, from the same rows and the same first values of adapters.
+Figures are the largest of all relative differences of a step's loss and of its gradient norm, and of the difference of
+what the five steps added to the weights, relative to it (both as one vector). LoRA is put on every layer for which PEFT
+has adapters: not on parts of a joined tensor, and not on stacked experts. `--update` writes the lines into the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import family_parity
+import numpy as np
+from safetensors.numpy import load_file
+
+import nnxdsl
+from nnxdsl import Adapter, Data, Experiment, Memory, Model, Objective, Optimizer, Schedule, Weights, WeightsError
+from nnxdsl.adapters import lora_math
+from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.formats import hf, peft
+
+SCRIPT = family_parity.REFERENCE.parent / "train_families.py"
+COLUMNS = ("SFT", "LoRA-DPO")
+AMPLIFYING = ("gemma4_e2b", "gemma4_e4b", *family_parity.RECURRENT)
+"""Checkpoints whose own steps differ by 2e-4 to 7e-3 if their weights are changed by 1e-7 of their size."""
+STEPS, ROWS = 5, 4
+LORA = Adapter.LoRA(rank=2, alpha=4.0)
+# AdamW divides by the size of a gradient; with its usual eps of 1e-8 it would enlarge the rounding of those near zero.
+ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), eps=1e-4, max_grad_norm=1.0)
+NAMES = ("prompt", "chosen", "rejected")
+LONGEST = {"prompt": 12, "chosen": 12, "rejected": 12, "tokens": 40}
+
+
+def padded(rows: list[list[int]], size: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens `[B, size]` and lengths `[B]`."""
+    tokens = np.zeros((len(rows), size), np.int32)
+    for row, ids in zip(tokens, rows, strict=True):
+        row[slice(size - len(ids), None) if left else slice(len(ids))] = ids
+    return tokens, np.array([len(ids) for ids in rows], np.int32)
+
+
+def texts(vocab: int) -> tuple[list[Any], list[SequenceBatch]]:
+    """Random rows of every step, as lists of ids and as batches."""
+    draw, steps, batches = np.random.default_rng(5), [], []
+    for _ in range(STEPS):
+        steps.append([draw.integers(0, vocab, draw.integers(8, 41)).tolist() for _ in range(ROWS)])
+        tokens, length = padded(steps[-1], LONGEST["tokens"])
+        slots = np.arange(tokens.shape[1])[None]
+        mask = (slots >= 1) & (slots < length[:, None])
+        batches.append(SequenceBatch(tokens, length, mask, np.ones(ROWS, np.float32)))
+    return steps, batches
+
+
+def pairs(vocab: int) -> tuple[list[Any], list[PairBatch]]:
+    """As `texts`, of preference pairs."""
+    draw, steps, batches = np.random.default_rng(6), [], []
+    for _ in range(STEPS):
+        rows = [{name: draw.integers(0, vocab, draw.integers(3, 13)).tolist() for name in NAMES} for _ in range(ROWS)]
+        steps.append(rows)
+        parts = [padded([row[name] for row in rows], LONGEST[name], left=name == "prompt") for name in NAMES]
+        tokens, lengths = zip(*parts, strict=True)
+        batches.append(PairBatch(*tokens, *lengths, weight=np.ones(ROWS, np.float32)))
+    return steps, batches
+
+
+def experiment(directory: Path, adapter: Adapter | None) -> Experiment:
+    """Full SFT, or DPO with an adapter."""
+    objective: dict[str, Any] = {
+        "objective": Objective.SFT(loss_on="all"),
+        "data": Data.Text("none.jsonl", max_length=LONGEST["tokens"]),
+    }
+    if adapter is not None:
+        data = Data.Preferences("none.jsonl", max_prompt_length=12, max_completion_length=12)
+        objective = {"objective": Objective.DPO(), "data": data, "memory": Memory(reference="online")}
+    model = Model.HF(str(directory), weights=Weights.HF(str(directory)))
+    return Experiment(
+        name="family", model=model, adapter=adapter, optimizer=ADAMW, batch_size=ROWS, steps=STEPS, **objective
+    )
+
+
+def peft_targets(reader: hf.HubReader, kind: str) -> tuple[str, ...]:
+    """The layers of a block whose adapters PEFT has: not parts of a tensor, and not stacked experts."""
+    trained = nnxdsl.compile(experiment(reader.directory, LORA)).blueprint.trainable
+    has: dict[str, bool] = {}
+    for path in (path.removesuffix(lora_math.A) for path in trained if path.endswith(lora_math.A)):
+        arrays = {path + side: np.zeros(trained[path + side].shape, np.float32) for side in (lora_math.A, lora_math.B)}
+        layer = path.partition("blocks.")[2].split(".", 1)[1].removesuffix(".kernel")
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                peft.write(place, reader.config, arrays, adapter=LORA, base=None, model_type=kind)
+                has.setdefault(layer, True)
+            except WeightsError:
+                has[layer] = False
+    return tuple(sorted(layer for layer, is_written in has.items() if is_written))
+
+
+def compared(directory: Path, python: Path, *, lora: bool) -> float:
+    """The largest relative difference from torch of any step's loss and gradient norm, and of the whole update."""
+    reader = hf.HubReader(directory)
+    kind = hf.read_fields(directory)["model_type"]
+    adapter = attrs.evolve(LORA, targets=peft_targets(reader, kind)) if lora else None
+    program = nnxdsl.compile(experiment(directory, adapter))
+    state = program.init()
+    begun = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+    rows, batches = (pairs if lora else texts)(reader.config.vocab_size)
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place)
+        (out / "rows.json").write_text(json.dumps(rows))
+        words = [str(python), str(SCRIPT), str(directory), str(out / "rows.json"), str(out / "torch")]
+        if adapter is not None:
+            peft.write(out, reader.config, begun, adapter=adapter, base=None, model_type=kind)
+            words.append(str(out / "adapter_model.safetensors"))
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        theirs = json.loads((out / "torch" / "figures.json").read_text())
+        ours = []
+        for batch in batches:
+            state, metrics = program.step(state, batch)
+            ours.append({name: float(metrics[name]) for name in ("loss", "grad_norm")})
+        ended = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+        if adapter is None:
+            trained = hf.HubReader(out / "torch")
+            moved = {path: (begun[path], ended[path], np.asarray(trained.leaf(path))) for path in ended}
+        else:
+            files = []
+            for leaves in (begun, ended):
+                peft.write(out, reader.config, leaves, adapter=adapter, base=None, model_type=kind)
+                files.append(load_file(out / "adapter_model.safetensors"))
+            last = load_file(out / "torch" / "adapter_model.safetensors")
+            assert last.keys() == files[0].keys()
+            moved = {name: (files[0][name], files[1][name], last[name]) for name in last}
+    norm = sum(float(np.sum(np.square(last - first, dtype=np.float64))) for first, _, last in moved.values())
+    off = sum(float(np.sum(np.square(last - own, dtype=np.float64))) for _, own, last in moved.values())
+    steps = [abs(one[n] / other[n] - 1) for one, other in zip(ours, theirs, strict=True) for n in one]
+    return max(*steps, (off / norm) ** 0.5)
+
+
+def main() -> int:
+    """What the command line asks for; 1 if a figure is above 1e-4, of `AMPLIFYING` 2e-3."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--peers", type=Path, required=True, help="a Python with torch and transformers")
+    parser.add_argument("--update", action="store_true", help="write the lines into docs/guides/models.md")
+    options = parser.parse_args()
+    rows: dict[str, dict[str, float]] = {}
+    for name in options.names or sorted(path.name for path in family_parity.REFERENCE.iterdir()):
+        directory = family_parity.REFERENCE / name
+        rows[name] = {
+            column: compared(directory, options.peers, lora=lora)
+            for column, lora in zip(COLUMNS, (False, True), strict=True)
+        }
+        print(name, {column: family_parity.entry(value) for column, value in rows[name].items()}, flush=True)
+    text = family_parity.table(rows, "five steps", COLUMNS)
+    print(f"\n{text}")
+    if options.update:
+        page = family_parity.PAGE
+        page.write_text(family_parity.updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return int(any(max(row.values()) > (2e-3 if name in AMPLIFYING else 1e-4) for name, row in rows.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
