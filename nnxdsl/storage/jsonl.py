@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -271,7 +272,8 @@ def replace(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
     """A temporary file that replaces `path` when the block ends; see `replace`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Threads of one process may write the same file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file

@@ -13,7 +13,8 @@ so that a norm, a bias or a sink that is left out shows; and expected.npz with
 
     python tests/reference/make_families.py check DIRECTORY NAME
 
-loads a directory that we wrote, and prints the largest difference of its logits from those of the family.
+loads a directory that we wrote, and prints the largest difference of its logits from those of the family; with `logits
+DIRECTORY` it writes logits.npy for the rows of tokens.npy there.
 """
 
 from __future__ import annotations
@@ -414,12 +415,25 @@ def make(name: str, fields: dict[str, Any], seed: int) -> None:
     print(f"{name}: loss {loss.item():.4f}, gradient {norm.item():.4f}")
 
 
+def loaded(directory: Path) -> torch.nn.Module:
+    """The model of a directory in float32."""
+    named = json.loads((directory / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, named).from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def write_logits(directory: Path) -> None:
+    """Writes the logits of the rows of tokens.npy, which have no padding."""
+    tokens = torch.tensor(np.load(directory / "tokens.npy")).long()
+    with torch.no_grad():
+        logits = forward(loaded(directory), tokens, torch.ones_like(tokens).bool())
+    np.save(directory / "logits.npy", logits.numpy())
+
+
 def check(directory: Path, name: str) -> float:
     """How far the logits of a directory are from the figures of a family."""
     expected = np.load(HERE / name / "expected.npz")
-    named = json.loads((Path(directory) / "config.json").read_text())["architectures"][0]
-    model = getattr(transformers, named).from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    model.eval()
+    model = loaded(directory)
     mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
     with torch.no_grad():
         logits = forward(model, torch.tensor(expected["tokens"]).long(), torch.tensor(mask))
@@ -438,5 +452,7 @@ def main(names: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["check"]:
         check(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1:2] == ["logits"]:
+        write_logits(Path(sys.argv[2]))
     else:
         main(sys.argv[1:])

@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -472,3 +474,18 @@ def test_a_process_is_known_by_more_than_its_pid() -> None:
     child.wait()
     assert process_info.started(child.pid) is None
     assert not process_info.is_alive(0, None)
+
+
+def test_threads_that_write_the_same_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Every version is whole, and no write fails: each thread has a temporary file of its own."""
+    path, begin = tmp_path / "plan.json", threading.Barrier(4)
+
+    def write(number: int) -> None:
+        begin.wait()
+        for turn in range(25):
+            write_json(path, {"thread": number, "turn": turn})
+            assert read_json(path)["turn"] in range(25)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]

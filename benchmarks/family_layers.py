@@ -1,0 +1,127 @@
+"""How near layers of published widths are to transformers: the third table of docs/guides/models.md.
+
+`python benchmarks/family_layers.py --peers PYTHON [NAME ...]` builds, of the smallest published size of every family,
+the layers of one period (and one of the dense layers before them, where there are any) with random float32 weights and
+a vocabulary of 512, exports them, and compares their logits for two rows of 16 tokens with those of transformers in
+that environment: the largest difference, relative to the largest logit. A family whose layers need more than `--gib`
+GiB is left out. `--update` writes the lines into the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+import family_parity
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnxdsl.formats import hf
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.family import Family
+from nnxdsl.models.families.registry import FAMILIES
+from nnxdsl.models.params import abstract
+
+SCRIPT = family_parity.REFERENCE.parent / "make_families.py"
+TITLE, COLUMNS = "layers of", ("size", "layers", "parameters", "logits")
+VOCAB, ROWS, TOKENS = 512, 2, 16
+
+
+def one_period(config: DecoderConfig) -> DecoderConfig:
+    """The decoder with as few layers as have one of each kind, and with a small vocabulary."""
+    lead, sharing, per_layer = min(config.dense_layers, 1), config.kv_sharing, config.per_layer_embedding
+    shared = len(config.sharing_pattern)
+    return attrs.evolve(
+        config,
+        vocab_size=VOCAB,
+        dense_layers=lead,
+        num_layers=lead + config.period + shared,
+        kv_sharing=None if sharing is None else attrs.evolve(sharing, num_layers=shared),
+        per_layer_embedding=None if per_layer is None else attrs.evolve(per_layer, vocab_size=VOCAB),
+    )
+
+
+def parameters(config: DecoderConfig) -> int:
+    """The number of parameters."""
+    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    return sum(int(np.prod(leaf.shape)) for leaf in template.variables.values())
+
+
+def smallest(family: Family) -> str:
+    """The published size whose period has the fewest parameters."""
+    published = [size for size in family.sizes if not size.startswith("tiny")]
+    return min(published, key=lambda size: parameters(one_period(family.sizes[size])))
+
+
+def compared(family: Family, config: DecoderConfig, python: Path) -> float:
+    """The largest difference of logits from transformers, relative to the largest logit."""
+    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    model = jax.jit(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)))()
+    leaves = {
+        ".".join(map(str, path)): variable.get_value()
+        for path, variable in nnx.to_flat_state(model)
+        if isinstance(variable, nnx.Param) or ".".join(map(str, path)) in template.variables
+    }
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
+
+    @jax.jit
+    def logits(leaves: dict[str, jax.Array]) -> jax.Array:
+        decoder = template.merge(leaves)
+        assert isinstance(decoder, Decoder)
+        places = positions_right_padded(jnp.full((ROWS,), TOKENS), TOKENS)
+        return decoder.logits(decoder(jnp.asarray(tokens), places, dtype=jnp.float32).hidden)
+
+    found = np.asarray(logits(leaves))
+    with tempfile.TemporaryDirectory() as place:
+        hf.write(place, config, leaves, like=family.model_types[0])
+        del leaves, model
+        np.save(Path(place) / "tokens.npy", tokens)
+        words = [str(python), str(SCRIPT), "logits", place]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        return family_parity.relative(found, np.load(Path(place) / "logits.npy"))
+
+
+def main() -> int:
+    """What the command line asks for; 1 if a figure is above 1e-4, of recurrent layers 1e-3."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="spec classes, such as Gemma3; all of them if there is none")
+    parser.add_argument("--peers", type=Path, required=True, help="a Python with torch and transformers")
+    parser.add_argument("--gib", type=float, default=6.5, help="the largest model that is built, in GiB")
+    parser.add_argument("--update", action="store_true", help="write the lines into docs/guides/models.md")
+    options = parser.parse_args()
+    rows, bad = {}, False
+    for family in FAMILIES:
+        name = family.spec.__name__
+        if options.names and name not in options.names:
+            continue
+        size = smallest(family)
+        config = one_period(family.sizes[size])
+        count = parameters(config)
+        if count * 4 > options.gib * 2**30:
+            print(f"{name} {size}: {count:,} parameters are left out", flush=True)
+            continue
+        value = compared(family, config, options.peers)
+        bad |= value > (1e-3 if "linear" in config.layers else 1e-4)
+        rows[name] = (size, config.num_layers, f"{count / 1e6:,.0f} million", family_parity.entry(value))
+        print(name, *rows[name], flush=True)
+    lines = [(TITLE, *COLUMNS), ("---",) * (len(COLUMNS) + 1), *((name, *map(str, row)) for name, row in rows.items())]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    print(f"\n{text}")
+    if options.update:
+        page = family_parity.PAGE
+        page.write_text(family_parity.updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
