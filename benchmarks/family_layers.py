@@ -111,7 +111,7 @@ def main() -> int:
             print(f"{name} {size}: {count:,} parameters are left out", flush=True)
             continue
         value = compared(family, config, options.peers)
-        bad |= value > (1e-3 if "linear" in config.layers else 1e-4)
+        bad |= not value <= (1e-3 if "linear" in config.layers else 1e-4)
         rows[name] = (size, config.num_layers, f"{count / 1e6:,.0f} million", family_parity.entry(value))
         print(name, *rows[name], flush=True)
     lines = [(TITLE, *COLUMNS), ("---",) * (len(COLUMNS) + 1), *((name, *map(str, row)) for name, row in rows.items())]

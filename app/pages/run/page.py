@@ -34,7 +34,7 @@ TABS: dict[str, Any] = {
     "environment": ("Environment", Environment),
     "events": ("Events", Events),
 }
-LIVE_SECONDS, IDLE_SECONDS = 2, 4
+LIVE_SECONDS, IDLE_SECONDS = 2, 10
 
 
 def build(site: Site) -> None:
