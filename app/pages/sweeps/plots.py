@@ -104,7 +104,7 @@ def importance(found: Found, metric: str) -> go.Figure | None:
             hovertemplate="%{y}: %{x:.1%}<extra></extra>",
         )
     )
-    drawn.update_xaxes(title_text=f"importance for {metric} (PED-ANOVA)", range=[0, 1], tickformat=".0%")
+    drawn.update_xaxes(title_text="importance (PED-ANOVA)", range=[0, 1], tickformat=".0%")
     drawn.update_yaxes(automargin=True)
     return styled(drawn, 120 + 34 * len(shares))
 
