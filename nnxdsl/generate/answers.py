@@ -78,8 +78,6 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
             f"{len(prompt):,} prompt tokens and {sampling.max_new_tokens:,} new tokens exceed the model's {room:,} "
             "positions; shorten the prompt, or lower max_new_tokens"
         )
-    if problem := models.program.blueprint.config.generation_problem(len(prompt), sampling.max_new_tokens):
-        raise RunError(f"{problem}; shorten the prompt, or lower max_new_tokens")
     samples = int(request.get("samples", 1))
     if not 1 <= samples <= MOST_SAMPLES or (samples > 1 and not sampling.temperature):
         raise RunError(f"samples: expected 1 to {MOST_SAMPLES}, and 1 at temperature 0 (greedy), got {samples}")

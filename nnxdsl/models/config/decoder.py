@@ -413,13 +413,12 @@ class DecoderConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates its halves against each other")
-        for rope in (self.rope_local, self.rope_global):
-            if rope is not None and rope.partial == "first" and (self.head_dim * rope.partial_rotary_factor) % 2:
+        for rope in filter(None, (self.rope_local, self.rope_global)):
+            if rope.partial == "first" and (self.head_dim * rope.partial_rotary_factor) % 2:
                 raise ValueError(
                     f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
                 )
-        for rope in (self.rope_local, self.rope_global):
-            if rope is not None and isinstance(rope.scaling, LongRope):
+            if isinstance(rope.scaling, LongRope):
                 self._check_long_rope(rope.scaling, int(self.head_dim * rope.partial_rotary_factor) // 2)
         if self.global_heads is not None:
             if self.mla is not None or "global" not in self.pattern:

@@ -67,7 +67,7 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str, *, has_long
     truncate = rest.pop("truncate", True) if kind == "yarn" else True
     factors = {name: rest.pop(name, None) for name in _LONG} if kind == "longrope" else {}
     rest.pop("factor", None)  # with rope_type "default" transformers ignores it, and so does this
-    if kind in ("yarn", "longrope") and numbers["original_max_position_embeddings"] is None:
+    if kind == "yarn" and numbers["original_max_position_embeddings"] is None:
         numbers["original_max_position_embeddings"] = file.fields.get("max_position_embeddings")
     for name, values in factors.items():
         if not isinstance(values, Sequence) or not all(type(value) in (int, float) for value in values):
@@ -83,17 +83,6 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str, *, has_long
     numbers = optional | numbers
     try:
         scaling = None
-        if kind == "longrope":
-            original, length = numbers["original_max_position_embeddings"], file.numbers["max_position_embeddings"]
-            attention = numbers["attention_factor"] or _long_attention_factor(
-                numbers["factor"] or length / original, original
-            )
-            factor = 1.0
-            scaling = LongRope(
-                **{name: tuple(map(float, values)) for name, values in factors.items()},
-                original_max_position_embeddings=original,
-                attention_factor=float(attention),
-            )
         if kind == "llama3":
             scaling = Llama3RopeScaling(**{name: numbers[name] for name in _LLAMA3})
         elif kind == "yarn":
@@ -102,6 +91,14 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str, *, has_long
             )
             values = {name: numbers[name] for name in _YARN}
             scaling = Yarn(**values, attention_factor=attention, truncate=bool(truncate))
+        elif kind == "longrope":
+            original, factor = numbers["original_max_position_embeddings"], 1.0
+            extension = numbers["factor"] or file.numbers["max_position_embeddings"] / original
+            scaling = LongRope(
+                **{name: tuple(map(float, values)) for name, values in factors.items()},
+                original_max_position_embeddings=original,
+                attention_factor=float(numbers["attention_factor"] or _long_attention_factor(extension, original)),
+            )
         partial: dict[str, Any] = {}
         if kind == "proportional":
             partial = {"partial_rotary_factor": float(numbers["partial_rotary_factor"]), "partial": "proportional"}

@@ -86,7 +86,7 @@ FAMILY = register(
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
         },
-        ignored=("original_max_position_embeddings", "auto_map", "interpolate_factor", "full_attn_mod"),
+        ignored=("auto_map", "interpolate_factor", "full_attn_mod"),
         fields=(Heads(), UniformWindow(default=None), SharedRope(partial_rotary_factor=1.0, has_long=True), TiedHead(),
                 PadToken()),
         layer_tensors=_tensors,
