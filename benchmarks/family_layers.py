@@ -28,7 +28,7 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.family import Family
 from nnxdsl.models.families.registry import FAMILIES
-from nnxdsl.models.params import abstract
+from nnxdsl.models.params import abstract, flatten
 
 SCRIPT = family_parity.REFERENCE.parent / "make_families.py"
 TITLE, COLUMNS = "layers of", ("size", "layers", "parameters", "logits")
@@ -64,25 +64,13 @@ def smallest(family: Family) -> str:
 def compared(family: Family, config: DecoderConfig, python: Path) -> float:
     """The largest difference of logits from transformers, relative to the largest logit."""
     template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    model = jax.jit(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)))()
-    leaves = {
-        ".".join(map(str, path)): variable.get_value()
-        for path, variable in nnx.to_flat_state(model)
-        if isinstance(variable, nnx.Param) or ".".join(map(str, path)) in template.variables
-    }
+    leaves = jax.jit(lambda: flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
-
-    @jax.jit
-    def logits(leaves: dict[str, jax.Array]) -> jax.Array:
-        decoder = template.merge(leaves)
-        assert isinstance(decoder, Decoder)
-        places = positions_right_padded(jnp.full((ROWS,), TOKENS), TOKENS)
-        return decoder.logits(decoder(jnp.asarray(tokens), places, dtype=jnp.float32).hidden)
-
-    found = np.asarray(logits(leaves))
+    places = positions_right_padded(jnp.full((ROWS,), TOKENS), TOKENS)
+    found = np.asarray(family_parity.logits_of(template)(leaves, tokens, places))
     with tempfile.TemporaryDirectory() as place:
         hf.write(place, config, leaves, like=family.model_types[0])
-        del leaves, model
+        del leaves
         np.save(Path(place) / "tokens.npy", tokens)
         words = [str(python), str(SCRIPT), "logits", place]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -112,14 +100,13 @@ def main() -> int:
             continue
         value = compared(family, config, options.peers)
         bad |= not value <= (1e-3 if "linear" in config.layers else 1e-4)
-        rows[name] = (size, config.num_layers, f"{count / 1e6:,.0f} million", family_parity.entry(value))
-        print(name, *rows[name], flush=True)
-    lines = [(TITLE, *COLUMNS), ("---",) * (len(COLUMNS) + 1), *((name, *map(str, row)) for name, row in rows.items())]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        cells = size, str(config.num_layers), f"{count / 1e6:,.0f} million", family_parity.entry(value)
+        rows[name] = dict(zip(COLUMNS, cells, strict=True))
+        print(name, *cells, flush=True)
+    text = family_parity.table(rows, TITLE, COLUMNS)
     print(f"\n{text}")
     if options.update:
-        page = family_parity.PAGE
-        page.write_text(family_parity.updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+        family_parity.update(text)
     return int(bad)
 
 

@@ -212,10 +212,12 @@ class Family:
 NAMES = ("prompt", "chosen", "rejected")
 
 
-def entry(value: float | bool | None) -> str:
-    """A figure as the table shows it."""
+def entry(value: float | bool | str | None) -> str:
+    """A figure, or a text, as the table shows it."""
     if value is None:
         return "not run"
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "equal" if value else "differ"
     return "0" if value == 0 else f"{value:.0e}"
@@ -239,6 +241,11 @@ def updated(page: str, text: str) -> str:
     return page.replace(found[0], merged + "\n\n")
 
 
+def update(text: str) -> None:
+    """Writes the lines of a table into that of the page."""
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
 def main() -> int:
     """What the command line asks for; 1 if an answer differs or a figure is above 1e-4, of `RECURRENT` 1e-3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -256,7 +263,7 @@ def main() -> int:
     text = table(rows)
     print(f"\n{text}")
     if options.update:
-        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+        update(text)
     limits = {name: 1e-3 if name in RECURRENT else 1e-4 for name in rows}
     bad = [v for name in rows for v in rows[name].values() if v is False or (v is not True and not v <= limits[name])]
     return 1 if bad else 0

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ from nnxdsl import Adapter, Data, Experiment, Memory, Model, Objective, Optimize
 from nnxdsl.adapters import lora_math
 from nnxdsl.data.batch import PairBatch, SequenceBatch
 from nnxdsl.formats import hf, peft
+from nnxdsl.program.compile import Program, TrainState
 
 SCRIPT = family_parity.REFERENCE.parent / "train_families.py"
 COLUMNS = ("SFT", "LoRA-DPO")
 AMPLIFYING = ("gemma4_e2b", "gemma4_e4b", *family_parity.RECURRENT)
 """Checkpoints whose own steps differ by 1e-4 to 9e-3 if their weights are changed by 1e-7 of their size."""
+Arrays = dict[str, np.ndarray]
 STEPS, ROWS = 5, 4
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
 # AdamW divides by the size of a gradient; with its usual eps of 1e-8 it would enlarge the rounding of those near zero.
 ADAMW = Optimizer.AdamW(schedule=Schedule.Constant(lr=1e-3), eps=1e-4, max_grad_norm=1.0)
+FIGURES = ("loss", "grad_norm")
 NAMES = ("prompt", "chosen", "rejected")
 LONGEST = {"prompt": 12, "chosen": 12, "rejected": 12, "tokens": 40}
 
@@ -125,33 +129,50 @@ def compared(directory: Path, python: Path, *, lora: bool) -> float:
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         theirs = json.loads((out / "torch" / "figures.json").read_text())
-        ours = []
-        for batch in batches:
-            state, metrics = program.step(state, batch)
-            ours.append({name: float(metrics[name]) for name in ("loss", "grad_norm")})
-        ended = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+        ours, ended = trained(program, state, batches)
         if adapter is None:
-            trained = hf.HubReader(out / "torch")
-            moved = {path: (begun[path], ended[path], np.asarray(trained.leaf(path))) for path in ended}
+            checkpoint = hf.HubReader(out / "torch")
+            last = {path: np.asarray(checkpoint.leaf(path)) for path in ended}
         else:
             files = []
             for leaves in (begun, ended):
                 peft.write(out, reader.config, leaves, adapter=adapter, base=None, model_type=kind)
                 files.append(load_file(out / "adapter_model.safetensors"))
+            begun, ended = files
             last = load_file(out / "torch" / "adapter_model.safetensors")
-            assert last.keys() == files[0].keys()
-            moved = {name: (files[0][name], files[1][name], last[name]) for name in last}
-    norm = sum(float(np.sum(np.square(last - first, dtype=np.float64))) for first, _, last in moved.values())
-    off = sum(float(np.sum(np.square(last - own, dtype=np.float64))) for _, own, last in moved.values())
-    steps = [abs(one[n] / other[n] - 1) for one, other in zip(ours, theirs, strict=True) for n in one]
-    return float(np.max([*steps, (off / norm) ** 0.5]))  # NaN if one is
+    figures = [[step[name] for name in FIGURES] for step in theirs]
+    return difference(ours, np.array(figures), added(begun, ended), added(begun, last))
+
+
+def trained(program: Program, state: TrainState, batches: Sequence[Any]) -> tuple[np.ndarray, Arrays]:
+    """The figures of each step, `[steps, FIGURES]`, and what is trained after the last."""
+    figures = []
+    for batch in batches:
+        state, metrics = program.step(state, batch)
+        figures.append([float(metrics[name]) for name in FIGURES])
+    return np.array(figures), {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+
+
+def added(begun: Arrays, ended: Arrays) -> Arrays:
+    """What steps added to each array."""
+    assert begun.keys() == ended.keys()
+    return {path: ended[path] - first for path, first in begun.items()}
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray, own_update: Arrays, their_update: Arrays) -> float:
+    """The largest relative difference of a figure, and of the whole update; NaN if one is."""
+    norm = sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in their_update.values())
+    off = sum(
+        float(np.sum(np.square(leaf - own_update[path], dtype=np.float64))) for path, leaf in their_update.items()
+    )
+    return float(np.max([*np.abs(ours / theirs - 1).ravel(), (off / norm) ** 0.5]))
 
 
 def own_change(directory: Path) -> float:
     """As `compared`, of full SFT by nnxdsl from these weights, and from weights changed by 1e-7 of their size."""
     program = nnxdsl.compile(experiment(directory, None))
     _, batches = texts(hf.HubReader(directory).config.vocab_size)
-    draw, ends, figures = np.random.default_rng(0), [], []
+    draw, figures, updates = np.random.default_rng(0), [], []
     for size in (0.0, 1e-7):
         state = program.init()
         begun = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
@@ -159,28 +180,24 @@ def own_change(directory: Path) -> float:
             path: (leaf * (1 + size * draw.standard_normal(leaf.shape))).astype(np.float32)
             for path, leaf in begun.items()
         }
-        state = state._replace(trainable=jax.device_put(changed))
-        for batch in batches:
-            state, metrics = program.step(state, batch)
-            figures.append([float(metrics[name]) for name in ("loss", "grad_norm")])
-        ends.append({path: np.asarray(leaf) - changed[path] for path, leaf in state.trainable.items()})
-    one, other = np.split(np.array(figures), 2)
-    moved = sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in ends[0].values())
-    off = sum(float(np.sum(np.square(leaf - ends[1][path], dtype=np.float64))) for path, leaf in ends[0].items())
-    return float(np.max([*np.abs(other / one - 1).ravel(), (off / moved) ** 0.5]))
+        own, ended = trained(program, state._replace(trainable=jax.device_put(changed)), batches)
+        figures.append(own)
+        updates.append(added(changed, ended))
+    return difference(*figures[::-1], *updates[::-1])
 
 
 def main() -> int:
     """What the command line asks for; 1 if a figure is not within 1e-4, of `AMPLIFYING` 2e-3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--peers", type=Path, help="a Python with torch and transformers")
-    parser.add_argument("--own-change", action="store_true", help="only what a change of weights by 1e-7 does to SFT")
+    against = parser.add_mutually_exclusive_group(required=True)
+    against.add_argument("--peers", type=Path, help="a Python with torch and transformers")
+    against.add_argument("--own-change", action="store_true", help="only what a change of weights by 1e-7 does to SFT")
     parser.add_argument("--update", action="store_true", help="write the lines into docs/guides/models.md")
     options = parser.parse_args()
     rows: dict[str, dict[str, float]] = {}
-    if options.peers is None and not options.own_change:
-        parser.error("--peers: expected a Python with torch and transformers")
+    if options.update and options.own_change:
+        parser.error("--update: --own-change prints no table")
     for name in options.names or sorted(path.name for path in family_parity.REFERENCE.iterdir()):
         directory = family_parity.REFERENCE / name
         if options.own_change:
@@ -196,8 +213,7 @@ def main() -> int:
     text = family_parity.table(rows, "five steps", COLUMNS)
     print(f"\n{text}")
     if options.update:
-        page = family_parity.PAGE
-        page.write_text(family_parity.updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+        family_parity.update(text)
     limits = {name: 2e-3 if name in AMPLIFYING else 1e-4 for name in rows}
     return int(any(not value <= limits[name] for name, row in rows.items() for value in row.values()))
 

@@ -4,18 +4,17 @@
 
 PROJECT is a directory that is created: a copy of experiments/ whose recipes are run there (SFT, DPO twice, GRPO, a
 sweep of six points, and a run that fails; about ten minutes on two cores). If it exists, its runs are used as they are.
-It needs the extra `browser`. Pages are as on a window of 1400 pixels, light.
+It needs the extras `browser` and `test`. Pages are as on a window of 1400 pixels, light.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.app.browser import launch  # noqa: E402
+from tests.app.conftest import RunningApp, with_token  # noqa: E402
 
 BYTES = 150_000
 BUTTONS = {"outputs": "Generate", "export": "Export"}
@@ -78,19 +78,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
-@contextmanager
-def served(project: Path) -> Iterator[str]:
-    """The address that a running app prints, with its token."""
-    words = [sys.executable, "-m", "nnxdsl", "app", "--port", "0"]
-    child = subprocess.Popen(words, cwd=project, env=environment(), stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    try:
-        yield next(word for word in child.stdout.readline().split() if word.startswith("http"))
-    finally:
-        child.terminate()
-        child.wait(60)
-
-
 def pages(home: Path) -> dict[str, tuple[str, str, int]]:
     """By name of a picture: path of the page, what it waits for, and the picture's height."""
     one, two = sorted(path.name for path in home.glob("dpo-gemma3-tiny-*"))
@@ -129,15 +116,17 @@ def main(project: Path, names: list[str]) -> None:
     """Takes the pictures of these names, or all of them."""
     if not project.exists():
         prepare(project)
-    with served(project) as address, sync_playwright() as playwright:
-        root, _, token = address.partition("/?token=")
+    app = RunningApp(project, environment())
+    app.start()
+    with contextlib.ExitStack() as stack, sync_playwright() as playwright:
+        stack.callback(app.end)
         browser = launch(playwright)
         page = browser.new_context(color_scheme="light").new_page()
-        page.goto(f"{root}/?token={token}")  # leaves a cookie
+        page.goto(with_token(app.url()))
         for name, (path, waits_for, height) in pages(project / "runs").items():
             if names and name not in names:
                 continue
-            data = take(page, root + path, waits_for, height, BUTTONS.get(name))
+            data = take(page, app.url(path), waits_for, height, BUTTONS.get(name))
             if len(data) > BYTES:
                 sys.exit(f"{name}: {len(data):,} bytes are more than {BYTES:,}")
             (Path(__file__).parent / f"{name}.png").write_bytes(data)
