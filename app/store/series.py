@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,7 +128,6 @@ def _row(line: bytes) -> Any:
 
 def _take(rows: list[dict[str, Any]], metrics: Metrics) -> None:
     """Appends consecutive rows with the same keys to the columns."""
-    steps = _doubles(row["step"] for row in rows)
     names = [name for name in rows[0] if name not in NOT_DRAWN]
     if "attempt" in rows[0]:
         for row in rows:
@@ -137,14 +137,24 @@ def _take(rows: list[dict[str, Any]], metrics: Metrics) -> None:
     training = [row for row in rows if row["kind"] != "evaluation"] if "kind" in rows[0] else rows
     if training:
         metrics.last = training[-1]
-    for name in names:
+    if not names:
+        return
+    steps, *columns = zip(*map(operator.itemgetter("step", *names), rows), strict=True)
+    steps = _doubles(steps)
+    for name, values in zip(names, columns, strict=True):
         column = metrics.columns.setdefault(name, Columns())
         column.steps.extend(steps)
-        column.values.extend([value if type(value := row[name]) is float else _number(value) for row in rows])
+        try:
+            column.values.extend(_doubles(values))
+        except (TypeError, OverflowError):  # not all are numbers
+            column.values.extend(map(_number, values))
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
