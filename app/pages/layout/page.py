@@ -157,7 +157,7 @@ def _choice(site: Site, view: View) -> Section:
             load = gr.Button("Show its layout", size="sm", scale=0)
         view.does(load.click, lambda query, client, text: _loaded(site, text), [text])
     notes = gr.Markdown()
-    view.does(of.input, lambda query, client, chosen: _other_experiment(chosen), [of])
+    view.does(of.input, lambda query, client, chosen: _chosen(query, chosen), [of])
     view.does(apply.click, lambda query, client, *texts: _ruled(site, query, *texts), [rules, array_rules])
 
     def fill(shown: Shown) -> Updates:
@@ -216,6 +216,12 @@ def _empty(site: Site) -> str:
     if rows := site.index.rows()[:8]:
         parts.append("Runs: " + ", ".join(markdown_link(row.id, link("/layout", run=row.id)) for row in rows))
     return "\n\n".join(parts)
+
+
+def _chosen(query: Query, chosen: str | None) -> Done | None:
+    """Opens the chosen experiment; a dropdown tells its value also when the focus only passes through it."""
+    of = named(query)
+    return None if chosen == f"{of.kind}:{of.name}" else _other_experiment(chosen)
 
 
 def _other_experiment(chosen: str | None) -> Done:
