@@ -23,8 +23,10 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_left_pad
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
-from nnxdsl.models.deltanet.layer import DeltaState, GatedDeltaNet, empty_state
-from nnxdsl.models.deltanet.recurrence import Order, Tokens, chunked_delta_rule, step
+from nnxdsl.models.deltanet.layer import GatedDeltaNet, empty_state
+from nnxdsl.models.deltanet.recurrence import Tokens, chunked_delta_rule, step
+from nnxdsl.models.recurrent.order import Order
+from nnxdsl.models.recurrent.rows import RecurrentState
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
@@ -56,8 +58,8 @@ class Layer(NamedTuple):
         x: jax.Array,
         places: TokenPositions,
         row: RowLayout | None,
-        past: DeltaState | None = None,
-    ) -> tuple[jax.Array, DeltaState]:
+        past: RecurrentState | None = None,
+    ) -> tuple[jax.Array, RecurrentState]:
         model: Any = self.template.merge(leaves)
         return model(x, view(places, row), past)
 
@@ -128,7 +130,7 @@ def test_as_transformers_has_it(name: str, chunk: int) -> None:
 
     @jax.jit
     def run(leaves: Leaves, x: jax.Array) -> tuple[Any, ...]:
-        def total(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, DeltaState]]:
+        def total(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, RecurrentState]]:
             out, state = layer(leaves, x, whole, rows.sequence(length))
             return jnp.sum(out * c), (out, state)
 
