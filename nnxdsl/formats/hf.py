@@ -28,8 +28,8 @@ from nnxdsl.models.params import AbstractModel, is_mtp_param
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-# Prefixes of tensor names: multimodal models in transformers 5 and 4, and text models.
-PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+# Prefixes of tensor names: multimodal models in transformers 5 and 4, text models, and Nemotron-H.
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "backbone.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors that a decoder ignores: other parts of multimodal checkpoints, RoPE frequencies in old checkpoints, and the
 # multi-token-prediction (MTP) tensors of the Qwen families.
@@ -226,12 +226,10 @@ class HubReader:
 
     def _check_heads(self) -> Iterator[Problem]:
         for name, head in self._heads.items():
-            if self._differs(head, "embed_tokens.weight"):
-                yield Problem(
-                    name,
-                    f"{head.file}: differs from {self._prefix}embed_tokens.weight, but config.json says that the two "
-                    "are tied",
-                )
+            (embedding,) = self._sources["embed.embedding"].names
+            if self._differs(head, embedding):
+                message = f"differs from {self._full(embedding)}, but config.json says that the two are tied"
+                yield Problem(name, f"{head.file}: {message}")
 
     def _check_copies(self) -> Iterator[Problem]:
         for name, of in self._copies.items():
@@ -297,6 +295,8 @@ def write(
     """
     config_json = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
     sources = tensor_sources(config, config_json["model_type"])
+    family = family_named(config_json["model_type"])
+    prefix = "model." if family is None else family.prefix
     if sources.keys() != leaves.keys():
         problems = [f"{path}: missing" for path in sources if path not in leaves]
         problems += [f"{path}: no array of the base model" for path in leaves if path not in sources]
@@ -304,9 +304,9 @@ def write(
     origin: dict[str, list[tuple[str, int]]] = {}
     for path, source in sources.items():
         for number, name in enumerate(source.names):
-            origin.setdefault(tensor_name(name), []).append((path, number))
+            origin.setdefault(tensor_name(name, prefix), []).append((path, number))
             for copy in (copy for copy, of in copies(config, config_json["model_type"]).items() if of == name):
-                origin[tensor_name(copy)] = [(path, number)]
+                origin[tensor_name(copy, prefix)] = [(path, number)]
     tensors = {
         name: (sources[path].part_shape(tuple(leaves[path].shape)), np.dtype(leaves[path].dtype))
         for name, [(path, _), *_] in origin.items()

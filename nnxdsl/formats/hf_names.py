@@ -13,14 +13,13 @@ import numpy as np
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
-from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource, linears, norms
+from nnxdsl.models.families.family import OUTSIDE
 from nnxdsl.models.families.registry import family_named, text_fields
 
 HEAD = "lm_head.weight"
 """The output head, whose name has no prefix of the text model."""
 
-_TOP = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 # Those of per-layer embeddings, of the decoder and of each layer.
 _PER_LAYER = {
     "per_layer.embedding": TensorSource(("embed_tokens_per_layer.weight",)),
@@ -118,6 +117,12 @@ def _mtp_names(model_type: str | None) -> MTPTensors:
     return family.mtp if family is not None and family.mtp is not None else MTPTensors()
 
 
+def outside_layers(model_type: str | None) -> Mapping[str, str]:
+    """The names of the embedding and of the final norm, by path."""
+    family = family_named(model_type)
+    return OUTSIDE if family is None else family.outside
+
+
 def is_auxiliary(name: str) -> bool:
     """Whether the name of a tensor in `tensor_sources` has no prefix of the text model."""
     return name == HEAD or name.startswith("mtp.")
@@ -135,7 +140,7 @@ def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
     """
     if not config.mtp_layers or not _mtp_names(model_type).has_copies:
         return {}
-    embedding = _TOP["embed.embedding"]
+    embedding = outside_layers(model_type)["embed.embedding"]
     head = embedding if config.tied_head else HEAD
     prefix = f"layers.{config.num_layers}"
     return {f"{prefix}.{embedding}": embedding, f"{prefix}.shared_head.head.weight": head}
@@ -148,7 +153,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         config: The decoder's architecture.
         model_type: The Hub's name of the family, for names that differ between families.
     """
-    sources = {path: TensorSource((name,)) for path, name in _TOP.items()}
+    sources = {path: TensorSource((name,)) for path, name in outside_layers(model_type).items()}
     if not config.tied_head:
         sources["lm_head.kernel"] = TensorSource((HEAD,))
     if config.per_layer_embedding is not None:
@@ -190,13 +195,17 @@ def _layer(
     config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool, shares_kv: bool = False
 ) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
-    sources = config.mixer(kind).tensors(config.of(kind, shares_kv=shares_kv)) | {
-        f"{ours}.scale": TensorSource((f"{theirs}.weight",)) for ours, theirs in _NORMS[config.of(kind).norms].items()
-    }
-    feed_forward = MLPConfig() if dense else config.feed_forward
-    if feed_forward.norms_input:
-        sources.pop("pre_mlp_norm.scale", None)
-    sources |= feed_forward.tensors(config)
+    mixer, feed_forward = config.mixer(kind), config.layer_feed_forward(kind, dense=dense)
+    sources = norms(_NORMS[config.of(kind).norms])
+    for path in list(sources):
+        if (mixer if "attention" in path else feed_forward) is None:
+            del sources[path]
+    if mixer is not None:
+        sources |= mixer.tensors(config.of(kind, shares_kv=shares_kv))
+    if feed_forward is not None:
+        if feed_forward.norms_input:
+            sources.pop("pre_mlp_norm.scale", None)
+        sources |= feed_forward.tensors(config)
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER_GATE
     if config.layer_scalar:

@@ -167,7 +167,7 @@ def write(
     """
     directory = Path(directory)
     sources = tensor_sources(config, model_type)
-    prefix = PREFIXES[0] if is_multimodal else PREFIXES[-1]
+    prefix = PREFIXES[0] if is_multimodal else "model."
     origin: dict[str, tuple[str, int]] = {}
     modules: dict[str, str] = {}  # paths within a layer group, by module
     for path in leaves:

@@ -1,4 +1,4 @@
-"""One layer of a decoder: a token mixer and a feed-forward, both chosen by the config."""
+"""One layer of a decoder: a token mixer and a feed-forward, or one of them, both chosen by the config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.max_logits import layer_max_logits
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.feed_forward import feed_forward_class
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.layers.per_layer import LayerEmbeddingGate
@@ -38,6 +37,8 @@ class LayerStats(NamedTuple):
 class Block(nnx.Module):
     """One layer: mixer and feed-forward, each with a norm before it or after it or both, added to the residual stream.
 
+    In some families a layer has only one of them (`config.sublayers`).
+
     Args:
         config: the decoder's numbers.
         kind: selects the mixer.
@@ -59,19 +60,22 @@ class Block(nnx.Module):
     ) -> None:
         config = config.of(kind, shares_kv=shares_kv)
 
-        def norm(where: str) -> RMSNorm | None:
-            return (
-                norm_of(config, config.embed_dim, "norm", param_dtype) if config.norms in (where, "sandwich") else None
-            )
+        def norm(where: str, *, exists: bool = True) -> RMSNorm | None:
+            exists = exists and config.norms in (where, "sandwich")
+            return norm_of(config, config.embed_dim, "norm", param_dtype) if exists else None
 
         self.kind: LayerKind = kind
-        self.pre_attention_norm = norm("pre")
-        self.attention = mixer_class(config, kind).build(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_attention_norm = norm("post")
-        feed_forward = MLPConfig() if dense else config.feed_forward
-        self.pre_mlp_norm = None if feed_forward.norms_input else norm("pre")
-        self.mlp = feed_forward_class(feed_forward).build(config, rngs=rngs, param_dtype=param_dtype)
-        self.post_mlp_norm = norm("post")
+        mixer, feed_forward = mixer_class(config, kind), config.layer_feed_forward(kind, dense=dense)
+        self.pre_attention_norm = norm("pre", exists=mixer is not None)
+        self.attention = None if mixer is None else mixer.build(config, rngs=rngs, param_dtype=param_dtype)
+        self.post_attention_norm = norm("post", exists=mixer is not None)
+        self.pre_mlp_norm = norm("pre", exists=feed_forward is not None and not feed_forward.norms_input)
+        self.mlp = (
+            None
+            if feed_forward is None
+            else feed_forward_class(feed_forward).build(config, rngs=rngs, param_dtype=param_dtype)
+        )
+        self.post_mlp_norm = norm("post", exists=feed_forward is not None)
         self.per_layer = (
             LayerEmbeddingGate(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
         )
@@ -89,13 +93,15 @@ class Block(nnx.Module):
             past: this layer's cache, or None; the keys and values of another layer where it shares those.
             own: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
         """
-        view = context.view(self.kind)
+        view, new, stats = context.view(self.kind), None, None
         x = named(x, "layer_input")
         with layer_max_logits() as max_logits:
-            mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
-        x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
-        mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
-        x = x + self._added(self.post_mlp_norm, mixed)
+            if self.attention is not None:
+                mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
+                x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
+        if self.mlp is not None:
+            mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
+            x = x + self._added(self.post_mlp_norm, mixed)
         if self.per_layer is not None and own is not None:
             x = x + self.per_layer(x, own)
         if self.scalar is not None:

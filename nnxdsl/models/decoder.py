@@ -80,7 +80,7 @@ class LayerGroup(nnx.Module):
             past: the caches of these layers, or None.
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
-        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": []}
+        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": [], "none": []}
         routing, given, last, max_logits = None, context.per_layer, {}, []
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
@@ -97,6 +97,7 @@ class LayerGroup(nnx.Module):
             own.append(_newest(new, context) if block.kind == "local" and return_kv else new)
         if not return_kv or self.shares_kv:
             return GroupOutput(x, None, routing, last, tuple(max_logits))
+        del news["none"]
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
         return GroupOutput(x, LayerCaches(*stacked), routing, last, tuple(max_logits))
 

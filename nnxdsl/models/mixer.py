@@ -33,6 +33,7 @@ class Mixer(Protocol):
         ...
 
 
-def mixer_class(config: DecoderConfig, kind: LayerKind) -> type[Mixer]:
-    """The module of the layers of this kind."""
-    return resolve_name(config.mixer(kind).module)
+def mixer_class(config: DecoderConfig, kind: LayerKind) -> type[Mixer] | None:
+    """The module of the layers of this kind; None where they have no mixer."""
+    mixer = config.mixer(kind)
+    return None if mixer is None else resolve_name(mixer.module)

@@ -76,7 +76,8 @@ def build(optimizer: Optimizer, config: DecoderConfig) -> QKClip | None:
     if not isinstance(optimizer, Muon) or optimizer.max_attention_logit is None:
         return None
     kinds: dict[str, LayerKind] = {config.layer_path(layer)[0]: kind for layer, kind in enumerate(config.layers)}
-    parts = {block: config.mixer(kind).qk_columns(config.of(kind)) for block, kind in kinds.items()}
+    mixers = {block: (config.mixer(kind), config.of(kind)) for block, kind in kinds.items()}
+    parts = {block: mixer.qk_columns(layer) for block, (mixer, layer) in mixers.items() if mixer is not None}
     return QKClip(optimizer.max_attention_logit, {block: found for block, found in parts.items() if found})
 
 
@@ -97,7 +98,8 @@ def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str
 
 
 def _refusal(config: DecoderConfig) -> str | None:
-    layers = [config.of(kind) for kind in set(config.layers) if config.mixer(kind).is_attention]
+    mixers = {kind: config.mixer(kind) for kind in set(config.layers)}
+    layers = [config.of(kind) for kind, mixer in mixers.items() if mixer is not None and mixer.is_attention]
     if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
         return "queries and keys of this network are normalised, which undoes any factor of their projections"
     if config.kv_sharing is not None:

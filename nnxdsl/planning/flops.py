@@ -31,8 +31,10 @@ _ORDER = (
     ),
     ("attention.query_up", "attention.key_value_up"),
     ("attention.output",),
+    ("mlp.latent_down",),
     ("mlp.gate", "mlp.up"),
     ("mlp.down",),
+    ("mlp.latent_up",),
     ("per_layer.gate",),
     ("per_layer.output",),
 )
@@ -117,7 +119,8 @@ def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: Batch
 
 def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
     """The sum over layers with attention of the widths of a head's query and value."""
-    return sum(sum(config.of(kind).head_widths) for kind in kinds if config.mixer(kind).is_attention)
+    mixers = ((kind, config.mixer(kind)) for kind in kinds)
+    return sum(sum(config.of(kind).head_widths) for kind, mixer in mixers if mixer is not None and mixer.is_attention)
 
 
 @functools.lru_cache(maxsize=4)

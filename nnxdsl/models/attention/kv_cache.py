@@ -61,9 +61,9 @@ class LayerCaches(NamedTuple):
     nope_layers: KV | None = None
 
     def layer(self, kind: LayerKind, layer: int) -> Any:
-        """The cache of one layer, counted from 0 among those of its kind."""
+        """The cache of one layer, counted from 0 among those of its kind; None of a layer without mixer."""
         caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}
-        caches["nope"] = self.nope_layers
+        caches |= {"nope": self.nope_layers, "none": None}
         return jax.tree.map(lambda part: part[layer], caches[kind])
 
 
@@ -117,11 +117,10 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
 
     def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
         def stacked(kind: LayerKind) -> Any:
-            if kind not in kinds:
+            mixer = mixer_class(config, kind)
+            if kind not in kinds or mixer is None:
                 return None
-            one = mixer_class(config, kind).init_cache(
-                config.of(kind), batch, ring if kind == "local" else length, dtype
-            )
+            one = mixer.init_cache(config.of(kind), batch, ring if kind == "local" else length, dtype)
             axes = (*leading, kinds.count(kind))
             return jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), one)
 

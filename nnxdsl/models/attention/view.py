@@ -25,7 +25,7 @@ class View(NamedTuple):
         mask: `[B, T, S]` bool, True where a token attends to another, those of the cache first; None unless the kernel
             is "dense".
         rope: (sin, cos), each `[B, T, rotary dimensions // 2]` float32; empty for linear layers
-            and for those without rotary positions.
+            and for those without rotary positions or without a mixer.
     """
 
     method: AttentionMethod
@@ -40,7 +40,7 @@ class Context(NamedTuple):
     Attributes:
         local_view: of local layers; None if there are none.
         global_view: of global layers; None if there are none.
-        linear_view: of linear layers; None if there are none.
+        linear_view: of linear layers and of those without a mixer; None if there are none.
         nope_view: of layers without rotary positions; None if there are none.
         per_layer: vectors of the tokens for each layer of a group, `[B, T, layers, P]`; None without
             `per_layer_embedding`.
@@ -57,7 +57,8 @@ class Context(NamedTuple):
     def view(self, kind: LayerKind) -> View:
         """The view of a kind of layer that the decoder has."""
         views = {"local": self.local_view, "global": self.global_view, "linear": self.linear_view}
-        found = self.nope_view if kind == "nope" else views[kind]
+        views |= {"nope": self.nope_view, "none": self.linear_view}
+        found = views[kind]
         assert found is not None  # `context` makes one for each kind
         return found
 
@@ -89,7 +90,7 @@ def context(
     if "global" in config.layers + config.mtp_layer_kinds:
         head_dim = config.of("global").head_dim
         global_view = view(None, rope_tables(positions.positions, head_dim, config.rope_global, length))
-    if "linear" in config.layers:
+    if {"linear", "none"} & set(config.layers):
         linear_view = View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))
     if "nope" in config.layers:
         nope_view = view(None, (nothing, nothing))

@@ -15,19 +15,21 @@ from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 
 EntryT = TypeVar("EntryT")
-LayerKind = Literal["local", "global", "linear", "nope"]
-"""A layer's token mixer: attention within a sliding window, to all tokens before, linear attention, or attention to all
-tokens before without rotary positions (NoPE)."""
+LayerKind = Literal["local", "global", "linear", "nope", "none"]
+"""A layer's token mixer: attention within a sliding window, to all tokens before, linear attention, attention to all
+tokens before without rotary positions (NoPE), or none: a layer that is a feed-forward alone."""
+Sublayers = Literal["both", "one"]
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row", "rotated"]
 WindowKind = Literal["sliding", "chunks"]
 AttentionBias = Literal["none", "qkv", "all"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 Values = Literal["projected", "keys", "shared"]
 PartialRotary = Literal["first", "proportional"]
 
 _CHOICES = {
+    "sublayers": get_args(Sublayers),
     "norms": get_args(Norms),
     "norm_scale": get_args(NormScale),
     "query_key_norm": get_args(QueryKeyNorm),
@@ -176,6 +178,25 @@ def period_of(layers: Sequence[EntryT]) -> tuple[EntryT, ...]:
     return tuple(layers)
 
 
+def with_tail(layers: Sequence[EntryT]) -> tuple[tuple[EntryT, ...], tuple[EntryT, ...]]:
+    """The period that these layers begin with, and the last layers, which do not go on with it.
+
+    Of all such splits, it selects the one that compiles the fewest layers.
+
+    Returns:
+        `pattern` and `tail_pattern` of DecoderConfig.
+    """
+    splits = [(len(layers), len(layers), 1)]  # (layers that are compiled, length of the period, whole periods)
+    for length in range(1, len(layers) // 2 + 1):
+        others = (layer for layer, kind in enumerate(layers) if kind != layers[layer % length])
+        repeats = next(others, len(layers)) // length
+        if repeats > 1:
+            splits.append((length + len(layers) - repeats * length, length, repeats))
+    _, length, repeats = min(splits)
+    pattern, tail = tuple(layers[:length]), tuple(layers[repeats * length :])
+    return pattern, () if tail == pattern[: len(tail)] else tail
+
+
 def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str, Any]:
     """The fields of DecoderConfig for layers with experts among layers without.
 
@@ -296,6 +317,10 @@ class DecoderConfig:
         window_kind: "sliding": that; "chunks": sequences are divided into chunks of `window` tokens, and a local layer
             attends to the tokens of the same chunk alone (Llama 4).
         pattern: the kinds of the layers of one period.
+        tail_pattern: the kinds of the last layers, where these do not go on with the pattern; empty where they do.
+        sublayers: "both": a layer is a token mixer and a feed-forward, each added to the residual stream; "one": it is
+            one of them: a feed-forward in layers of the kind "none", a mixer in all others (Nemotron-H,
+            arXiv:2504.03624).
         rope_local: rotary positions of the local layers; None for those of the global layers.
         rope_global: rotary positions of the global layers.
         query_scale: factor of attention scores.
@@ -322,7 +347,7 @@ class DecoderConfig:
         kv_sharing: the last layers without keys and values of their own; None for none.
         per_layer_embedding: embeddings of each layer, which a gate adds to its output; None for none.
         layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
-        activation: of the MLP's gate.
+        activation: of the MLP's gate; "relu2": the MLP has no gate, and is `down(relu(up(x))^2)` (arXiv:2109.08668).
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
         embedding_multiplier: embeddings are multiplied by it (Granite).
         residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
@@ -351,6 +376,8 @@ class DecoderConfig:
     window: int | None
     window_kind: WindowKind = "sliding"
     pattern: tuple[LayerKind, ...] = local_then_global(6)
+    tail_pattern: tuple[LayerKind, ...] = ()
+    sublayers: Sublayers = "both"
     rope_local: Rope | None = Rope(theta=10_000.0)
     rope_global: Rope = Rope(theta=1_000_000.0)
     query_scale: float
@@ -424,18 +451,30 @@ class DecoderConfig:
             if self.mla is not None or "global" not in self.pattern:
                 raise ValueError("global_heads: expected global layers, and no mla")
             self.of("global")  # which must be possible
-        if not self.pattern or not set(self.pattern) <= set(get_args(LayerKind)):
-            raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {self.pattern!r}")
-        if (self.linear_attention is None) == ("linear" in self.pattern):
-            raise ValueError(f"pattern={self.pattern}: linear layers need linear_attention, and it needs them")
-        if self.window is None and "local" in self.pattern:
-            raise ValueError(f"pattern={self.pattern} has local layers, which need a window")
+        kinds = self.pattern + self.tail_pattern
+        if not self.pattern or not set(kinds) <= set(get_args(LayerKind)):
+            raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {kinds!r}")
+        if (self.linear_attention is None) == ("linear" in kinds):
+            raise ValueError(f"pattern={kinds}: linear layers need linear_attention, and it needs them")
+        if self.window is None and "local" in kinds:
+            raise ValueError(f"pattern={kinds} has local layers, which need a window")
+        self._check_sublayers(kinds)
         if self.mtp_layers not in (0, 1):
             raise ValueError(f"mtp_layers={self.mtp_layers}: expected 0 or 1")
         if self.mtp_layers and (self.kv_sharing or self.per_layer_embedding):
             raise ValueError("mtp_layers: not with kv_sharing or per_layer_embedding")
         if self.kv_sharing is not None:
             self._check_sharing(self.kv_sharing)
+
+    def _check_sublayers(self, kinds: tuple[LayerKind, ...]) -> None:
+        if "none" in kinds and self.sublayers == "both":
+            raise ValueError(f"pattern={kinds}: layers without a mixer need sublayers='one'")
+        if self.sublayers == "one" and (self.mtp_layers or self.kv_sharing or self.per_layer_embedding):
+            raise ValueError("sublayers='one': not with mtp_layers, kv_sharing or per_layer_embedding")
+        if self.tail_pattern and (self.dense_pattern or self.kv_sharing):
+            raise ValueError("tail_pattern: not with dense_pattern or kv_sharing")
+        if self.dense_layers + len(self.tail_pattern) > self.num_layers:
+            raise ValueError(f"tail_pattern: expected at most {self.num_layers - self.dense_layers} layers")
 
     def _check_long_rope(self, scaling: LongRope, frequencies: int) -> None:
         for name in ("short_factor", "long_factor"):
@@ -460,7 +499,7 @@ class DecoderConfig:
     @property
     def periods(self) -> int:
         """Whole periods: the length of the scan over layers."""
-        return (self.own_layers - self.dense_layers) // self.period
+        return (self.own_layers - self.dense_layers - len(self.tail_pattern)) // self.period
 
     @property
     def own_layers(self) -> int:
@@ -475,7 +514,8 @@ class DecoderConfig:
     @property
     def suffix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the suffix layers."""
-        return self.pattern[: (self.own_layers - self.dense_layers) % self.period]
+        later = self.own_layers - self.dense_layers - len(self.tail_pattern)
+        return self.pattern[: later % self.period] + self.tail_pattern
 
     @property
     def sharing_layers(self) -> tuple[LayerKind, ...]:
@@ -564,12 +604,25 @@ class DecoderConfig:
             return self
         return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)
 
-    def mixer(self, kind: LayerKind) -> MixerConfig:
-        """The token mixer of the layers of this kind."""
+    def mixer(self, kind: LayerKind) -> MixerConfig | None:
+        """The token mixer of the layers of this kind; None where they have none."""
+        if kind == "none":
+            return None
         if kind == "linear":
             assert self.linear_attention is not None  # a config with such layers has it
             return self.linear_attention
         return self.mla or GQAConfig()
+
+    def layer_feed_forward(self, kind: LayerKind, *, dense: bool) -> FeedForwardConfig | None:
+        """The feed-forward of a layer; None where it has none.
+
+        Args:
+            kind: of the layer.
+            dense: whether it has the MLP of `mlp_dim`, whatever `feed_forward` is.
+        """
+        if self.sublayers == "one" and kind != "none":
+            return None
+        return MLPConfig() if dense else self.feed_forward
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
         """The path of a layer's block, and its position in the stack; None outside of the stack."""
@@ -581,4 +634,4 @@ class DecoderConfig:
             return f"lead.blocks.{layer}", None
         if later < self.periods * self.period:
             return f"layers.blocks.{later % self.period}", later // self.period
-        return f"tail.blocks.{later % self.period}", None
+        return f"tail.blocks.{later - self.periods * self.period}", None

@@ -41,12 +41,18 @@ class FeedForwardConfig:
         return size
 
 
+def has_gate(activation: str) -> bool:
+    """Whether an MLP with this activation has a gate, which is what its activation applies to."""
+    return activation != "relu2"
+
+
 @attrs.frozen
 class MLPConfig(FeedForwardConfig):
-    """The gated MLP: its width and activation are fields of the decoder's config."""
+    """The MLP, in most families a gated one: its width and activation are fields of the decoder's config."""
 
     module: ClassVar[str] = "nnxdsl.models.layers.mlp:MLP"
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        return linears({f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")})
+        names = ("gate", "up", "down") if has_gate(decoder.activation) else ("up", "down")
+        return linears({f"mlp.{name}": f"mlp.{name}_proj" for name in names})

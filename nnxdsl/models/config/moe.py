@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import attrs
 
-from nnxdsl.models.config.feed_forward import FeedForwardConfig
+from nnxdsl.models.config.feed_forward import FeedForwardConfig, has_gate
 from nnxdsl.models.config.tensors import TensorSource, joined, linears, norms
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
 GroupScore = Literal["best_two", "best"]
-ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
 
 _CHOICES = {"scoring": get_args(Scoring), "group_score": get_args(GroupScore), "activation": get_args(ExpertActivation)}
 
@@ -53,7 +53,9 @@ class MoEConfig(FeedForwardConfig):
         scales_input: an expert's input is multiplied by its weight, and not its output (Llama 4).
         per_expert_scale: an expert's weight is multiplied by a learned number of its own (Gemma 4).
         activation: "silu": `silu(gate) * up`, and "gelu_tanh" alike; "clamped_swiglu": that of GPT-OSS, see
-            `models.moe.layer`.
+            `models.moe.layer`; "relu2": no gate: `relu(up)^2` (Nemotron-H). The shared expert has it as well.
+        latent_dim: width of a projection of the tokens, between which and its inverse the experts stand; None where
+            they stand between the tokens themselves, as router and shared expert do (LatentMoE of Nemotron 3 Super).
     """
 
     module: ClassVar[str] = "nnxdsl.models.moe.layer:ExpertMLP"
@@ -76,6 +78,7 @@ class MoEConfig(FeedForwardConfig):
     scales_input: bool = False
     per_expert_scale: bool = False
     activation: ExpertActivation = "silu"
+    latent_dim: int | None = None
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(MoEConfig):
@@ -191,6 +194,8 @@ def moe_tensors(
         matrices: the file's names of an expert's gate, up and down.
     """
     names = dict(zip(("gate", "up", "down"), matrices, strict=True))
+    if not has_gate(config.activation):
+        del names["gate"]
     found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
     if config.e_score_correction_bias:
         found["mlp.router.correction"] = TensorSource((f"{router}.e_score_correction_bias",))
@@ -203,6 +208,8 @@ def moe_tensors(
         found |= linears({f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()})
     if config.shared_expert_gate:
         found["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
+    if config.latent_dim is not None:
+        found |= linears({"mlp.latent_down": "mlp.fc1_latent_proj", "mlp.latent_up": "mlp.fc2_latent_proj"})
     count = config.num_experts
     for ours, theirs in names.items():
         each = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))

@@ -17,6 +17,9 @@ from nnxdsl.models.families.hf_config import NUMBERS, ConfigFile, numbers_to_hf
 Tensors = dict[str, TensorSource]
 """Sources of a layer's arrays, by path in the layer."""
 
+OUTSIDE = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
+"""Names of the tensors outside of the layers in most families, without prefix, by path."""
+
 CHOICES: dict[str, Any] = {
     "norms": "pre",
     "linear_norms": None,
@@ -40,6 +43,8 @@ CHOICES: dict[str, Any] = {
     "window": None,
     "window_kind": "sliding",
     "pattern": ("global",),
+    "tail_pattern": (),
+    "sublayers": "both",
     "rope_local": None,
     "mla": None,
     "linear_attention": None,
@@ -154,9 +159,12 @@ class Family:
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
         fields: readers and writers of the other fields, in their order.
         prepare: applied to the fields of a file first: second spellings.
+        spellings: names of this family for numbers of `NUMBERS` in `config.json`, by the names that most families use.
         wrappers: the values of `model_type` of files with several modalities, whose `text_config` is of this family.
         layer_tensors: from the decoder and the sources of a layer's tensors under the names that most families use,
             those of this family.
+        outside: names of the tensors outside of the layers, without prefix, by path.
+        prefix: before the names of tensors in files.
         aliases: other names of modules in files, and those of `layer_tensors`.
         is_general: whether it is written only where no other family fits: its members can be those of others.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
@@ -173,8 +181,11 @@ class Family:
     ignored: tuple[str, ...] = ()
     fields: tuple[Fields, ...]
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
+    spellings: Mapping[str, str] = attrs.Factory(dict)
     wrappers: tuple[str, ...] = ()
     layer_tensors: Callable[[DecoderConfig, Tensors], Tensors] = lambda _, tensors: tensors
+    outside: Mapping[str, str] = attrs.Factory(lambda: OUTSIDE)
+    prefix: str = "model."
     aliases: Mapping[str, str] = attrs.Factory(dict)
     is_general: bool = False
     mtp: MTPTensors | None = None
@@ -186,7 +197,9 @@ class Family:
             WeightsError: all fields that are wrong or not implemented.
         """
         names = {name for part in self.fields for name in part.reads()}
-        file = ConfigFile(self.title, self.prepare(fields), self.defaults, self.fixed, names.union(self.ignored))
+        common = {theirs: ours for ours, theirs in self.spellings.items()}
+        fields = {common.get(name, name): value for name, value in self.prepare(fields).items()}
+        file = ConfigFile(self.title, fields, self.defaults, self.fixed, names.union(self.ignored))
         found: dict[str, Any] = {**CHOICES, **self.choices}
         for part in self.fields:
             found |= part.read(file, found)
@@ -195,7 +208,8 @@ class Family:
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         """The fields of `config.json` for a decoder without `differences`."""
-        written = {"model_type": self.model_types[0], **numbers_to_hf(config)}
+        numbers = {self.spellings.get(name, name): value for name, value in numbers_to_hf(config).items()}
+        written = {"model_type": self.model_types[0], **numbers}
         for part in self.fields:
             written |= part.write(config)
         return {**written, **self.fixed}

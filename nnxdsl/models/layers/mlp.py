@@ -1,4 +1,4 @@
-"""The gated MLP."""
+"""The MLP, in most families a gated one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import partial
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.feed_forward import has_gate
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs
@@ -30,8 +32,13 @@ def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
     return _ACTIVATIONS[activation](gate) * up
 
 
+def squared_relu(up: jax.Array) -> jax.Array:
+    """`relu(up)^2`, of which the backward pass saves the input alone."""
+    return from_inputs(lambda up: jnp.square(jax.nn.relu(up)))(up)
+
+
 class MLP(nnx.Module):
-    """Gated MLP: down(activation(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202).
+    """Gated MLP: down(activation(gate(x)) * up(x)) (Shazeer, arXiv:2002.05202); with "relu2" down(relu(up(x))^2).
 
     Args:
         embed_dim: width of a token.
@@ -45,7 +52,11 @@ class MLP(nnx.Module):
         self, embed_dim: int, mlp_dim: int, activation: Activation, *, rngs: nnx.Rngs, param_dtype: DTypeLike
     ) -> None:
         self.activation: Activation = activation
-        self.gate = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+        self.gate = (
+            Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
+            if has_gate(activation)
+            else None
+        )
         self.up = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), rngs=rngs, param_dtype=param_dtype)
         self.down = Linear(mlp_dim, embed_dim, axes=("mlp", "embed"), rngs=rngs, param_dtype=param_dtype)
 
@@ -57,7 +68,8 @@ class MLP(nnx.Module):
     def project(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
         rows = rows_of(x)
-        hidden = gated(self.activation, self.gate(rows), self.up(rows))
+        gate, up = None if self.gate is None else self.gate(rows), self.up(rows)
+        hidden = squared_relu(up) if gate is None else gated(self.activation, gate, up)
         hidden = constrain(hidden.reshape(*x.shape[:-1], -1), "batch", "length", "activation_mlp")  # [B, T, F]
         return self.down(hidden)
 

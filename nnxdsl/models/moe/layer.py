@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.feed_forward import has_gate
 from nnxdsl.models.config.moe import ExpertActivation, MoEConfig
-from nnxdsl.models.layers.mlp import MLP
+from nnxdsl.models.layers.linear import Linear
+from nnxdsl.models.layers.mlp import MLP, squared_relu
 from nnxdsl.models.logical_axes import constrain, shard_map_call
 from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
 from nnxdsl.models.moe.router import Router, RouterStats, router_stats
@@ -76,18 +78,28 @@ def expert_dot(x: jax.Array, kernel: jax.Array, expert: jax.Array, axis: str | N
 
 
 class SharedExpert(MLP):
-    """The gated MLP that every token goes through; in some models its output has a gate.
+    """The MLP that every token goes through; in some models its output has a gate.
 
     Args:
         embed_dim: width of a token.
         mlp_dim: width of the expert.
+        activation: of the MLP.
         gated: whether the output is multiplied by `sigmoid(x @ weight)`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(self, embed_dim: int, mlp_dim: int, *, gated: bool, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        super().__init__(embed_dim, mlp_dim, "silu", rngs=rngs, param_dtype=param_dtype)
+    def __init__(
+        self,
+        embed_dim: int,
+        mlp_dim: int,
+        activation: Activation = "silu",
+        *,
+        gated: bool,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+    ) -> None:
+        super().__init__(embed_dim, mlp_dim, activation, rngs=rngs, param_dtype=param_dtype)
         first = jax.random.normal(rngs.params(), (embed_dim,), jnp.float32) * embed_dim**-0.5 if gated else None
         self.weight = None if first is None else nnx.Param(first.astype(param_dtype), axes=("embed",))  # [D]
 
@@ -120,15 +132,21 @@ class ExpertMLP(nnx.Module):
 
         self.activation: ExpertActivation = experts.activation
         self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype, norm_eps=norm_eps)
-        self.gate = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
-        self.up = linear(embed_dim, experts.mlp_dim, ("embed", "mlp"))
-        self.down = linear(experts.mlp_dim, embed_dim, ("mlp", "embed"))
+        width = experts.latent_dim or embed_dim
+        self.gate = linear(width, experts.mlp_dim, ("embed", "mlp")) if has_gate(experts.activation) else None
+        self.up = linear(width, experts.mlp_dim, ("embed", "mlp"))
+        self.down = linear(experts.mlp_dim, width, ("mlp", "embed"))
+        latent: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
+        is_latent = experts.latent_dim is not None
+        self.latent_down = Linear(embed_dim, width, axes=("embed", "mlp"), **latent) if is_latent else None
+        self.latent_up = Linear(width, embed_dim, axes=("mlp", "embed"), **latent) if is_latent else None
         self.shared = (
             None
             if experts.shared_expert_dim is None
             else SharedExpert(
                 embed_dim,
                 experts.shared_expert_dim,
+                "silu" if experts.activation == "clamped_swiglu" else experts.activation,
                 gated=experts.shared_expert_gate,
                 rngs=rngs,
                 param_dtype=param_dtype,
@@ -156,13 +174,16 @@ class ExpertMLP(nnx.Module):
         """
         routed = self.router(x if routed_by is None else routed_by)
         slots = sort_by_expert(jnp.where(real[..., None], routed.expert, self.router.experts.num_experts))
-        tokens = dispatch(x, slots)  # [B, T, k, D]
+        tokens = dispatch(x if self.latent_down is None else self.latent_down(x), slots)  # [B, T, k, D]
         weight = routed.weight * real[..., None]
         if self.router.experts.scales_input:
             tokens = tokens * sorted_slots(weight, slots)[..., None].astype(tokens.dtype)
             weight = jnp.broadcast_to(real[..., None], weight.shape).astype(weight.dtype)
-        hidden = gated(self.activation, self.gate(tokens, slots.expert), self.up(tokens, slots.expert))
+        gate = None if self.gate is None else self.gate(tokens, slots.expert)
+        up = self.up(tokens, slots.expert)
+        hidden = squared_relu(up) if gate is None else gated(self.activation, gate, up)
         result = combine(self.down(hidden, slots.expert), weight, slots)
+        result = result if self.latent_up is None else self.latent_up(result)
         result = constrain(result, "batch", "length", "activation_embed")
         if self.shared is not None:
             result = result + self.shared.project(x)
