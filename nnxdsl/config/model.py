@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         mistral,
         mistral4,
         mixtral,
+        nemotron_h,
         olmo3,
         olmo_hybrid,
         phi3,
@@ -89,6 +90,7 @@ class Model(Spec):
     Mistral: ClassVar[type[mistral.Mistral]]
     Mistral4: ClassVar[type[mistral4.Mistral4]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
+    NemotronH: ClassVar[type[nemotron_h.NemotronH]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]
     OlmoHybrid: ClassVar[type[olmo_hybrid.OlmoHybrid]]
     Phi3: ClassVar[type[phi3.Phi3]]

@@ -106,6 +106,27 @@ GEMMA4_EDGE = {
     "hidden_size_per_layer_input": 6,
     "vocab_size_per_layer_input": 96,
 }
+# Its time steps have no least one, as in NVIDIA's code: transformers 5.23 takes `time_step_min`, which is for initial
+# values, and not `time_step_limit` (pull request 48989).
+NEMOTRON_H = {
+    "layers_block_type": [{"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}[letter]
+                          for letter in "MEM*EMEM*EM*E"],
+    "num_hidden_layers": 13,
+    "layer_norm_epsilon": 0.05,  # its norms amplify last digits with the usual 1e-5
+    "time_step_min": 1e-12,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 5,
+    "ssm_state_size": 7,
+    "n_groups": 3,
+    "chunk_size": 16,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 20,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
 LLAMA4 = {
     "num_hidden_layers": 6,
     "intermediate_size": 16,
@@ -319,6 +340,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+FAMILIES |= {
+    # The first layers repeat, the last ones do not.
+    "nemotron_h": NEMOTRON_H,
+    # MLPs alone, as in Nemotron-H and Nemotron Nano 2.
+    "nemotron_h_dense": {**NEMOTRON_H, "layers_block_type": None, "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*-"},
+    # Both, experts between projections of the tokens (Nemotron 3 Super), and no bias in the convolution.
+    "nemotron_h_latent": {
+        **NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4,
+        "moe_latent_size": 12,
+        "use_conv_bias": False,
+    },
+}
 CLASSES = {
     "gpt_oss": "GptOss",
     "deepseek_v2": "DeepseekV2",
@@ -340,6 +375,7 @@ CLASSES = {
     "mistral": "Mistral",
     "mistral4": "Mistral4",
     "mixtral": "Mixtral",
+    "nemotron_h": "NemotronH",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_5": "Qwen3_5",
@@ -358,7 +394,9 @@ def drawn(model: torch.nn.Module) -> None:
         for name, values in model.state_dict().items():
             if not values.is_floating_point():
                 continue
-            if values.ndim == 1:  # norms, biases, sinks: about what they begin with, but not that
+            if name.endswith("mixer.A_log"):  # memories that keep much, and some that keep little
+                values.copy_(torch.log(torch.rand_like(values) * 0.5 + 0.02))
+            elif values.ndim == 1:  # norms, biases, sinks: about what they begin with, but not that
                 first = 1.0 if bool((values == 1).all()) else 0.0
                 values.copy_(first + torch.randn_like(values) * 0.3)
             elif "embed_tokens" in name or "lm_head" in name:
@@ -369,7 +407,7 @@ def drawn(model: torch.nn.Module) -> None:
 
 def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Logits `[B, T, V]`; under LongRoPE of each row by itself, whose length then decides, not the batch's."""
-    if model.config.rope_parameters.get("rope_type") != "longrope":
+    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") != "longrope":
         return model(input_ids=tokens, attention_mask=mask.long()).logits
     size = tokens.shape[1]
     rows = [model(input_ids=row[None, :n]).logits[0] for row, n in zip(tokens, mask.sum(1).tolist(), strict=True)]

@@ -1,0 +1,1 @@
+"""Mamba-2: the layer, and its recurrence in chunks."""
