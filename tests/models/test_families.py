@@ -39,7 +39,7 @@ LONG = {
         "glm4_moe_lite",
     ),
     "qwen3_moe_dense_step",
-    *("gemma4_e4b", "llama4_plain"),
+    *("gemma4_e4b", "llama4_plain", "nemotron_h_dense"),
 }
 TOLERANCE = 1e-5
 """Of the largest logit, of the loss, of the gradient's length."""

@@ -24,6 +24,13 @@ PUBLISHED = {
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9, "14b": 13.51e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Mistral4": {"small-119b": 118.97e9},
+    # Those of the Hub's GGUF files of Nemotron 3, and of the safetensors files of the others.
+    "NemotronH": {
+        "h-8b": 8_100_852_736,
+        "nano-9b-v2": 8_888_227_328,
+        "3-nano-30b-a3b": 31_577_940_288,
+        "3-super-120b-a12b": 120_668_707_840,
+    },
     "OlmoHybrid": {"7b": 7.43e9},
     "Phi3": {"3-mini-4k": 3.82e9, "3-medium-4k": 13.96e9, "4": 14.66e9, "4-mini": 3.836e9},
     "Qwen35": {"0.8b": 0.752e9, "4b": 4.21e9, "27b": 26.9e9},

@@ -115,9 +115,9 @@ NEMOTRON_H = {
     "layer_norm_epsilon": 0.05,  # its norms amplify last digits with the usual 1e-5
     "time_step_min": 1e-12,
     "mamba_num_heads": 6,
-    "mamba_head_dim": 5,
+    "mamba_head_dim": 4,
     "ssm_state_size": 7,
-    "n_groups": 3,
+    "n_groups": 2,
     "chunk_size": 16,
     "n_routed_experts": 8,
     "n_group": 4,
@@ -344,7 +344,12 @@ FAMILIES |= {
     # The first layers repeat, the last ones do not.
     "nemotron_h": NEMOTRON_H,
     # MLPs alone, as in Nemotron-H and Nemotron Nano 2.
-    "nemotron_h_dense": {**NEMOTRON_H, "layers_block_type": None, "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*-"},
+    "nemotron_h_dense": {
+        **NEMOTRON_H,
+        "layers_block_type": None,
+        "num_hidden_layers": 5,
+        "hybrid_override_pattern": "M-M*-",
+    },
     # Both, experts between projections of the tokens (Nemotron 3 Super), and no bias in the convolution.
     "nemotron_h_latent": {
         **NEMOTRON_H,

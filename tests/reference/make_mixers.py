@@ -1,25 +1,29 @@
 """Makes the stored reference figures of sequence mixers with torch and transformers: layers alone, without a model.
 
-Run it in an environment that has torch and transformers (figures stored here: torch 2.15, transformers 5.12):
+Run it in an environment that has torch and transformers (figures stored here: torch 2.15, transformers 5.12; Mamba-2's:
+torch 2.14, transformers 5.23):
 
-    python tests/reference/make_mixers.py
+    python tests/reference/make_mixers.py [NAME ...]
 
 It writes tests/reference/mixers/<name>.npz with the layer's sizes (`config.*`), its weights as the Hub names them
 (`weight.*`), inputs x [B, T, D], a direction c of the same shape, and transformers' float32 output `out`, the gradient
 of sum(out * c) with respect to x (`to_x`), and with respect to each weight (`to.*`). Of DeepSeek-V3's attention also
-the rotary tables sin and cos [T, R / 2] and the softmax scale; of Qwen3-Next's DeltaNet also the output of the same
-rows with only the last `lengths` tokens, padded on their left, and the memory after the last token.
+the rotary tables sin and cos [T, R / 2] and the softmax scale; of Qwen3-Next's DeltaNet and of Nemotron-H's Mamba-2
+also the output of the same rows with only the last `lengths` tokens, padded on their left, and the memory after the
+last token.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DeepseekV3Config, DynamicCache, Qwen3NextConfig
+from transformers import DeepseekV3Config, DynamicCache, NemotronHConfig, Qwen3NextConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 HERE = Path(__file__).parent / "mixers"
@@ -49,6 +53,22 @@ DELTA = {
     "delta_grouped": ({"key_heads": 2, "value_heads": 4, "key_head_dim": 8, "value_head_dim": 6, "conv": 4}, 100, 11),
     # One value head a key head, another convolution, less than a chunk, and a wider key than value.
     "delta_single": ({"key_heads": 3, "value_heads": 3, "key_head_dim": 5, "value_head_dim": 7, "conv": 3}, 40, 23),
+}
+MAMBA = {
+    # Two heads a group; more than a chunk of 64; padding that is not whole chunks; no limits of time steps.
+    "mamba2_grouped": (
+        {"num_heads": 4, "head_dim": 6, "state_size": 5, "n_groups": 2, "conv_kernel": 4},
+        None,
+        100,
+        11,
+    ),
+    # A head a group, another convolution, less than a chunk, and time steps from 0.3 to 0.8.
+    "mamba2_limits": (
+        {"num_heads": 3, "head_dim": 4, "state_size": 7, "n_groups": 3, "conv_kernel": 3},
+        (0.3, 0.8),
+        40,
+        23,
+    ),
 }
 EMBED = 20
 
@@ -149,15 +169,48 @@ def delta(name: str, sizes: dict[str, int], length: int, short: int) -> None:
     write(name, sizes, weights, x, out, memory=memory, padded=padded, lengths=np.array([length, short], np.int32))
 
 
-def main() -> None:
-    """Writes every layer anew."""
+def mamba(name: str, sizes: dict[str, int], limit: tuple[float, float] | None, length: int, short: int) -> None:
+    """Mamba-2 of Nemotron-H."""
+    config = NemotronHConfig(
+        hidden_size=EMBED,
+        layers_block_type=["linear_attention"],
+        mamba_num_heads=sizes["num_heads"],
+        mamba_head_dim=sizes["head_dim"],
+        ssm_state_size=sizes["state_size"],
+        n_groups=sizes["n_groups"],
+        conv_kernel=sizes["conv_kernel"],
+        chunk_size=32,
+        layer_norm_epsilon=0.05,  # so large that the last digits of small outputs do not become first ones
+    )
+    layer = NemotronHMamba2Mixer(config, 0).eval()
+    layer.time_step_limit = limit or (0.0, float("inf"))  # transformers 5.23 does not read `config.time_step_limit`
+    weights = redrawn(layer)
+    x = torch.randn(2, length, EMBED, requires_grad=True)
+    out = layer(x)
+    with torch.no_grad():
+        cache = DynamicCache(config=config)
+        layer(x, cache_params=cache)
+        memory = cache.layers[0].recurrent_states[0].transpose(-1, -2)
+        mask = torch.ones(2, length)
+        mask[1, : length - short] = 0
+        padded = layer(x, attention_mask=mask) * mask[..., None]
+    limits = {} if limit is None else {"limit": np.array(limit)}
+    lengths = np.array([length, short], np.int32)
+    write(name, sizes, weights, x, out, memory=memory, padded=padded, lengths=lengths, **limits)
+
+
+def main(names: list[str]) -> None:
+    """Writes the layers of these names anew, all of them if there are none."""
     for seed, (name, fields) in enumerate(LATENT.items()):
         torch.manual_seed(seed)
-        latent(name, fields)
-    for seed, (name, given) in enumerate(DELTA.items()):
-        torch.manual_seed(seed)
-        delta(name, *given)
+        if not names or name in names:
+            latent(name, fields)
+    for of_kind, make in ((DELTA, delta), (MAMBA, mamba)):
+        for seed, (name, given) in enumerate(of_kind.items()):
+            torch.manual_seed(seed)
+            if not names or name in names:
+                make(name, *given)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

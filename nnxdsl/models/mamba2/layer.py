@@ -153,6 +153,10 @@ class _Weights(NamedTuple):
     skip: jax.Array  # [K G]
 
 
+def _time_steps(rates: jax.Array, limit: tuple[float, float]) -> jax.Array:
+    return jnp.clip(jax.nn.softplus(rates), *limit)
+
+
 def _gated_norm(eps: float, dtype: DTypeLike, out: jax.Array, gate: jax.Array, scale: jax.Array) -> jax.Array:
     """Outputs `[B, T, K, G, P]` float32 times their gates, normed over each group; `[B, T, K, G P]` in `dtype`."""
     gated = out.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
@@ -176,7 +180,7 @@ def _continue_from(
     a_log, dt_bias, skip = (
         part.astype(jnp.float32).reshape(groups, heads) for part in (weights.a_log, weights.dt_bias, weights.skip)
     )
-    dt = jnp.clip(jax.nn.softplus(inputs.rates.astype(jnp.float32) + dt_bias), *config.time_step_limit)
+    dt = _time_steps(inputs.rates.astype(jnp.float32) + dt_bias, config.time_step_limit)
     tokens = Tokens(c, b, x, dt, -jnp.exp(a_log) * dt)
     memory = state.memory.reshape(batch, groups, heads, *state.memory.shape[2:])
     if length == 1:
