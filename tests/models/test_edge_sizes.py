@@ -17,7 +17,8 @@ from nnxdsl.formats import hf
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig, KVSharing
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.parts import KVSharing
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma4 import GEMMA4
 

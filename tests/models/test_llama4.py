@@ -25,7 +25,8 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_right_pa
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, QueryTemperature, Rope
+from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope
+from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import from_hf, to_hf

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from nnxdsl.config.adapter import LoRA
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, peft
-from nnxdsl.models.config.decoder import GlobalHeads, KVSharing, PerLayerEmbedding
+from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
 from nnxdsl.models.families.registry import from_hf, to_hf

@@ -11,8 +11,9 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.kv_cache import KV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
-from nnxdsl.models.config.decoder import DecoderConfig, QueryTemperature
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
+from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.layers.rope import apply_rotary, query_factor

@@ -13,6 +13,7 @@ from nnxdsl.models.config.gqa import GQAConfig
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
+from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding, QueryTemperature, Values
 
 EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear", "nope", "none"]
@@ -25,7 +26,6 @@ QueryKeyNorm = Literal["none", "head", "row", "rotated"]
 WindowKind = Literal["sliding", "chunks"]
 AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh", "relu2"]
-Values = Literal["projected", "keys", "shared"]
 PartialRotary = Literal["first", "proportional"]
 
 _CHOICES = {
@@ -222,80 +222,6 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
         "pattern": tuple(kind for kind, _ in period),
         "dense_pattern": flags if any(flags) else (),
     }
-
-
-@attrs.frozen(kw_only=True)
-class QueryTemperature:
-    """A factor of queries that grows with position p: `1 + beta ln(1 + floor((p + offset) / length))` (Llama 4).
-
-    Attributes:
-        beta: how fast it grows.
-        length: positions below it have the factor 1.
-        offset: added to the position.
-        layers: which have it: all, or those without rotary positions.
-    """
-
-    beta: float
-    length: int
-    offset: int = 0
-    layers: Literal["all", "nope"] = "all"
-
-    def __attrs_post_init__(self) -> None:
-        if not (self.beta > 0 and self.length > 0):
-            raise ValueError(f"query_temperature: expected numbers above 0, got {self.beta} and {self.length}")
-
-
-@attrs.frozen(kw_only=True)
-class GlobalHeads:
-    """Heads of the global layers, where they differ from those of the others (Gemma 4).
-
-    Attributes:
-        head_dim: see `DecoderConfig`, as are the next ones.
-        num_kv_heads: divides `num_heads`.
-        values: what values are made of.
-    """
-
-    head_dim: int
-    num_kv_heads: int
-    values: Values = "projected"
-
-
-@attrs.frozen(kw_only=True)
-class KVSharing:
-    """The last layers, which read the keys and values of the last layer of their kind before them (Gemma 4 E2B).
-
-    They have queries and an output projection, and no keys and values of their own.
-
-    Attributes:
-        num_layers: how many they are.
-        mlp_dim: width of their gated MLP.
-    """
-
-    num_layers: int
-    mlp_dim: int
-
-    def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"kv_sharing.{name} must be above 0, got {value}")
-
-
-@attrs.frozen(kw_only=True)
-class PerLayerEmbedding:
-    """A second embedding of each token, with a vector of its own for each layer (Gemma 3n and Gemma 4 E2B).
-
-    Attributes:
-        vocab_size: rows of its table.
-        dim: width of a layer's vector; the table has `num_layers * dim` columns.
-    """
-
-    vocab_size: int
-    dim: int
-
-    def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"per_layer_embedding.{name} must be above 0, got {value}")
 
 
 @attrs.frozen(kw_only=True)

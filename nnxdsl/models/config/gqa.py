@@ -10,7 +10,8 @@ from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
-    from nnxdsl.models.config.decoder import DecoderConfig, Values
+    from nnxdsl.models.config.decoder import DecoderConfig
+    from nnxdsl.models.config.parts import Values
 
 _LINEARS = {
     "attention.query": "self_attn.q_proj",

@@ -13,18 +13,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import (
-    DecoderConfig,
-    GlobalHeads,
-    KVSharing,
-    LayerKind,
-    PerLayerEmbedding,
-    Rope,
-    local_then_global,
-    period_of,
-)
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, local_then_global, period_of
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
+from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SoftCaps
 from nnxdsl.models.families.gemma import CHOICES

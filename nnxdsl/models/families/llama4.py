@@ -12,16 +12,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import (
-    DecoderConfig,
-    LayerKind,
-    Llama3RopeScaling,
-    QueryTemperature,
-    Rope,
-    dense_fields,
-    period_of,
-)
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Llama3RopeScaling, Rope, dense_fields, period_of
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.tensors import TensorSource, joined
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, QueryTemperature, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
+from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.hf_config import ConfigFile

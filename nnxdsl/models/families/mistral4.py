@@ -12,9 +12,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, QueryTemperature
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.tensors import TensorSource, joined
 from nnxdsl.models.families.deepseek_v3 import MLA, Experts, MLARope, mla_size
 from nnxdsl.models.families.family import Family, Tensors, transformers_defaults

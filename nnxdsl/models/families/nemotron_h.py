@@ -210,7 +210,8 @@ class _Layers(MoE):
             written["routed_scaling_factor"] = moe.routed_scaling_factor
         if isinstance(mamba, Mamba2Config):
             written |= {theirs: getattr(mamba, ours) for theirs, ours in _MAMBA.items()}
-            written["use_conv_bias"] = mamba.conv_bias
+            # transformers 5.23 takes the least time step from `time_step_min`, whose logarithm it needs.
+            written |= {"use_conv_bias": mamba.conv_bias, "time_step_min": max(mamba.time_step_limit[0], 1e-12)}
             if mamba.time_step_limit != _NO_LIMIT:  # JSON has no infinity
                 written["time_step_limit"] = list(mamba.time_step_limit)
         return written
@@ -232,11 +233,11 @@ def _read_letters(file: ConfigFile) -> str:
     name = next((name for name in ("layers_block_type", "layer_types") if file.fields.get(name)), None)
     if name is None:
         name = "hybrid_override_pattern"
-        listed, known = file.fields.get(name), {letter: letter for letter in _KINDS}
+        listed, letters = file.fields.get(name), {letter: letter for letter in _KINDS}
     else:
-        listed, known = file.fields[name], _TYPES
-    if not listed or not isinstance(listed, Sequence) or not all(kind in known for kind in listed):
-        kinds = ", ".join(map(repr, known))
+        listed, letters = file.fields[name], _TYPES
+    if not listed or not isinstance(listed, Sequence) or not all(kind in letters for kind in listed):
+        kinds = ", ".join(map(repr, letters))
         file.problems.append(f"{name}: expected one of {kinds} for each layer, got {listed!r}")
         return ""
     count = file.fields.get("num_hidden_layers")
@@ -245,7 +246,7 @@ def _read_letters(file: ConfigFile) -> str:
     if len(listed) > MOST["num_hidden_layers"]:
         file.problems.append(f"{name}: expected at most {MOST['num_hidden_layers']:,} layers, got {len(listed):,}")
         return ""
-    return "".join(known[kind] for kind in listed)
+    return "".join(letters[kind] for kind in listed)
 
 
 def _read_limit(file: ConfigFile) -> tuple[float, float]:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.decoder import Llama3RopeScaling, LongRope, QueryTemperature, Rope, Yarn
+from nnxdsl.models.config.decoder import Llama3RopeScaling, LongRope, Rope, Yarn
+from nnxdsl.models.config.parts import QueryTemperature
 
 
 def rope_tables(
