@@ -37,6 +37,9 @@ VOCAB, ROWS, TOKENS = 512, 2, 16
 
 def one_period(config: DecoderConfig) -> DecoderConfig:
     """The decoder with as few layers as have one of each kind, and with a small vocabulary."""
+    if config.sublayers == "one":  # whose layers follow no pattern
+        kinds = tuple(dict.fromkeys(config.layers))
+        config = attrs.evolve(config, pattern=kinds, tail_pattern=(), num_layers=len(kinds))
     lead, sharing, per_layer = min(config.dense_layers, 1), config.kv_sharing, config.per_layer_embedding
     shared = len(config.sharing_pattern)
     return attrs.evolve(
