@@ -98,8 +98,8 @@ def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str
 
 
 def _refusal(config: DecoderConfig) -> str | None:
-    mixers = {kind: config.mixer(kind) for kind in set(config.layers)}
-    layers = [config.of(kind) for kind, mixer in mixers.items() if mixer is not None and mixer.is_attention]
+    mixers = ((config.of(kind), config.mixer(kind)) for kind in set(config.layers))
+    layers = [layer for layer, mixer in mixers if mixer is not None and mixer.is_attention]
     if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
         return "queries and keys of this network are normalised, which undoes any factor of their projections"
     if config.kv_sharing is not None:

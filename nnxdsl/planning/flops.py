@@ -119,8 +119,8 @@ def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: Batch
 
 def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
     """The sum over layers with attention of the widths of a head's query and value."""
-    mixers = ((kind, config.mixer(kind)) for kind in kinds)
-    return sum(sum(config.of(kind).head_widths) for kind, mixer in mixers if mixer is not None and mixer.is_attention)
+    mixers = ((config.of(kind), config.mixer(kind)) for kind in kinds)
+    return sum(sum(layer.head_widths) for layer, mixer in mixers if mixer is not None and mixer.is_attention)
 
 
 @functools.lru_cache(maxsize=4)

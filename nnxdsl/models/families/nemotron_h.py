@@ -56,7 +56,7 @@ _TYPES = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"
 
 def _layers(pattern: str) -> dict[str, Any]:
     """Fields of DecoderConfig from the letters of the layers: M Mamba-2, * attention, E experts, - an MLP."""
-    kinds = [_KINDS[letter] for letter in pattern]
+    kinds: list[LayerKind] = [_KINDS[letter] for letter in pattern]
     dense = [letter == "-" for letter in pattern]
     if "E" in pattern and any(dense):
         return {"tail_pattern": (), **dense_fields(kinds, dense)}
