@@ -241,6 +241,9 @@ def test_spellings() -> None:
         ({"residual_in_fp32": True}, "residual_in_fp32: only False is implemented, got True"),
         ({"sliding_window": 6}, "sliding_window: only None is implemented, got 6"),
         ({"n_groups": 4, "mamba_num_heads": 6}, "num_heads=6 is not a multiple of n_groups=4"),
+        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon: expected a number above 0, got -1"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06: this family has layer_norm_epsilon"),
+        ({"num_local_experts": 4}, "num_local_experts=4: not understood, and it could change the mathematics"),
         ({"mamba_n_groups": 4}, "mamba_n_groups=4: not understood, and it could change the mathematics"),
     ],
 )

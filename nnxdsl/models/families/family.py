@@ -197,9 +197,8 @@ class Family:
             WeightsError: all fields that are wrong or not implemented.
         """
         names = {name for part in self.fields for name in part.reads()}
-        common = {theirs: ours for ours, theirs in self.spellings.items()}
-        fields = {common.get(name, name): value for name, value in self.prepare(fields).items()}
-        file = ConfigFile(self.title, fields, self.defaults, self.fixed, names.union(self.ignored))
+        others = names.union(self.ignored)
+        file = ConfigFile(self.title, self.prepare(fields), self.defaults, self.fixed, others, self.spellings)
         found: dict[str, Any] = {**CHOICES, **self.choices}
         for part in self.fields:
             found |= part.read(file, found)

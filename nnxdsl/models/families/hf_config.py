@@ -94,9 +94,10 @@ class ConfigFile:
             then a file may have null too.
         fixed: fields that would change the mathematics, with the one value that is implemented.
         others: fields that are read elsewhere, or that have no effect in this family.
+        spellings: names of this family for numbers of `NUMBERS`, by the names that most families use.
 
     Attributes:
-        fields: the parsed file.
+        fields: the parsed file, with the names that most families use.
         numbers: the numbers, by the names of `defaults`.
         problems: what is wrong so far, each beginning with the name of a field.
     """
@@ -108,9 +109,16 @@ class ConfigFile:
         defaults: Mapping[str, Any],
         fixed: Mapping[str, Any],
         others: Collection[str],
+        spellings: Mapping[str, str] | None = None,
     ) -> None:
-        self.fields = fields
-        self.problems: list[str] = []
+        self._spellings = spellings or {}
+        common = {theirs: usual for usual, theirs in self._spellings.items()}
+        foreign = {name: value for name, value in fields.items() if name in self._spellings}
+        own = {common.get(name, name): value for name, value in fields.items() if name not in foreign}
+        self.fields: Mapping[str, Any] = own
+        self.problems = [
+            f"{name}={value!r}: this family has {self._spellings[name]}" for name, value in foreign.items()
+        ]
         self.numbers = dict(defaults)
         self._title = title
         for name, value in self.fields.items():
@@ -129,11 +137,12 @@ class ConfigFile:
     def _read_number(self, name: str, value: Any) -> None:
         if (value, self.numbers[name]) == (None, None):
             return  # it follows from others
+        title, most = self._spellings.get(name, name), MOST.get(name, MOST_OTHERS)
         wanted, noun = (int | float, "a number") if name == "rms_norm_eps" else (int, "an integer")
         if isinstance(value, bool) or not isinstance(value, wanted) or value <= 0:
-            self.problems.append(f"{name}: expected {noun} above 0, got {value!r}")
-        elif value > (most := MOST.get(name, MOST_OTHERS)):
-            self.problems.append(f"{name}: expected at most {most:,}, got {value!r}")
+            self.problems.append(f"{title}: expected {noun} above 0, got {value!r}")
+        elif value > most:
+            self.problems.append(f"{title}: expected at most {most:,}, got {value!r}")
         else:
             self.numbers[name] = float(value) if name == "rms_norm_eps" else value
 

@@ -178,7 +178,7 @@ class _Layers(MoE):
 
     count: str = "n_routed_experts"
     names: ClassVar[tuple[str, ...]] = (
-        *MoE.names,
+        *("output_router_logits", "router_aux_loss_coef"),
         *("layers_block_type", "layer_types", "hybrid_override_pattern"),
         *("use_conv_bias", "time_step_limit", "routed_scaling_factor"),
     )
