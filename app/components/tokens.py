@@ -6,9 +6,10 @@ The text wraps at its words, however small the tokens are; values are shown when
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
-import attrs
 import gradio as gr
 
 from ..html import Html, join, tag
@@ -41,19 +42,18 @@ mark();
 """
 
 
-@attrs.frozen
-class Token:
+class Token(NamedTuple):
     """A token of a text.
 
     Attributes:
         text: Its text.
-        value: What colours it; None for a value that is not known.
+        value: What colours it; NaN for a value that is not known.
         is_context: Whether it has no value at all, such as a token of a prompt.
         is_special: Whether it is a marker of the tokenizer.
     """
 
     text: str
-    value: float | None = None
+    value: float = math.nan
     is_context: bool = False
     is_special: bool = False
 
@@ -83,7 +83,8 @@ def heat_map(tokens: Sequence[Token], scale: float, label: str, prefix: str = ""
 
 def legend(scale: float) -> Html:
     """Returns the colours of a scale with their values, and what they mean for log-probs of a policy."""
-    stops = [_coloured(f"{scale * part:+g}" if part else "0", scale * part, scale) for part in (-1, -0.5, 0, 0.5, 1)]
+    values = [scale * part for part in (-1, -0.5, 0, 0.5, 1)]
+    stops = [tag("span", f"{value:+g}" if value else "0", **_look(value, scale)) for value in values]
     colours = tag("p", join(*stops, sep=" "), cls="heat-scale", role="img", aria_label=f"Colours of ±{scale:g} nats")
     meaning = "Orange, dotted: less likely under the policy. Blue, underlined: more likely."
     return join(colours, tag("p", meaning, cls="subdued"))
@@ -106,35 +107,26 @@ def visible(piece: str, space: str = " ") -> str:
     return piece.replace(" ", space).replace("\t", "→").replace("\r", "␍").replace("\n", "↵\n")
 
 
-def signed(value: float | None) -> str:
-    """A difference with its sign; `-` if it is not known."""
-    return "-" if value is None else f"{value:+.3f}"
+def signed(value: float) -> str:
+    """A difference with its sign; `-` for NaN.
+
+    >>> signed(0.25), signed(math.nan)
+    ('+0.250', '-')
+    """
+    return "-" if math.isnan(value) else f"{value:+.3f}"
 
 
 def _token(name: str, one: Token, scale: float) -> Html:
     special = " special" if one.is_special else ""
     if one.is_context:
         return tag("span", visible(one.text), cls=f"context{special}")
-    told = f"{one.text!r}: {signed(one.value)} nats"
-    return tag(
-        "span",
-        visible(one.text),
-        cls=f"token {_way(one.value)}{special}",
-        style=f"--w:{_weight(one.value, scale):.3f}",
-        role="button",
-        tabindex=-1,
-        title=told,
-        data_token=name,
-    )
+    look = _look(one.value, scale, special)
+    title = f"{one.text!r}: {signed(one.value)} nats"
+    return tag("span", visible(one.text), **look, role="button", tabindex=-1, title=title, data_token=name)
 
 
-def _coloured(text: str, value: float, scale: float) -> Html:
-    return tag("span", text, cls=f"token {_way(value)}", style=f"--w:{_weight(value, scale):.3f}")
-
-
-def _way(value: float | None) -> str:
-    return "even" if not value else "more" if value > 0 else "less"
-
-
-def _weight(value: float | None, scale: float) -> float:
-    return 0.0 if value is None else min(1.0, abs(value) / scale)
+def _look(value: float, scale: float, more: str = "") -> dict[str, str]:
+    """Class and style of a value's colour."""
+    known = 0.0 if math.isnan(value) else value
+    way = "more" if known > 0 else "less" if known < 0 else "even"
+    return {"cls": f"token {way}{more}", "style": f"--w:{min(1.0, abs(known) / scale):.3f}"}

@@ -18,10 +18,15 @@ from .outputs_worker import Model, Request
 SIDES = ("policy", "other")
 
 
+def samples_of(result: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
+    """All answers of one side."""
+    return [result[side], *result[side].get("more", ())]
+
+
 def are_equal(result: Mapping[str, Any]) -> bool:
     """Whether both models gave the same answers, token for token."""
-    drawn = [[result[side], *result[side].get("more", ())] for side in SIDES]
-    return all(one["ids"] == other["ids"] for one, other in zip(*drawn, strict=True))
+    both = zip(*(samples_of(result, side) for side in SIDES), strict=True)
+    return all(one["ids"] == other["ids"] for one, other in both)
 
 
 class Votes:

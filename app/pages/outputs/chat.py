@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import gradio as gr
 
@@ -13,59 +14,65 @@ from nnxdsl.errors import RunError
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
-from ...processes.outputs_worker import Request
+from ...processes.outputs_worker import Model, Request
+from ...processes.votes import SIDES
 from ...state import Site
 from ...store.run_paths import directory_path
 from ...view import Done, Query, Values, View
-from .forms import SAMPLER, Form, number_fields
 from .generate import called, ended
-from .request import (
-    MOST_MORE,
-    MOST_TURNS,
-    Chosen,
-    Speaker,
-    chosen,
-    conversation,
-    speakers,
-    steps_of,
-    turns_of,
-    with_checkpoints,
-)
+from .request import Chosen, by_key, checkpoint_of, sampling, steps_of, with_checkpoints
+from .tab import Tab
 
-COLUMNS = 2 + MOST_MORE
+MOST_MORE = 2
+"""Most checkpoints that chat beside the page's two models."""
+
+MOST_TURNS = 16
 
 
-class ChatForm(Form):
-    """The form of a turn: its message is added to those of the query."""
-
-    def given(self, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
-        """The query with the message as its last turn; without a message, the same turns.
-
-        Raises:
-            RunError: A model has not answered all turns so far.
-        """
-        turns, message = turns_of(self.site, query), texts["message"].strip()
-        if message:
-            here = chosen(self.site, query)
-            for speaker in speakers(self.site, here, {**query, "with": texts["with"]}):
-                answers = conversation(self.site, speaker, query)
-                if turns and (len(answers) < len(turns) or not _has_result(answers[-1][1])):
-                    raise RunError(
-                        f"{heading(speaker)} has not answered all turns so far: wait for it, or press Send without a "
-                        "message to compute what is missing"
-                    )
-            turns = [*turns, message]
-        return {**texts, "turns": json.dumps(turns, ensure_ascii=False) if turns else ""}
+Turns = list[tuple[dict[str, Any], Request | None]]
+"""Requests of a model's turns with what came of them; the one after an unanswered turn cannot be made yet."""
 
 
-class Chat:
+class Speaker(NamedTuple):
+    """A model that answers: one of the two models of a child process.
+
+    Attributes:
+        model: The two models.
+        side: "policy" or "other".
+    """
+
+    model: Model
+    side: str
+
+    @property
+    def heading(self) -> str:
+        """Its name."""
+        against = self.model.against
+        if self.side == "other":
+            return called(f"step {against}" if against.isdecimal() else against)
+        return f"{self.model.run}, step {self.model.step:,}"
+
+
+class Chat(Tab):
     """Components of the tab."""
 
+    name = "chat"
+    title, button = "Chat", "Send"
+    needs = "a message"
+    hint = "Enter a message: each model answers it, and sees its own answers in the turns after it."
+    is_result_above = True
+
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
-        self._site = site
-        with gr.Column(visible=False) as self.found, gr.Row(equal_height=False):
-            self._columns = [_Column() for _ in range(COLUMNS)]
+        """Adds the components, and the buttons that shorten the conversation."""
+        super().__init__(site, view)
+        if not site.settings.read_only:
+            with gr.Row():
+                back, over = (gr.Button(text, size="sm", scale=0) for text in ("Take back the last turn", "Start over"))
+            view.does(back.click, lambda query, client: Done(query=_turns(turns_of(site, query)[:-1])))
+            view.does(over.click, lambda query, client: Done(query=_turns([])))
+
+    def add_form(self) -> dict[str, Any]:
+        """Adds the next message, the further checkpoints, and the numbers."""
         with gr.Group():
             message = gr.Textbox(label="Message", info="A turn of the user", lines=2, max_lines=12)
             more = gr.Dropdown(
@@ -75,115 +82,167 @@ class Chat:
                 label="Beside them",
                 info="Policies of other checkpoints or runs, loaded one after another",
             )
-            fields: dict[str, Any] = {"message": message, "with": more}
-            fields |= number_fields(
-                ("max", "Max new tokens", f"Of each turn, at most {site.settings.limits.new_tokens:,}"),
-                *SAMPLER,
-                ("seed", "Seed", "The same for all models"),
-            )
-        self._message, self._more = message, more
-        self.form = ChatForm(site, view, "chat", "Send", fields)
-        if not site.settings.read_only:
-            with gr.Row():
-                view.does(gr.Button("Take back the last turn", size="sm", scale=0).click, self._taken_back)
-                view.does(gr.Button("Start over", size="sm", scale=0).click, lambda query, client: _turns([]))
-        self.outputs = [self.found, *(part for column in self._columns for part in column.outputs)]
+            return {"message": message, "with": more, **self.number_fields()}
+
+    def add_result(self, view: View) -> None:
+        """Adds a column for each model: its name, its conversation, and facts of its last answer."""
+        self._columns: list[tuple[gr.Column, gr.Markdown, gr.Chatbot, gr.Markdown]] = []
+        with gr.Row(equal_height=False):
+            for _ in range(len(SIDES) + MOST_MORE):
+                with gr.Column(min_width=280) as column:
+                    heading = gr.Markdown()
+                    messages = gr.Chatbot(
+                        show_label=False,
+                        label="Conversation",
+                        height=420,
+                        render_markdown=False,
+                        group_consecutive_messages=False,
+                        buttons=["copy"],
+                        feedback_options=None,
+                        allow_file_downloads=False,
+                    )
+                    self._columns.append((column, heading, messages, gr.Markdown()))
 
     def filled(self, here: Chosen, query: Query) -> Values:
-        """The choices of checkpoints; an empty message for the next turn."""
+        """The choices of checkpoints, the numbers, and an empty message for the next turn."""
         given = [name for name in query.get("with", "").split(",") if name]
         names = dict.fromkeys([*self._checkpoints(here), *given])
-        turns = turns_of(self._site, query)
+        turns = turns_of(self.site, query)
         return {
-            self._message: gr.update(value="", label=f"Message, turn {len(turns) + 1} of at most {MOST_TURNS}"),
-            self._more: gr.update(choices=list(names), value=given),
+            **super().filled(here, query),
+            self.fields["message"]: gr.update(
+                value="", label=f"Message, turn {len(turns) + 1} of at most {MOST_TURNS}"
+            ),
+            self.fields["with"]: gr.update(choices=list(names), value=given),
         }
 
+    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+        """The requests of each model's turns; the one after an unanswered turn cannot be made yet."""
+        return [(one.model, given) for one, found in self.conversations(here, query) for given, _ in found]
+
+    def conversations(self, here: Chosen, query: Query) -> list[tuple[Speaker, Turns]]:
+        """What each model has answered to the turns of the query."""
+        turns, settings = turns_of(self.site, query), sampling(query, self.site.settings.limits)
+        return [(one, self._conversation(one, turns, settings)) for one in speakers(self.site, here, query)]
+
+    def _conversation(self, speaker: Speaker, turns: Sequence[str], settings: Mapping[str, Any]) -> Turns:
+        messages: list[dict[str, str]] = []
+        found: Turns = []
+        for turn in turns:
+            messages = [*messages, {"role": "user", "content": turn}]
+            given = {"do": "generate", "messages": messages, "sides": [speaker.side], **settings}
+            answer = self.site.answers.find(self.site.answers.key(speaker.model, given))
+            found.append((given, answer))
+            if answer is None or answer.result is None:
+                break
+            messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
+        return found
+
+    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+        """The query with the message as its last turn; without a message, the same turns.
+
+        Raises:
+            RunError: A model has not answered all turns so far.
+        """
+        turns, message = turns_of(self.site, query), texts["message"].strip()
+        if message:
+            for speaker, found in self.conversations(here, {**query, "with": texts["with"]}):
+                if sum(one is not None and one.result is not None for _, one in found) < len(turns):
+                    raise RunError(
+                        f"{speaker.heading} has not answered all turns so far: wait for it, or press Send without a "
+                        "message to compute what is missing"
+                    )
+            turns = [*turns, message]
+        return {**texts, **_turns(turns)}
+
+    def answered(self, here: Chosen, query: Query) -> tuple[bool, Values]:
+        """How far the last turn is, and the conversation of each model."""
+        is_pending, values = super().answered(here, query)
+        found = self.conversations(here, query) if turns_of(self.site, query) else []
+        shown: dict[Any, Any] = {**values, self.found: gr.update(visible=bool(found))}
+        for (column, heading, chat, facts), one in zip_longest(self._columns, found):
+            shown[column] = gr.update(visible=one is not None)
+            if one is not None:
+                speaker, turns = one
+                shown[heading] = f"### {plain(speaker.heading)}"
+                label = f"Conversation with {speaker.heading}"
+                shown[chat] = gr.update(value=[*_messages(speaker, turns)], label=label)
+                shown[facts] = self._facts(speaker, turns[-1][1])
+        return is_pending, shown
+
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """The conversation of each model."""
-        turns, there = turns_of(self._site, query), speakers(self._site, here, query)
-        values: dict[Any, Any] = {self.found: gr.update(visible=bool(turns))}
-        for place, column in enumerate(self._columns):
-            speaker = there[place] if place < len(there) else None
-            answers = [] if speaker is None else conversation(self._site, speaker, query)
-            values |= column.values(speaker, turns, [answer for _, answer in answers], self._site.settings.root)
-        return values
+        """Nothing: a conversation is shown while it has no answer as well."""
+        return {}
+
+    def _facts(self, speaker: Speaker, answer: Request | None) -> str:
+        """How long the last answer is, or why there is none."""
+        if answer is None:
+            return "Not computed: press Send without a message."
+        if answer.result is None and answer.is_over:
+            return f"**{answer.state.capitalize()}**{f': {plain(answer.error)}' if answer.error else ''}"
+        if answer.result is None:
+            return plain((answer.stage or answer.state).capitalize())
+        reply, model = answer.result[speaker.side], speaker.model
+        there = {"run": model.run, "step": str(model.step), "against": model.against, "from": answer.key}
+        path = self.site.settings.root + link("/outputs", **there, tab="tokens", side=speaker.side)
+        words = f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. "
+        return words + markdown_link("Its tokens", path)
 
     def _checkpoints(self, here: Chosen) -> list[str]:
         """Other steps of the run, and the newest step of other runs."""
         if here.row is None:
             return []
         own = [f"{here.row.id}@{step}" for step in (*here.steps, 0) if step != here.step]
-        rows = [row for row in with_checkpoints(self._site) if row.id != here.row.id]
-        return [*own, *(f"{row.id}@{steps_of(directory_path(self._site.settings.home, row.id))[0]}" for row in rows)]
-
-    def _taken_back(self, query: Query, client: str) -> Done:
-        return _turns(turns_of(self._site, query)[:-1])
+        rows = [row for row in with_checkpoints(self.site) if row.id != here.row.id]
+        return [*own, *(f"{row.id}@{steps_of(directory_path(self.site.settings.home, row.id))[0]}" for row in rows)]
 
 
-class _Column:
-    """One model's side of the conversation."""
+def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
+    """The page's two models, then the checkpoints that `with` names.
 
-    def __init__(self) -> None:
-        with gr.Column(min_width=280) as self._column:
-            self._heading = gr.Markdown()
-            self._chat = gr.Chatbot(
-                show_label=False,
-                label="Conversation",
-                height=420,
-                render_markdown=False,
-                group_consecutive_messages=False,
-                buttons=["copy"],
-                feedback_options=None,
-                allow_file_downloads=False,
-            )
-            self._facts = gr.Markdown()
-        self.outputs = [self._column, self._heading, self._chat, self._facts]
-
-    def values(
-        self, speaker: Speaker | None, turns: Sequence[str], answers: Sequence[Request | None], root: str
-    ) -> Values:
-        if speaker is None:
-            return {self._column: gr.update(visible=False)}
-        messages: list[dict[str, str]] = []
-        facts = ""
-        for turn, answer in zip(turns, answers, strict=False):
-            messages.append({"role": "user", "content": turn})
-            facts = _state(answer)
-            if answer is not None and answer.result is not None:
-                reply = answer.result[speaker.side]
-                messages.append({"role": "assistant", "content": reply["text"] or "(nothing)"})
-                facts = f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. "
-                place = {"run": speaker.model.run, "step": str(speaker.model.step), "against": speaker.model.against}
-                tokens = link("/outputs", **place, tab="tokens", **{"from": answer.key}, side=speaker.side)
-                facts += markdown_link("Its tokens", root + tokens)
-        return {
-            self._column: gr.update(visible=True),
-            self._heading: f"### {plain(heading(speaker))}",
-            self._chat: gr.update(value=messages, label=f"Conversation with {heading(speaker)}"),
-            self._facts: facts,
-        }
+    Raises:
+        RunError: It names something else, or too many.
+    """
+    if here.model is None:
+        return []
+    names = list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
+    if len(names) > MOST_MORE:
+        raise RunError(f"with: {len(names)} checkpoints; expected at most {MOST_MORE} beside the two of the page")
+    found = [Speaker(here.model, side) for side in SIDES]
+    for name in names:
+        model = checkpoint_of(site, name)
+        if model is None:
+            raise RunError(f"with: {name[:100]} is not a run with this checkpoint, RUN@STEP")
+        found.append(Speaker(model, "policy"))
+    return found
 
 
-def heading(speaker: Speaker) -> str:
-    """Name of a model."""
-    if speaker.side == "other":
-        against = speaker.model.against
-        return called(f"step {against}" if against.isdecimal() else against)
-    return f"{speaker.model.run}, step {speaker.model.step:,}"
+def turns_of(site: Site, query: Query) -> list[str]:
+    """The user's messages; empty for a text that is not a list of texts.
+
+    Raises:
+        RunError: There are too many, or they are too long.
+    """
+    if stored := by_key(site, "chat", query):
+        return [one["content"] for one in stored.request["messages"] if one["role"] == "user"]
+    try:
+        given = json.loads(query.get("turns") or "[]")
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        return []
+    limit = site.settings.limits.prompt_characters
+    if len(given) > MOST_TURNS or sum(map(len, given)) > limit:
+        raise RunError(f"turns: expected at most {MOST_TURNS} turns of {limit:,} characters in all")
+    return given
 
 
-def _state(answer: Request | None) -> str:
-    if answer is None:
-        return "Not computed: press Send without a message."
-    if answer.is_over:
-        return f"**{answer.state.capitalize()}**{f': {plain(answer.error)}' if answer.error else ''}"
-    return plain((answer.stage or answer.state).capitalize())
+def _messages(speaker: Speaker, turns: Turns) -> Iterator[dict[str, str]]:
+    for given, answer in turns:
+        yield given["messages"][-1]
+        if answer is not None and answer.result is not None:
+            yield {"role": "assistant", "content": answer.result[speaker.side]["text"] or "(nothing)"}
 
 
-def _has_result(answer: Request | None) -> bool:
-    return answer is not None and answer.result is not None
-
-
-def _turns(turns: Sequence[str]) -> Done:
-    return Done(query={"turns": json.dumps(list(turns), ensure_ascii=False) if turns else "", "key": ""})
+def _turns(turns: Sequence[str]) -> dict[str, str]:
+    return {"turns": json.dumps(list(turns), ensure_ascii=False) if turns else "", "key": ""}

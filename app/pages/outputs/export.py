@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
+
 from nnxdsl.errors import RunError
 
+from ...processes.votes import SIDES, samples_of
+from ..layout.arrays import guarded
+
 TYPES = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def exported(result: Mapping[str, Any], kind: str) -> str:
@@ -20,27 +22,21 @@ def exported(result: Mapping[str, Any], kind: str) -> str:
     Raises:
         RunError: unknown file format.
     """
-    rows = _rows(result)
+    rows = [{name: result.get(name) for name in ("run", "step", "against")} | row for row in _rows(result)]
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if kind != "csv":
         raise RunError(f"format: expected one of {', '.join(TYPES)}")
-    text = io.StringIO()
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, names, lineterminator="\r\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
+    cells = pd.DataFrame(rows, dtype=object).map(lambda cell: guarded(cell) if isinstance(cell, str) else cell)
+    return cells.to_csv(index=False, lineterminator="\r\n")
 
 
 def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    who = {name: result.get(name) for name in ("run", "step", "against")}
     if "rows" in result:
-        return [{**who, **_pair(row)} for row in result["rows"]]
+        return [_pair(row) for row in result["rows"]]
     if "sides" in result:
         return [
             {
-                **who,
                 "text": side["name"],
                 "position": at,
                 "id": side["ids"][at],
@@ -53,28 +49,17 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
     prompt = "".join(result.get("prompt_pieces", ()))
     return [
-        {
-            **who,
-            "side": side,
-            "number": number,
-            "prompt": prompt,
-            "answer": answer["text"],
-            "tokens": answer["tokens"],
-            "stop": answer["stop"],
-            **result["sampling"],
-        }
-        for side in ("policy", "other")
-        for number, answer in enumerate((result[side], *result[side].get("more", ())), start=1)
+        {"side": side, "number": number, "prompt": prompt, "answer": answer["text"]}
+        | {name: answer[name] for name in ("tokens", "stop")}
+        | result["sampling"]
+        for side in SIDES
+        if side in result
+        for number, answer in enumerate(samples_of(result, side), start=1)
     ]
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
-    for who in ("policy", "other"):
+    for who in SIDES:
         fields |= {f"{who}_logp_{side}": row[who][number] for number, side in enumerate(("chosen", "rejected"))}
     return fields | {f"reward_{name}": value for name, value in row["rewards"].items()}
-
-
-def _cell(value: Any) -> Any:
-    """Prefixes text that a spreadsheet would run as a formula with a quote."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value

@@ -1,4 +1,4 @@
-"""The Generate tab: answers of both models to a prompt, side by side, and blind votes on them."""
+"""The Generate tab: answers of both models, side by side, and blind votes; the All checkpoints tab: those of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import gradio as gr
+import pandas as pd
 
 from nnxdsl.errors import RunError
 
@@ -14,116 +16,110 @@ from ...components.tokens import as_tokenized
 from ...components.word_diff import word_diff
 from ...html import Child, Html, join, link, tag
 from ...markdown import plain
-from ...processes.outputs_worker import Request
-from ...processes.votes import are_equal
-from ...state import Site
+from ...processes.outputs_worker import Model, Request
+from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
 from ...words import number
-from .forms import SAMPLER, Form, number_fields, prompt_fields, requested, save_buttons, saved
-from .request import MOST_SAMPLES, Chosen, chosen
+from .request import Chosen, chosen
 from .stats import wilson
+from .tab import Tab, save_buttons, saved
 
 CHOICES = (("A is better", "a"), ("No difference", "tie"), ("B is better", "b"))
 
 
-class Generate:
+class Generate(Tab):
     """Components of the tab."""
 
-    def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
-        self._site = site
-        with gr.Group():
-            fields = prompt_fields()
-            fields |= number_fields(
-                ("max", "Max new tokens", f"At most {site.settings.limits.new_tokens:,}"),
-                ("samples", "Samples per model", f"At most {MOST_SAMPLES}; one if greedy"),
-                *SAMPLER,
-                ("seed", "Seed", "The same for both models"),
-            )
-            fields["blind"] = gr.Checkbox(label="Blind", info="Hide whose answer is whose until I vote")
-        self.form = Form(site, view, "generate", "Generate", fields)
-        with gr.Column(visible=False) as self.found:
-            self._panes = gr.HTML(apply_default_css=False)
-            with gr.Row(visible=False) as self._votes:
-                for label, choice in () if site.settings.read_only else CHOICES:
-                    view.does(gr.Button(label).click, partial(self._voted, choice))
-            self._tally = gr.Markdown()
-            self._settings = gr.Markdown()
-            with gr.Accordion("The prompt as tokenized for both models"):
-                self._prompt = gr.HTML(apply_default_css=False)
-            with gr.Column(visible=False) as self._told:
-                self._saves = save_buttons("jsonl")
-        self.outputs = [
-            *(self.found, self._panes, self._votes, self._tally, self._settings, self._prompt, self._told),
-            *self._saves.values(),
-        ]
+    name = "generate"
+    title = button = "Generate"
+    hint = "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed."
+
+    def number_fields(self) -> dict[str, Any]:
+        """The numbers, and whether the answers are blind."""
+        fields = super().number_fields()
+        return fields | {"blind": gr.Checkbox(label="Blind", info="Hide whose answer is whose until I vote")}
+
+    def add_result(self, view: View) -> None:
+        """Adds the answers, the votes on them, and their settings."""
+        self._panes = gr.HTML(apply_default_css=False)
+        with gr.Row(visible=False) as self._votes:
+            for label, choice in () if self.site.settings.read_only else CHOICES:
+                view.does(gr.Button(label).click, partial(self._voted, choice))
+        self._tally, self._settings = gr.Markdown(), gr.Markdown()
+        with gr.Accordion("The prompt as tokenized for both models"):
+            self._prompt = gr.HTML(apply_default_css=False)
+        with gr.Column(visible=False) as self._told:
+            self._saves = save_buttons("jsonl")
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """What a result shows."""
+        """The answers; while they are blind, nothing tells which is which."""
         (found,) = requests
         assert found.result is not None
-        is_blind = query.get("blind") == "1" and not self._site.votes.has(found.key)
-        order = self._site.votes.order(found.key) if is_blind else ("policy", "other")
+        is_blind = query.get("blind") == "1" and not self.site.votes.has(found.key)
+        order = self.site.votes.order(found.key) if is_blind else SIDES
+        links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": found.key})
         return {
-            self.found: gr.update(visible=True),
-            self._panes: self._answers(here, found.key, found.result, order, is_blind),
+            self._panes: _panes(found.result, order, None if is_blind else links),
             self._votes: gr.update(visible=is_blind),
             self._tally: self._tallied(found),
             self._settings: _settings(found.result),
             self._prompt: as_tokenized(found.result["prompt_pieces"], set(found.result["special"])),
             self._told: gr.update(visible=not is_blind),
-            **saved(self._site, self._saves, found),
+            **saved(self.site, self._saves, found),
         }
 
     def _voted(self, choice: str, query: Query, client: str) -> Done:
-        found = next(iter(requested(self._site, chosen(self._site, query), query)), None)
+        found = next(iter(self.requested(chosen(self.site, query), query)), None)
         if found is None or found.result is None:
             raise RunError("This answer is no longer stored; generate it again.")
-        side = self._site.votes.add(found, choice)
         names = {
             "policy": f"you preferred the policy, step {found.model.step}",
             "other": f"you preferred the other side, {found.result['against']}",
             "tie": "no difference",
         }
-        return Done(f"Recorded: {names[side]}.")
+        return Done(f"Recorded: {names[self.site.votes.add(found, choice)]}.")
 
     def _tallied(self, found: Request) -> str:
         """All votes on these two models."""
         assert found.result is not None
-        tally = self._site.votes.tally(found.model)
+        tally = self.site.votes.tally(found.model)
         if not any(tally.values()):
             return ""
         words = f"Blind votes on these two: policy {tally['policy']}, {plain(str(found.result['against']))} "
         words += f"{tally['other']}, no difference {tally['tie']}."
-        decided = tally["policy"] + tally["other"]
-        if decided:
+        if decided := tally["policy"] + tally["other"]:
             low, high = wilson(tally["policy"], decided)
             share = tally["policy"] / decided
             words += f" The policy won {share:.0%} of {decided} (95 % interval {low:.0%} to {high:.0%})."
         return words
 
-    def _answers(self, here: Chosen, key: str, result: Mapping[str, Any], order: Sequence[str], is_blind: bool) -> Html:
-        """Both sides in their order; while they are blind, nothing tells which is which."""
-        drawn = [_samples(result, side) for side in order]
-        pairs = zip(*drawn, strict=True)
-        marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in pairs]
-        panes: list[Html] = []
-        for place, side in enumerate(order):
-            many = len(drawn[place]) > 1
-            parts: list[Child] = [tag("h3", _heading(result, side, "AB"[place] if is_blind else "", many))]
-            for number_, (answer, texts) in enumerate(zip(drawn[place], marked, strict=True), start=1):
-                facts = [tag("span", f"{number_} of {len(drawn[place])}")] if many else []
-                facts += _facts(answer, with_seconds=number_ == 1 and not is_blind)
-                if not is_blind:
-                    look = {"tab": "tokens", "from": key, "side": side, "n": number_ if many else None}
-                    facts.append(tag("a", "Its tokens", href=self._link(here, look)))
-                shown = texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued")
-                parts += [tag("div", shown, cls="answer"), tag("p", facts, cls="facts-line")]
-            panes.append(tag("section", parts, cls="pane" if is_blind else f"pane {side}"))
-        return join(_equality(result, is_blind), tag("div", panes, cls="panes"))
 
-    def _link(self, here: Chosen, query: Mapping[str, Any]) -> str:
-        return self._site.settings.root + link("/outputs", **here.query, **query)
+class Checkpoints(Tab):
+    """Components of the tab."""
+
+    name = "checkpoints"
+    title, button = "All checkpoints", "Generate with each"
+    hint = "Enter a prompt or choose a held-out one: the policy of every checkpoint answers it in turn."
+
+    def add_result(self, view: View) -> None:
+        """Adds the table of answers."""
+        self._table = gr.Dataframe(interactive=False, wrap=True, max_height=700, column_widths=[90, 780, 100, 230])
+
+    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+        """The request to every checkpoint of the run, by step."""
+        return [
+            (attrs.evolve(model, step=step, against="reference" if here.against == str(step) else here.against), given)
+            for model, given in super().asks(here, query)
+            for step in (0, *here.steps[::-1])
+        ]
+
+    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
+        """The answers that there are."""
+        answers = [(one.model.step, one.result["policy"]) for one in requests if one.result is not None]
+        rows = [[step, answer["text"], answer["tokens"], ended(answer)] for step, answer in answers]
+        label = f"Answers of {len(rows)} of {len(here.steps) + 1} checkpoints; step 0 is the policy before training"
+        table = pd.DataFrame(rows, columns=["step", "answer", "tokens", "end"])
+        return {self._table: gr.update(value=table, label=label)}
 
 
 def called(against: str) -> str:
@@ -131,32 +127,39 @@ def called(against: str) -> str:
     return against if "," in against else against[:1].upper() + against[1:]
 
 
-def _samples(result: Mapping[str, Any], side: str) -> list[dict[str, Any]]:
-    return [result[side], *result[side].get("more", ())]
-
-
-def _heading(result: Mapping[str, Any], side: str, letter: str, many: bool) -> str:
-    if letter:
-        return f"Answer{'s' if many else ''} {letter}"
-    return f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
-
-
 def ended(answer: Mapping[str, Any]) -> str:
     """Why an answer ended."""
     return f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
 
 
-def _facts(answer: Mapping[str, Any], *, with_seconds: bool) -> list[Html]:
-    facts = [tag("span", f"{answer['tokens']} tokens"), tag("span", ended(answer))]
-    if with_seconds:
-        facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
-    return facts
+def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -> Html:
+    """Both sides in an order, each with a link to its tokens; without links they are called A and B."""
+    drawn, is_blind = [samples_of(result, side) for side in order], links is None
+    marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in zip(*drawn, strict=True)]
+    count, panes = len(marked), []
+    for place, side in enumerate(order):
+        heading = f"Answer{'s' * (count > 1)} {'AB'[place]}"
+        if not is_blind:
+            heading = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
+        parts: list[Child] = [tag("h3", heading)]
+        for at, (answer, texts) in enumerate(zip(drawn[place], marked, strict=True), start=1):
+            facts = [tag("span", f"{at} of {count}")] if count > 1 else []
+            facts += [tag("span", f"{answer['tokens']} tokens"), tag("span", ended(answer))]
+            if not is_blind:
+                if at == 1:
+                    facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
+                number_ = f"&n={at}" if count > 1 else ""
+                facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{number_}"))
+            shown = texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued")
+            parts += [tag("div", shown, cls="answer"), tag("p", facts, cls="facts-line")]
+        panes.append(tag("section", parts, cls="pane" if is_blind else f"pane {side}"))
+    return join(_marks(result, is_blind), tag("div", panes, cls="panes"))
 
 
-def _equality(result: Mapping[str, Any], is_blind: bool) -> Html:
-    """That the answers are equal, or what the marks of their words mean."""
+def _marks(result: Mapping[str, Any], is_blind: bool) -> Html:
+    """What the marks of words mean, or that the answers are equal."""
     if are_equal(result):
-        count = len(_samples(result, "policy"))
+        count = len(samples_of(result, "policy"))
         words = f"Both gave the same {f'{count} answers' if count > 1 else 'answer'}, token for token."
         return tag("p", words, " A vote on it counts as a tie." if is_blind else None)
     if is_blind:  # striking one of them out would bias the vote
@@ -174,7 +177,7 @@ def _settings(result: Mapping[str, Any]) -> str:
         "Top-p": sampling["top_p"] or "all tokens",
         "Max new tokens": f"{sampling['max_new_tokens']:,}",
         "Seed": "no effect at temperature 0" if greedy else f"{sampling['seed']}, the same for both",
-        "Samples per model": len(_samples(result, "policy")),
+        "Samples per model": len(samples_of(result, "policy")),
         "Prompt": f"{len(result['prompt_pieces']):,} tokens",
     }
     return " · ".join(f"{name}: {value}" for name, value in named.items())

@@ -13,14 +13,13 @@ from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
-from ...view import Query, Values, View
+from ...view import Done, Query, Values, View
 from ..demo import Offer
 from .chat import Chat
-from .checkpoints import Checkpoints
-from .forms import requested
-from .generate import Generate
+from .generate import Checkpoints, Generate
 from .pairs import Pairs
 from .request import Chosen, chosen, other_runs, with_checkpoints
+from .tab import Tab
 from .tokens import Tokens
 
 WHAT = (
@@ -40,26 +39,13 @@ def build(site: Site) -> None:
             "against", gr.Dropdown([], value=None, label="Against", info="The other side", scale=2), "reference"
         )
     head, offer = gr.Markdown(), Offer(site, view)
+    parts: dict[str, Tab] = {}
     with gr.Tabs(visible=False) as tabs:
-        with gr.Tab("Generate", id="generate"):
-            generate = Generate(site, view)
-        with gr.Tab("Tokens", id="tokens"):
-            tokens = Tokens(site, view)
-        with gr.Tab("Pairs", id="pairs"):
-            pairs = Pairs(site, view)
-        with gr.Tab("Chat", id="chat"):
-            chat = Chat(site, view)
-        with gr.Tab("All checkpoints", id="checkpoints"):
-            checkpoints = Checkpoints(site, view)
+        for kind in (Generate, Tokens, Pairs, Chat, Checkpoints):
+            with gr.Tab(kind.title, id=kind.name):
+                parts[kind.name] = kind(site, view)
     view.tabs("tab", tabs)
     timer = gr.Timer(0.7, active=False)
-    parts: dict[str, Any] = {
-        "generate": generate,
-        "tokens": tokens,
-        "pairs": pairs,
-        "chat": chat,
-        "checkpoints": checkpoints,
-    }
 
     def shown(query: Query) -> Values:
         here, rows = chosen(site, query), with_checkpoints(site)
@@ -71,43 +57,38 @@ def build(site: Site) -> None:
             against: gr.update(choices=_others(site, here), value=here.against, visible=here.model is not None),
             head: _head(site, here, rows, query),
             tabs: gr.update(visible=here.model is not None, selected=here.tab),
-            **tokens.filled(here, query),
             **offer.shown(not rows and not site.index.rows()),
         }
         for part in parts.values():
-            values |= part.form.filled(here, query)
-        return {**values, **chat.filled(here, query)}
+            values |= part.filled(here, query)
+        return values
 
     def answered(query: Query) -> Values:
         here = chosen(site, query)
-        requests, part = requested(site, here, query), parts[here.tab]
-        pending = [one for one in requests if not one.is_over]
-        done = requests if part is chat else [one for one in requests if one.result is not None]
-        return {
-            timer: gr.update(active=bool(pending)),
-            **part.form.told(query, next(iter(pending or done or requests), None)),
-            **(part.values(here, done, query) if done else {part.found: gr.update(visible=False)}),
-        }
+        is_pending, values = parts[here.tab].answered(here, query)
+        return {timer: gr.update(active=is_pending), **values}
 
-    fields = [field for part in parts.values() for field in part.form.fields]
-    view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *tokens.filled_outputs, *fields])
-    results = [output for part in parts.values() for output in (*part.form.status, *part.outputs)]
-    view.shows(answered, [timer, *results], every=timer)
+    def cancelled(query: Query, client: str) -> Done:
+        here = chosen(site, query)
+        for one in parts[here.tab].requested(here, query):
+            site.answers.cancel(one.key)
+        return Done("Cancelled.")
+
+    for button in (button for part in parts.values() for button in part.cancels):
+        view.does(button.click, cancelled)
+    fields = [field for part in parts.values() for field in part.filled_outputs]
+    view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *fields])
+    view.shows(answered, [timer, *(output for part in parts.values() for output in part.outputs)], every=timer)
 
 
 def _steps(here: Chosen) -> list[tuple[str, str]]:
-    return [(_step(one), str(one)) for one in (*here.steps, 0)]
-
-
-def _step(number: int) -> str:
-    return f"{number:,}" if number else "0 (before training)"
+    return [(f"{one:,}" if one else "0 (before training)", str(one)) for one in (*here.steps, 0)]
 
 
 def _others(site: Site, here: Chosen) -> list[tuple[str, str]]:
     """What a policy can be compared with: its reference, other steps, other runs of this model."""
     steps = [(f"the policy at step {text}", value) for text, value in _steps(here) if value != str(here.step)]
-    runs = [(f"another run: {text}", value) for value, text in other_runs(site, here)]
-    return [("its reference", "reference"), *steps, *runs]
+    return [("its reference", "reference"), *steps, *other_runs(site, here)]
 
 
 def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:

@@ -2,137 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
+import numpy as np
 import pandas as pd
+import plotly.express as px
 import plotly.graph_objects as go
 
+from ...components.plots import COLOURS, styled
 from ...html import link
 from ...markdown import plain
 from ...processes.outputs_worker import Request
-from ...state import Site
 from ...view import Done, Query, Values, View
 from ...words import number
-from .charts import histogram, scatter
-from .forms import Form, number_fields, save_buttons, saved
-from .request import MOST_PAIRS, Chosen
-from .stats import Group, correlation, margin, recorded_difference, reward, wilson
+from .request import Chosen
+from .stats import Group, recorded_difference, reward, wilson
+from .tab import Tab, save_buttons, saved
 
 Row = Mapping[str, Any]
 SIDES = ("chosen", "rejected")
 CHARACTERS = 160
 """At most of a text in the table; a selected row shows the whole texts."""
 
+BINS = 20
+ZERO = {"width": 1, "dash": "dot", "color": "#888"}
 ROUGH = {"float32": 1e-4, "bfloat16": 0.5}
 """Tolerance, in nats per token, for rounding differences between two equal models."""
 
 CLOSE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Tolerance for differences to the run's own metrics: relative to max(|metric|, 1)."""
 
-SORTS: dict[str, Callable[[Row], float]] = {
-    "worst first": lambda row: _or_inf(margin(row)),
-    "best first": lambda row: -_or_inf(margin(row)),
-    "longest first": lambda row: -max(row["chosen_tokens"], row["rejected_tokens"]),
-    "as in the file": lambda row: 0.0,
-}
-TEXTS = {"row": 80, "prompt": 210, "chosen": 170, "rejected": 170, "right?": 100}
-NUMBERS = {"reward chosen": 150, "reward rejected": 160, "margin": 100}
-LENGTHS = {"tokens chosen": 150, "tokens rejected": 160, "per token chosen": 170, "per token rejected": 180}
-COLUMNS = ("row", "prompt", *SIDES, *NUMBERS, "right?", *LENGTHS)
-"""Columns of the table; their widths are above."""
+SORTS = ("worst first", "best first", "longest first", "as in the file")
+COLUMNS = {
+    "row": 80, "prompt": 210, "chosen": 170, "rejected": 170, "reward chosen": 150, "reward rejected": 160,
+    "margin": 100, "right?": 100, "tokens chosen": 150, "tokens rejected": 160, "per token chosen": 170,
+    "per token rejected": 180,
+}  # fmt: skip
+"""Columns of the table with their widths, in pixels."""
+
+TEXTS = ("row", "prompt", *SIDES, "right?")
+"""Those that are no numbers."""
 
 
-class Pairs:
+class Pairs(Tab):
     """Components of the tab."""
 
-    def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
-        self._site = site
-        gr.Markdown("Rewards and margins of the held-out pairs, computed as in the run's own evaluation.")
-        fields = number_fields(("limit", "Max pairs", f"The first ones of the held-out data; at most {MOST_PAIRS:,}"))
-        self.form = Form(site, view, "pairs", "Compute", fields)
-        with gr.Column(visible=False) as self.found:
-            with gr.Row():
-                with gr.Column(min_width=320):
-                    self._summary, self._margins = gr.Markdown(), gr.Plot(show_label=False)
-                with gr.Column(min_width=320):
-                    self._checks, self._lengths = gr.Markdown(), gr.Plot(show_label=False)
-            first, *_ = SORTS
-            self._order = view.control("sort", gr.Dropdown(list(SORTS), value=first, label="Order"), first)
-            self._table = gr.Dataframe(
-                datatype=["str" if name in TEXTS else "number" for name in COLUMNS],
-                interactive=False,
-                show_search="filter",
-                pinned_columns=1,
-                column_widths=[{**TEXTS, **NUMBERS, **LENGTHS}[name] for name in COLUMNS],
-                max_height=520,
-            )
-            view.does(self._table.select, _selected, has_event=True)
-            with gr.Group(visible=False) as self._pair:
-                labels = ("Prompt", "Chosen", "Rejected")
-                self._texts = [gr.Textbox(label=label, lines=1, max_lines=12, interactive=False) for label in labels]
-                self._open = gr.Button("Token by token", link="#")
-            self._saves = save_buttons("csv", "jsonl")
-        self.outputs = [
-            *(self.found, self._summary, self._checks, self._margins, self._lengths, self._order, self._table),
-            *(self._pair, *self._texts, self._open, *self._saves.values()),
-        ]
+    name = "pairs"
+    title, button = "Pairs", "Compute"
+    needs = "held-out pairs"
+    hint = "Press Compute to see rewards and margins of every held-out pair."
+
+    def add_result(self, view: View) -> None:
+        """Adds the summary, the checks, two charts, the table of pairs, and the texts of the selected one."""
+        with gr.Row():
+            with gr.Column(min_width=320):
+                self._summary, self._margins = gr.Markdown(), gr.Plot(show_label=False)
+            with gr.Column(min_width=320):
+                self._checks, self._lengths = gr.Markdown(), gr.Plot(show_label=False)
+        self._order = view.control("sort", gr.Dropdown(list(SORTS), value=SORTS[0], label="Order"), SORTS[0])
+        self._table = gr.Dataframe(
+            datatype=["str" if name in TEXTS else "number" for name in COLUMNS],
+            interactive=False,
+            show_search="filter",
+            pinned_columns=1,
+            column_widths=list(COLUMNS.values()),
+            max_height=520,
+        )
+        view.does(self._table.select, _selected, has_event=True)
+        with gr.Group(visible=False) as self._pair:
+            labels = ("Prompt", "Chosen", "Rejected")
+            self._texts = [gr.Textbox(label=label, lines=1, max_lines=12, interactive=False) for label in labels]
+            self._open = gr.Button("Token by token", link="#")
+        self._saves = save_buttons("csv", "jsonl")
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """What a result shows."""
-        (found,) = requests
-        assert found.result is not None
-        rows: list[Row] = found.result["rows"]
-        margins = [value for row in rows if (value := margin(row)) is not None]
-        first, *_ = SORTS
-        sort = query["sort"] if query.get("sort") in SORTS else first
-        return {
-            self.found: gr.update(visible=True),
-            self._summary: _summary(rows, found.result),
-            self._checks: _checks(rows, found.result),
-            self._margins: histogram("Margins", margins, "reward margin"),
-            self._lengths: _lengths(rows),
+        """The pairs in an order, and the selected one."""
+        result = requests[0].result
+        assert result is not None
+        rows: list[Row] = result["rows"]
+        sort = query["sort"] if query.get("sort") in SORTS else SORTS[0]
+        table = _table(rows)
+        told = f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
+        values: dict[Any, Any] = {
+            self._summary: _summary(rows, result),
+            self._checks: _checks(rows, result),
+            self._margins: _margins(table),
+            self._lengths: _lengths(table),
             self._order: sort,
-            self._table: gr.update(value=_table(sorted(rows, key=SORTS[sort])), label=_caption(rows, found.result)),
-            **self._selected_pair(here, rows, query.get("pair", "")),
-            **saved(self._site, self._saves, found),
+            self._table: gr.update(value=_sorted(table, sort), label=told),
+            self._pair: gr.update(visible=False),
+            **saved(self.site, self._saves, requests[0]),
         }
-
-    def _selected_pair(self, here: Chosen, rows: Sequence[Row], name: str) -> Values:
-        names = _short_names(rows)
-        row = next((row for row in rows if name and names[str(row["row"])] == name), None)
-        if row is None:
-            return {self._pair: gr.update(visible=False)}
-        tokens = self._site.settings.root + link("/outputs", **here.query, tab="tokens", row=row["row"])
-        return {
-            self._pair: gr.update(visible=True),
-            **{box: str(row[part]) for box, part in zip(self._texts, ("prompt", *SIDES), strict=True)},
-            self._open: gr.update(value=f"Row {name}, token by token", link=tokens),
-        }
+        name = query.get("pair", "")
+        for row in (row for row, short in zip(rows, table["row"], strict=True) if name and short == name):
+            tokens = self.site.settings.root + link("/outputs", **here.query, tab="tokens", row=row["row"])
+            values[self._pair] = gr.update(visible=True)
+            values |= {box: str(row[part]) for box, part in zip(self._texts, ("prompt", *SIDES), strict=True)}
+            values[self._open] = gr.update(value=f"Row {name}, token by token", link=tokens)
+        return values
 
 
 def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
     return Done(query={"pair": str(event.row_value[0])})
 
 
+def _table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A line for each pair; a row is named by its line in the file, if all are of one."""
+    table = pd.DataFrame([{name: row[name] for name in ("row", "prompt", *SIDES)} for row in rows], dtype=str)
+    for side in SIDES:
+        table[f"tokens {side}"] = [row[f"{side}_tokens"] for row in rows]
+        table[f"reward {side}"] = pd.Series([reward(row, side) for row in rows], dtype=float)
+        table[f"per token {side}"] = table[f"reward {side}"] / table[f"tokens {side}"].clip(lower=1)
+    table["margin"] = pd.Series([reward(row, "margins") for row in rows], dtype=float)
+    table["right?"] = ["-" if np.isnan(one) else "✔ right" if one > 0 else "✘ wrong" for one in table["margin"]]
+    files = table["row"].str.rpartition(":")
+    if files[0].nunique() == 1:
+        table["row"] = files[2]
+    return table[list(COLUMNS)]
+
+
+def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
+    """The table in an order, with beginnings of texts, and numbers of four significant digits."""
+    if sort == "longest first":
+        lengths = table[[f"tokens {side}" for side in SIDES]].max(axis=1)
+        table = table.loc[lengths.sort_values(ascending=False, kind="stable").index]
+    elif sort != "as in the file":
+        table = table.sort_values("margin", ascending=sort == "worst first", kind="stable")
+
+    def shown(column: pd.Series) -> pd.Series:
+        if column.name in TEXTS:
+            return column.map(lambda text: text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
+        return column.map(lambda value: float(f"{value:.4g}")) if column.dtype == float else column
+
+    return table.apply(shown)
+
+
 def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     whole = Group.of(rows)
-    low, high = wilson(whole.right, whole.count)
     objective = str(result["objective"]).rpartition(".")[2]
     lines = [
         f"### {plain(objective)}: step {result['step']:,} against {plain(str(result['against']))}",
         f"- Pairs: {whole.count:,}",
     ]
     if whole.accuracy is not None:
+        low, high = wilson(whole.right, whole.count)
         lines.append(f"- Accuracy: **{whole.accuracy:.1%}** (95 % interval {low:.1%} to {high:.1%})")
         lines.append(f"- Mean margin: {number(whole.margin)}")
-    longer = [row for row in rows if row["chosen_tokens"] > row["rejected_tokens"]]
-    shorter = [row for row in rows if row["chosen_tokens"] < row["rejected_tokens"]]
-    for name, group in (("Chosen is longer", Group.of(longer)), ("Chosen is shorter", Group.of(shorter))):
+    for name, sign in (("longer", 1), ("shorter", -1)):
+        group = Group.of([row for row in rows if sign * (row["chosen_tokens"] - row["rejected_tokens"]) > 0])
         if group.accuracy is not None:
-            lines.append(f"- {name}: {group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}")
+            told = f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"
+            lines.append(f"- Chosen is {name}: {told}")
     if len(rows) < result["total"]:
         lines.append(f"- The first {len(rows):,} of {result['total']:,} held-out pairs")
     if result.get("is_feedback"):
@@ -173,56 +195,52 @@ def _sign(is_good: bool) -> str:
     return "✔" if is_good else "✘"
 
 
-def _lengths(rows: Sequence[Row]) -> go.Figure:
-    groups: list[tuple[str, list[float], list[float], list[str]]] = []
-    names = _short_names(rows)
+def _margins(table: pd.DataFrame) -> go.Figure:
+    """A histogram of margins; 0 is the edge of a bin, and bars below it are hatched."""
+    margins = table["margin"].dropna()
+    low, high = min(0.0, *margins), max(0.0, *margins)
+    width = (high - low) / BINS or 1.0
+    edges = np.arange(np.floor(low / width), np.ceil(high / width + 1e-9) + 1) * width
+    bars = pd.DataFrame({"from": edges[:-1], "to": edges[1:], "pairs": np.histogram(margins, edges)[0]})
+    bars["reward margin"] = bars["from"] + width / 2
+    bars["group"] = np.where(bars["from"] < 0, "wrong", "right")
+    drawn = px.bar(
+        bars[bars["pairs"] > 0],
+        x="reward margin",
+        y="pairs",
+        color="group",
+        pattern_shape="group",
+        color_discrete_map={"right": COLOURS[0], "wrong": COLOURS[1]},
+        pattern_shape_map={"right": "", "wrong": "/"},
+        hover_data={"from": ":.4g", "to": ":.4g", "reward margin": False},
+        title="Margins",
+    )
+    drawn.add_vline(0, line=ZERO)
+    return _styled(drawn.update_traces(width=width))
+
+
+def _lengths(table: pd.DataFrame) -> go.Figure:
+    """Rewards over lengths, with their Pearson correlation."""
+    parts: list[pd.DataFrame] = []
     for side in SIDES:
-        here = [(row, value) for row in rows if (value := reward(row, side)) is not None]
-        lengths, rewards = [float(row[f"{side}_tokens"]) for row, _ in here], [value for _, value in here]
-        both = correlation(lengths, rewards)
-        name = f"{side}, correlation {'-' if both is None else f'{both:+.2f}'}"
-        groups.append((name, lengths, rewards, [f"row {plain(names[str(row['row'])])}" for row, _ in here]))
-    return scatter("Reward by length", groups, "tokens", "reward")
+        part = table[["row", f"tokens {side}", f"reward {side}"]].set_axis(["row", "tokens", "reward"], axis=1).dropna()
+        both = part["tokens"].corr(part["reward"]) if len(part) > 2 else np.nan
+        parts.append(part.assign(side=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}"))
+    drawn = px.scatter(
+        pd.concat(parts),
+        x="tokens",
+        y="reward",
+        color="side",
+        symbol="side",
+        symbol_sequence=["circle", "x"],
+        color_discrete_sequence=COLOURS,
+        hover_name="row",
+        title="Reward by length",
+    )
+    drawn.add_hline(0, line=ZERO)
+    return _styled(drawn)
 
 
-def _table(rows: Sequence[Row]) -> pd.DataFrame:
-    lines, names = [], _short_names(rows)
-    for row in rows:
-        value = margin(row)
-        rewards = [reward(row, side) for side in SIDES]
-        counts = [row[f"{side}_tokens"] for side in SIDES]
-        each = [None if one is None else one / max(count, 1) for one, count in zip(rewards, counts, strict=True)]
-        lines.append(
-            [
-                names[str(row["row"])],
-                *(_begins(row[part]) for part in ("prompt", *SIDES)),
-                *map(_rounded, (*rewards, value)),
-                "-" if value is None else "✔ right" if value > 0 else "✘ wrong",
-                *counts,
-                *map(_rounded, each),
-            ]
-        )
-    return pd.DataFrame(lines, columns=list(COLUMNS))
-
-
-def _caption(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
-    return f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
-
-
-def _begins(text: str) -> str:
-    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
-
-
-def _short_names(rows: Sequence[Row]) -> dict[str, str]:
-    """By the name of each row: its line, if all are of one file."""
-    names = [str(row["row"]) for row in rows]
-    is_one_file = len({name.rpartition(":")[0] for name in names}) == 1
-    return {name: name.rpartition(":")[2] if is_one_file else name for name in names}
-
-
-def _or_inf(value: float | None) -> float:
-    return float("inf") if value is None else value
+def _styled(drawn: go.Figure) -> go.Figure:
+    drawn.update_layout(title={"font": {"size": 13}, "x": 0.5, "y": 0.88}, legend={"title": None})
+    return styled(drawn)

@@ -1,9 +1,8 @@
-"""Parses the query of the Outputs page into a run, a checkpoint and a request. Reads files of runs, no models."""
+"""The query of the Outputs page: a run, a checkpoint, and a request to models. Reads files of runs, no models."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,68 @@ from nnxdsl.config.data import Text
 from nnxdsl.errors import NnxdslError, RunError
 
 from ...processes.outputs_worker import Model, Request
+from ...processes.votes import SIDES, samples_of
 from ...settings import Limits
 from ...state import Site
 from ...store.index import Row
 from ...words import whole
 
 FIELDS = {
-    "generate": ("prompt", "row", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
-    "tokens": ("prompt", "text", "row", "chat", "from", "side", "n"),
+    "generate": ("row", "prompt", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
+    "tokens": ("row", "prompt", "chat", "text", "from", "side", "n"),
     "pairs": ("limit",),
     "chat": ("turns", "with", "max", "temperature", "top_k", "top_p", "seed"),
-    "checkpoints": ("prompt", "row", "chat", "max", "temperature", "top_k", "top_p", "seed"),
+    "checkpoints": ("row", "prompt", "chat", "max", "temperature", "top_k", "top_p", "seed"),
 }
 """Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
 
 DOES = {"chat": "generate", "checkpoints": "generate"}
 """What is computed for a tab, if it has not the name of the tab."""
 
-DEFAULTS = {"max": "64", "temperature": "0", "seed": "0", "samples": "1", "limit": "500"}
+
+@attrs.frozen
+class Number:
+    """A number in the query.
+
+    Attributes:
+        label: Label of its field.
+        info: Explanation of its field; `{high:,}` is the maximum.
+        low: Minimum.
+        high: Maximum.
+        initial: Its text in a query without it; empty if it may be left out.
+        is_whole: Whether fractions are refused.
+    """
+
+    label: str
+    info: str
+    low: int
+    high: int
+    initial: str = ""
+    is_whole: bool = True
+
+
+NUMBERS = {
+    "max": Number("Max new tokens", "At most {high:,}", 1, 0, "64"),
+    "samples": Number("Samples per model", "At most {high}; one if greedy", 1, 16, "1"),
+    "temperature": Number("Temperature", "0 is greedy decoding", 0, 10, "0", is_whole=False),
+    "top_k": Number("Top-k", "Empty for all tokens", 1, 10_000_000),
+    "top_p": Number("Top-p", "Empty for all tokens", 0, 1, is_whole=False),
+    "seed": Number("Seed", "The same for all models", 0, 2**31 - 1, "0"),
+    "limit": Number("Max pairs", "The first ones of the held-out data; at most {high:,}", 1, 5_000, "500"),
+}
+"""The numbers that a query may have; an app has its own limit of new tokens."""
+
 LONGEST_QUERY = 3_000
 """Maximum length of a text in the query; a longer text is referenced by the key of its answer."""
 
 LISTED = 100
 """Number of held-out rows offered."""
 
-MOST_PAIRS = 5_000
-MOST_SAMPLES = 16
-MOST_MORE = 2
-"""Most checkpoints that chat beside the page's two models."""
-
-MOST_TURNS = 16
 OTHER_RUNS = 40
 """Number of other runs offered for comparison."""
 
 RUNS = 200
 """Number of runs in the list of choices; others are reachable by URL."""
-
-SIDES = ("policy", "other")
 
 
 @attrs.frozen
@@ -78,14 +102,6 @@ class Chosen:
         return Model(self.row.id, self.step, self.against) if self.row is not None and self.steps else None
 
     @property
-    def models(self) -> list[Model]:
-        """The models that the tab computes with: the chosen ones, or those of every checkpoint, by step."""
-        if self.model is None or self.tab != "checkpoints":
-            return [] if self.model is None else [self.model]
-        others = [(step, "reference" if self.against == str(step) else self.against) for step in (0, *self.steps[::-1])]
-        return [Model(self.model.run, step, against) for step, against in others]
-
-    @property
     def query(self) -> dict[str, str]:
         """The part of the query that all tabs share."""
         return {} if self.row is None else {"run": self.row.id, "step": str(self.step), "against": self.against}
@@ -93,23 +109,16 @@ class Chosen:
 
 def chosen(site: Site, query: Mapping[str, str]) -> Chosen:
     """Parses the query; a missing step means the newest."""
-    run = query.get("run", "")
-    row = site.index.row(run) if run else None
+    row = site.index.row(query["run"]) if query.get("run") else None
     steps = [] if row is None else steps_of(row.path)
     given, against = whole(query.get("step", "")), query.get("against", "")
     step = given if given is not None and given in (*steps, 0) else (steps[0] if steps else 0)
     is_step = whole(against) in (*steps, 0) and whole(against) != step
-    if not is_step and not (row is not None and _is_of_another(site, row.id, against)):
+    other = None if row is None else checkpoint_of(site, against)
+    if not is_step and (row is None or other is None or other.run == row.id or not other.step):
         against = "reference"
     tab = query.get("tab", "")
     return Chosen(row, steps, step, against, tab if tab in FIELDS else "generate")
-
-
-def _is_of_another(site: Site, run: str, against: str) -> bool:
-    """Whether `against` is `RUN@STEP` with an existing checkpoint of another run."""
-    other, _, step = against.rpartition("@")
-    row = site.index.row(other) if whole(step) is not None and other and other != run else None
-    return row is not None and whole(step) in steps_of(row.path)
 
 
 def checkpoint_of(site: Site, name: str) -> Model | None:
@@ -121,21 +130,18 @@ def checkpoint_of(site: Site, name: str) -> Model | None:
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
-    """Checkpoints of other runs to compare with, as `(RUN@STEP, label)`.
+    """Checkpoints of other runs to compare with, as `(label, RUN@STEP)`.
 
     The newest checkpoint of each run of the same model; all of the run that is being compared with.
     """
     if here.row is None:
         return []
-    named = here.against.rpartition("@")[0]
+    named, model = here.against.rpartition("@")[0], here.row.facts.get("model")
     found: list[tuple[str, str]] = []
     for row in site.index.rows():
-        if row.id == here.row.id or (row.facts.get("model") != here.row.facts.get("model") and row.id != named):
-            continue
-        steps = steps_of(row.path)
-        found += [
-            (f"{row.id}@{step}", f"{row.id}, step {step:,}") for step in (steps if row.id == named else steps[:1])
-        ]
+        if row.id != here.row.id and (row.id == named or row.facts.get("model") == model):
+            steps = steps_of(row.path)[: None if row.id == named else 1]
+            found += [(f"another run: {row.id}, step {step:,}", f"{row.id}@{step}") for step in steps]
         if len(found) >= OTHER_RUNS:
             break
     return found
@@ -143,13 +149,7 @@ def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
 
 def with_checkpoints(site: Site) -> list[Row]:
     """Newest runs that have a checkpoint."""
-    found: list[Row] = []
-    for row in site.index.rows():
-        if steps_of(row.path):
-            found.append(row)
-        if len(found) >= RUNS:
-            break
-    return found
+    return list(itertools.islice((row for row in site.index.rows() if steps_of(row.path)), RUNS))
 
 
 def steps_of(run: Path) -> list[int]:
@@ -163,7 +163,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """Parses the request to the models; None if the query is incomplete.
+    """Parses the request of any tab but Chat; None if the query is incomplete.
 
     Raises:
         RunError: a field is not a number or out of range, or a text is too long.
@@ -174,127 +174,62 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
     if stored := by_key(site, tab, query):
         return stored.request
     if tab == "pairs":
-        return {**do, "limit": _whole(query, "limit", 1, MOST_PAIRS)}
-    if tab == "tokens" and query.get("from"):
+        return {**do, "limit": number(query, "limit", limits)}
+    if query.get("from"):
         return _of_answer(site, query)
+    needed = "text" if tab == "tokens" else "prompt"
     if query.get("row"):
         do["row"] = query["row"]
-    else:
+    elif query.get(needed):
         do["prompt"] = _text(query, "prompt", limits)
         do["chat"] = {"yes": True, "no": False}.get(query.get("chat", ""))
-    if tab == "tokens":
-        if "row" not in do and not query.get("text"):
-            return None
-        return do if "row" in do else {**do, "text": _text(query, "text", limits)}
-    if "row" not in do and not do["prompt"]:
+    else:
         return None
-    do |= _sampling(query, limits)
+    if tab == "tokens":
+        return do if "row" in do else {**do, "text": _text(query, "text", limits)}
+    do |= sampling(query, limits)
     if tab == "checkpoints":
         return {**do, "sides": ["policy"]}
-    samples = _whole(query, "samples", 1, MOST_SAMPLES)
-    return {**do, "samples": samples} if do["temperature"] and samples > 1 else do
+    samples = number(query, "samples", limits)
+    return {**do, "samples": samples} if do["temperature"] and samples != 1 else do
 
 
-def _sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
-    """The settings of a sampler."""
-    temperature = _real(query, "temperature", 0.0, 10.0)
-    found: dict[str, Any] = {
-        "max_new_tokens": _whole(query, "max", 1, limits.new_tokens),
-        "temperature": temperature,
-        "seed": _whole(query, "seed", 0, 2**31 - 1),
-    }
-    if temperature:
-        top_k = _whole(query, "top_k", 1, 10_000_000) if query.get("top_k") else None
-        top_p = _real(query, "top_p", 0.0, 1.0) if query.get("top_p") else None
-        found |= {"top_k": top_k, "top_p": None if top_p in (0.0, 1.0) else top_p}
-    return found
-
-
-@attrs.frozen
-class Speaker:
-    """A model that answers in the Chat tab: one of the two models of a child process.
-
-    Attributes:
-        model: The two models.
-        side: "policy" or "other".
-    """
-
-    model: Model
-    side: str
-
-
-def speakers(site: Site, here: Chosen, query: Mapping[str, str]) -> list[Speaker]:
-    """The page's two models, then the checkpoints that `with` names.
+def sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
+    """The settings of a sampler.
 
     Raises:
-        RunError: It names something else, or too many.
+        RunError: one is not a number or out of range.
     """
-    if here.model is None:
-        return []
-    names = list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
-    if len(names) > MOST_MORE:
-        raise RunError(f"with: {len(names)} checkpoints; expected at most {MOST_MORE} beside the two of the page")
-    more = [checkpoint_of(site, name) for name in names]
-    if None in more:
-        raise RunError(f"with: {names[more.index(None)][:100]} is not a run with this checkpoint, RUN@STEP")
-    found = [Speaker(here.model, side) for side in SIDES]
-    return [*found, *(Speaker(model, "policy") for model in more if model is not None)]
+    names = {"max": "max_new_tokens", "temperature": "temperature", "seed": "seed"}
+    if number(query, "temperature", limits):
+        names |= {"top_k": "top_k", "top_p": "top_p"}
+    found = {to: number(query, name, limits) for name, to in names.items()}
+    return found | ({"top_p": None} if found.get("top_p") in (0.0, 1.0) else {})
 
 
-def turns_of(site: Site, query: Mapping[str, str]) -> list[str]:
-    """The user's messages; empty for a text that is not a list of texts.
+def numbers(limits: Limits) -> dict[str, Number]:
+    """The numbers that a query may have, by their names in it."""
+    return NUMBERS | {"max": attrs.evolve(NUMBERS["max"], high=limits.new_tokens)}
+
+
+def number(query: Mapping[str, str], name: str, limits: Limits) -> float | None:
+    """Returns a number of the query; None if it is left out and may be.
 
     Raises:
-        RunError: There are too many, or they are too long.
+        RunError: it is not a number, or out of range.
     """
-    if stored := by_key(site, "chat", query):
-        return [one["content"] for one in stored.request["messages"] if one["role"] == "user"]
+    field = numbers(limits)[name]
+    text = query.get(name, "").strip() or field.initial
+    if not text:
+        return None
     try:
-        given = json.loads(query.get("turns") or "[]")
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        return []
-    limit = site.settings.limits.prompt_characters
-    if len(given) > MOST_TURNS or sum(map(len, given)) > limit:
-        raise RunError(f"turns: expected at most {MOST_TURNS} turns of {limit:,} characters in all")
-    return given
-
-
-def conversation(site: Site, speaker: Speaker, query: Mapping[str, str]) -> list[tuple[dict[str, Any], Request | None]]:
-    """Requests of a speaker's turns with what came of them; the one after an unanswered turn cannot be made yet.
-
-    Raises:
-        RunError: A part of the query is out of range.
-    """
-    sampling = _sampling(query, site.settings.limits)
-    messages: list[dict[str, str]] = []
-    found: list[tuple[dict[str, Any], Request | None]] = []
-    for turn in turns_of(site, query):
-        messages = [*messages, {"role": "user", "content": turn}]
-        given = {"do": "generate", "messages": messages, "sides": [speaker.side], **sampling}
-        answer = site.answers.find(site.answers.key(speaker.model, given))
-        found.append((given, answer))
-        if answer is None or answer.result is None:
-            break
-        messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
-    return found
-
-
-def asks(site: Site, here: Chosen, query: Mapping[str, str]) -> list[tuple[Model, dict[str, Any]]]:
-    """What the query asks of which models; empty if it is incomplete.
-
-    Raises:
-        RunError: A part of the query is out of range.
-    """
-    if here.tab == "chat":
-        return [
-            (speaker.model, given)
-            for speaker in speakers(site, here, query)
-            for given, _ in conversation(site, speaker, query)
-        ]
-    given = None if here.model is None else request(site, here.tab, query)
-    return [] if given is None else [(model, given) for model in here.models]
+        value = whole(text) if field.is_whole else float(text)
+    except ValueError:
+        value = None
+    if value is None or not field.low <= value <= field.high:
+        kind = "a whole number" if field.is_whole else "a number"
+        raise RunError(f"{name}: expected {kind} from {field.low:,} to {field.high:,}, got {text[:40]!r}")
+    return value
 
 
 def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
@@ -308,7 +243,8 @@ def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
 def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
     """Returns what a submitted request writes into the query; an empty text removes a part."""
     given = {name: fields.get(name, "") for name in FIELDS[tab]}
-    changed = {name: "" if value == DEFAULTS.get(name) or not value.strip() else value for name, value in given.items()}
+    initial = {name: field.initial for name, field in NUMBERS.items()}
+    changed = {name: "" if value == initial.get(name) or not value.strip() else value for name, value in given.items()}
     if len(urlencode(changed)) > LONGEST_QUERY:
         return changed | {name: "" for name in ("prompt", "text", "turns") if name in changed} | {"key": key}
     return changed | {"key": ""}
@@ -338,14 +274,13 @@ def _begins(row: Mapping[str, Any], field: str) -> str:
 
 def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
     """Request to score exactly the tokens of a generated answer."""
-    stored, side = site.answers.find(query["from"]), query.get("side", "policy")
+    stored, side, place = site.answers.find(query["from"]), query.get("side", "policy"), whole(query.get("n", "1"))
     if stored is None or stored.result is None or side not in SIDES or "prompt_ids" not in stored.result:
         return None
-    drawn, number = [stored.result[side], *stored.result[side].get("more", ())], whole(query.get("n", "1"))
-    if number is None or not 1 <= number <= len(drawn):
+    there = dict(enumerate(samples_of(stored.result, side), start=1))
+    if place not in there:
         return None
-    ids = drawn[number - 1]["ids"]
-    return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": ids}
+    return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": there[place]["ids"]}
 
 
 def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:
@@ -353,22 +288,3 @@ def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:
     if len(text) > limits.prompt_characters:
         raise RunError(f"{name}: {len(text):,} characters; expected at most {limits.prompt_characters:,}")
     return text
-
-
-def _whole(query: Mapping[str, str], name: str, low: int, high: int) -> int:
-    text = query.get(name, "").strip() or DEFAULTS.get(name, "")
-    value = whole(text)
-    if value is None or not low <= value <= high:
-        raise RunError(f"{name}: expected a whole number from {low:,} to {high:,}, got {text[:40]!r}")
-    return value
-
-
-def _real(query: Mapping[str, str], name: str, low: float, high: float) -> float:
-    text = query.get(name, "").strip() or DEFAULTS.get(name, "")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise RunError(f"{name}: expected a number from {low:g} to {high:g}, got {text[:40]!r}")
-    return value

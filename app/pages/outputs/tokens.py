@@ -17,9 +17,10 @@ from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...state import Site
 from ...view import Query, Values, View
-from .forms import Form, prompt_fields, save_buttons, saved
+from ...words import whole
 from .generate import called
 from .request import Chosen
+from .tab import Tab, save_buttons, saved
 
 SCALES = ("0.1", "0.5", "2", "5")
 """Limits of the colour scale, in nats; fixed choices, so that texts are comparable."""
@@ -28,129 +29,123 @@ SCALE = "2"
 SHOWN = 2_000
 """Maximum number of tokens that are drawn; a download has all."""
 
-NAMES = {"text": "Text", "chosen": "Chosen", "rejected": "Rejected"}
 CHOOSE = "Choose a token, by a click or with the arrow keys, to see what both models find most likely in its place."
 
+Side = Mapping[str, Any]
+"""A text with the log-probs of its tokens."""
 
-class Tokens:
+
+class Tokens(Tab):
     """Components of the tab."""
 
+    name = "tokens"
+    title, button = "Tokens", "Score with both models"
+    needs = "a text: enter it, or choose a held-out row"
+    hint = (
+        "Choose a held-out row or enter a text: both models score it, and each token shows how much more likely it is "
+        "under the policy."
+    )
+
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
-        self._site = site
+        """Adds the components, above them what stands for the form where the text is a generated answer."""
         self._of_answer = gr.Markdown(visible=False)
-        with gr.Group() as self._own:
-            text = gr.Textbox(label="Answer", info="Scored after the prompt", lines=3, max_lines=12, render=False)
-            fields = prompt_fields(text)
-        self.form = Form(site, view, "tokens", "Score with both models", fields)
-        with gr.Column(visible=False) as self.found:
-            self._sums = gr.Markdown()
-            with gr.Row(equal_height=True):
-                choices = [(f"±{one} nats", one) for one in SCALES]
-                scale = gr.Dropdown(choices, value=SCALE, label="Colour scale", scale=0, min_width=180)
-                self._scale = view.control("scale", scale, SCALE)
-                self._legend = gr.HTML(apply_default_css=False)
+        super().__init__(site, view)
+        self.filled_outputs += [self._of_answer, self.form]
+
+    def add_result(self, view: View) -> None:
+        """Adds the tokens of up to two texts, the chosen token, and the cumulative difference."""
+        self._sums = gr.Markdown()
+        with gr.Row(equal_height=True):
+            scales = [(f"±{one} nats", one) for one in SCALES]
+            scale = gr.Dropdown(scales, value=SCALE, label="Colour scale", scale=0, min_width=180)
+            self._scale = view.control("scale", scale, SCALE)
+            self._legend = gr.HTML(apply_default_css=False)
+        self._columns: list[tuple[gr.Column, gr.Markdown, gr.HTML]] = []
+        with gr.Row():
+            for _ in range(2):
+                with gr.Column(min_width=300) as column:
+                    self._columns.append((column, gr.Markdown(), token_map(view, "at")))
+        with gr.Column(elem_classes=["token-detail"]):
+            self._token = gr.Markdown(CHOOSE)
             with gr.Row():
-                self._sides = [_Side(view) for _ in range(2)]
-            with gr.Column(elem_classes=["token-detail"]):
-                self._token = gr.Markdown(CHOOSE)
-                with gr.Row():
-                    self._likeliest = [
-                        gr.Dataframe(visible=False, interactive=False, wrap=True, min_width=260, buttons=[])
-                        for _ in range(2)
-                    ]
-            self._plot = gr.Plot(show_label=False)
-            self._saves = save_buttons("csv", "jsonl")
-        self.outputs = [
-            *(self.found, self._sums, self._legend, self._scale, self._token, *self._likeliest, self._plot),
-            *(component for side in self._sides for component in side.outputs),
-            *self._saves.values(),
-        ]
-        self.filled_outputs = [self._of_answer, self._own]
+                table: dict[str, Any] = {"visible": False, "interactive": False, "wrap": True, "buttons": []}
+                self._likeliest = [gr.Dataframe(min_width=260, **table) for _ in range(2)]
+        self._plot = gr.Plot(show_label=False)
+        self._saves = save_buttons("csv", "jsonl")
 
     def filled(self, here: Chosen, query: Query) -> Values:
-        """What stands in place of the fields where the text is an answer that was generated."""
-        is_of_answer = bool(query.get("from"))
-        own = self._site.settings.root + link("/outputs", **here.query, tab="tokens")
+        """The fields, or what stands in their place where the text is an answer that was generated."""
+        own = self.site.settings.root + link("/outputs", **here.query, tab="tokens")
         words = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', own)}"
         return {
-            self._of_answer: gr.update(visible=is_of_answer, value=words),
-            self._own: gr.update(visible=not is_of_answer),
+            **super().filled(here, query),
+            self._of_answer: gr.update(visible=bool(query.get("from")), value=words),
+            self.form: gr.update(visible=not query.get("from")),
         }
 
+    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+        """The texts, and the generated answer that the query names."""
+        return {**texts, **{name: query[name] for name in ("from", "side", "n") if name in query}}
+
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """What a result shows."""
-        (found,) = requests
-        result = found.result
+        """The tokens in their colours, and the chosen one."""
+        result = requests[0].result
         assert result is not None
-        scale = query["scale"] if query.get("scale") in SCALES else SCALE
+        scale, sides, against = query.get("scale", SCALE), result["sides"], str(result["against"])
+        scale = scale if scale in SCALES else SCALE
         values: dict[Any, Any] = {
-            self.found: gr.update(visible=True),
             self._sums: _margin(result),
             self._scale: scale,
             self._legend: legend(float(scale)),
-            self._plot: _growth(result),
-            **self._chosen_token(result, query.get("at", "")),
+            self._plot: _growth(sides),
+            **self._chosen_token(sides, against, query.get("at", "")),
+            **saved(self.site, self._saves, requests[0]),
         }
-        for place, column in enumerate(self._sides):
-            side = result["sides"][place] if place < len(result["sides"]) else None
-            values |= column.values(side, str(result["against"]), float(scale), f"{place}.")
-        return {**values, **saved(self._site, self._saves, found)}
+        for place, (column, sums, tokens) in enumerate(self._columns):
+            values[column] = gr.update(visible=place < len(sides))
+            if place < len(sides):
+                name = str(sides[place]["name"]).capitalize()
+                values[sums] = f"### {plain(name)}\n{_sums(sides[place], against, float(scale))}"
+                values[tokens] = heat_map(_tokens(sides[place]), float(scale), f"{name}: tokens", f"{place}.")
+        return values
 
-    def _chosen_token(self, result: Mapping[str, Any], name: str) -> Values:
+    def _chosen_token(self, sides: Sequence[Side], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
-        place, _, number = name.partition(".")
-        side = result["sides"][int(place)] if place in [str(n) for n, _ in enumerate(result["sides"])] else None
-        at = int(number) if number.isdecimal() and len(number) < 9 else -1
-        if side is None or not side["begin"] <= at < len(side["ids"]):
+        place, at = (whole(part) for part in (*name.split("."), "")[:2])
+        side = sides[place] if place is not None and place < len(sides) else None
+        if side is None or at is None or not side["begin"] <= at < len(side["ids"]):
             empty = gr.update(visible=False, value=pd.DataFrame())
             return {self._token: CHOOSE, **dict.fromkeys(self._likeliest, empty)}
-        at -= side["begin"]
-        policy, other, against = side["policy"][at], side["other"][at], str(result["against"])
-        piece = side["pieces"][at + side["begin"]]
-        difference = signed(None if policy is None or other is None else policy - other)
-        words = f"**{plain(repr(piece))}**, token {at + side['begin']}: policy {_nats(policy)}, {plain(against)} "
-        words += f"{_nats(other)}, difference {difference} nats"
-        values: dict[Any, Any] = {self._token: words}
+        piece, row = side["pieces"][at], at - side["begin"]
+        policy, other = side["policy"][row], side["other"][row]
+        words = f"**{plain(repr(piece))}**, token {at}: policy {_nats(policy)}, {plain(against)} {_nats(other)}, "
+        values: dict[Any, Any] = {self._token: f"{words}difference {signed(float(_differences(side)[row]))} nats"}
         for who, table in zip(("policy", "other"), self._likeliest, strict=True):
-            rows = (side.get("likeliest") or {}).get(who)
-            label = f"Most likely under {'the policy' if who == 'policy' else against}, in nats"
+            found = (side.get("likeliest") or {}).get(who)
+            lines = [
+                [f"{visible(text)}{' ✓' * (text == piece)}", _nats(mine), _nats(theirs)]
+                for text, mine, theirs in (found[row] if found else ())
+            ]
             values[table] = gr.update(
-                visible=bool(rows), value=_likeliest(rows[at] if rows else [], piece, against), label=label
+                visible=bool(found),
+                value=pd.DataFrame(lines, columns=["token", "policy", against]),
+                label=f"Most likely under {'the policy' if who == 'policy' else against}, in nats",
             )
         return values
 
 
-class _Side:
-    """A column with a text, its sums and its tokens."""
-
-    def __init__(self, view: View) -> None:
-        with gr.Column(min_width=300) as self._column:
-            self._sums = gr.Markdown()
-            self._map = token_map(view, "at")
-        self.outputs = [self._column, self._sums, self._map]
-
-    def values(self, side: Mapping[str, Any] | None, against: str, scale: float, prefix: str) -> Values:
-        if side is None:
-            return {self._column: gr.update(visible=False)}
-        differences = _differences(side)
-        name = NAMES.get(str(side["name"]), str(side["name"]))
-        begin, special = side["begin"], set(side["special"])
-        tokens = [
-            Token(piece, None if at < begin else differences[at - begin], at < begin, at in special)
-            for at, piece in enumerate(side["pieces"][:SHOWN])
-        ]
-        return {
-            self._column: gr.update(visible=True),
-            self._sums: f"### {plain(name)}\n{_sums(side, differences, against, scale)}",
-            self._map: heat_map(tokens, scale, f"{name}: tokens", prefix),
-        }
+def _tokens(side: Side) -> list[Token]:
+    differences, begin, special = _differences(side).tolist(), side["begin"], set(side["special"])
+    return [
+        Token(piece, 0.0 if at < begin else differences[at - begin], at < begin, at in special)
+        for at, piece in enumerate(side["pieces"][:SHOWN])
+    ]
 
 
 def _margin(result: Mapping[str, Any]) -> str:
     """What is subtracted from what, and the parts of a pair's reward margin."""
     words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
-    sums = {side["name"]: _sum(side["policy"]) - _sum(side["other"]) for side in result["sides"]}
+    sums = {side["name"]: _sum(side, "policy") - _sum(side, "other") for side in result["sides"]}
     if set(sums) != {"chosen", "rejected"}:
         return words
     margin = sums["chosen"] - sums["rejected"]
@@ -160,51 +155,42 @@ def _margin(result: Mapping[str, Any]) -> str:
     )
 
 
-def _sums(side: Mapping[str, Any], differences: Sequence[float | None], against: str, scale: float) -> str:
-    policy, other = _sum(side["policy"]), _sum(side["other"])
+def _sums(side: Side, against: str, scale: float) -> str:
+    policy, other = _sum(side, "policy"), _sum(side, "other")
+    differences = _differences(side)
     parts = [
         f"Policy {policy:.3f} nats",
         f"{plain(called(against))} {other:.3f} nats",
         f"difference {signed(policy - other)} nats over {len(differences)} tokens",
     ]
-    if differences:
+    if len(differences):
         parts.append(f"per token {signed((policy - other) / len(differences))}")
-    finite = [(abs(one), place) for place, one in enumerate(differences) if one is not None]
-    if len(finite) > 1:
-        place = max(finite)[1]
-        piece = side["pieces"][place + side["begin"]]
-        parts.append(f"largest {signed(differences[place])} at token {place + side['begin']}, {plain(repr(piece))}")
-    beyond = sum(one > scale for one, _ in finite)
-    if beyond:
+    if np.isfinite(differences).sum() > 1:
+        at = int(np.nanargmax(np.abs(differences)))
+        piece = side["pieces"][at + side["begin"]]
+        parts.append(f"largest {signed(float(differences[at]))} at token {at + side['begin']}, {plain(repr(piece))}")
+    if beyond := int((np.abs(differences) > scale).sum()):
         parts.append(f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale")
     if len(side["pieces"]) > SHOWN:
         parts.append(f"the first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all")
     return "; ".join(parts) + "."
 
 
-def _growth(result: Mapping[str, Any]) -> Any:
-    lines: list[Line] = []
-    for colour, side in enumerate(result["sides"]):
-        filled = np.array([0.0 if one is None else one for one in _differences(side)])
-        lines.append(Line(str(side["name"]), np.arange(1, len(filled) + 1), np.cumsum(filled), colour=colour))
-    title = "Cumulative difference by token, in nats"
-    return figure([Chart(title, lines)], "token of the answer", 1)
-
-
-def _likeliest(rows: Sequence[Any], piece: str, against: str) -> pd.DataFrame:
-    found = [[f"{visible(text)} ✓" if text == piece else visible(text), _nats(a), _nats(b)] for text, a, b in rows]
-    return pd.DataFrame(found, columns=["token", "policy", against])
-
-
-def _differences(side: Mapping[str, Any]) -> list[float | None]:
-    return [
-        None if mine is None or theirs is None else mine - theirs
-        for mine, theirs in zip(side["policy"], side["other"], strict=True)
+def _growth(sides: Sequence[Side]) -> Any:
+    lines = [
+        Line(str(side["name"]), np.arange(len(side["policy"])) + 1, np.nancumsum(_differences(side)), colour=colour)
+        for colour, side in enumerate(sides)
     ]
+    return figure([Chart("Cumulative difference by token, in nats", lines)], "token of the answer", 1)
 
 
-def _sum(values: Sequence[float | None]) -> float:
-    return sum(value for value in values if value is not None)
+def _differences(side: Side) -> np.ndarray:
+    """Log-probs under the policy minus those under the other model, `[N]`; NaN where one is not finite."""
+    return np.array(side["policy"], dtype=float) - np.array(side["other"], dtype=float)
+
+
+def _sum(side: Side, who: str) -> float:
+    return float(np.nansum(np.array(side[who], dtype=float)))
 
 
 def _nats(value: float | None) -> str:

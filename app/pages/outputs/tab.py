@@ -1,0 +1,253 @@
+"""A tab of the Outputs page: the form of a request, the button that submits it, how far it is, and its result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import gradio as gr
+from gradio.blocks import Block
+
+from nnxdsl.errors import RunError
+
+from ...html import link
+from ...markdown import plain
+from ...processes.outputs_worker import Model, Request
+from ...state import Site
+from ...view import Done, Query, Values, View
+from ...words import duration
+from .request import FIELDS, NUMBERS, Chosen, chosen, held_out_prompts, numbers, request, written
+
+CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
+FIRST = (
+    "The first request loads both models. A request with another prompt length, number of samples or max new tokens "
+    "is compiled first; the same shapes are reused later."
+)
+
+
+class Tab:
+    """Components of a tab. Nothing is computed in a read-only app: there it has no buttons.
+
+    A subclass gives the names and texts below, and adds and fills the components of a result.
+
+    Attributes:
+        name: Name in the query.
+        title: Label of the tab.
+        button: Label of the button that submits the form.
+        needs: What an incomplete form lacks.
+        hint: What to do in an empty tab.
+        is_result_above: Whether the result stands above the form.
+        outputs: Components that `answered` changes.
+        fields: Components of the form, by their parts of the query.
+        cancels: The button that cancels, except in a read-only app.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    button: ClassVar[str]
+    needs: ClassVar[str] = "a prompt: enter it, or choose a held-out row"
+    hint: ClassVar[str]
+    is_result_above: ClassVar[bool] = False
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self.site = site
+        if self.is_result_above:
+            self._add_found(view)
+        self.fields = self.add_form()
+        self.cancels: list[gr.Button] = []
+        if site.settings.read_only:
+            gr.Markdown("Read-only: only cached results are shown.")
+        else:
+            with gr.Row():
+                submit = gr.Button(self.button, variant="primary", scale=0, min_width=270)
+                self.cancels = [gr.Button("Cancel", visible=False, scale=0, min_width=120)]
+            texts = [field.submit for field in self.fields.values() if isinstance(field, gr.Textbox)]
+            view.does(partial(gr.on, [submit.click, *texts]), self._submitted, list(self.fields.values()))
+        self._status = gr.Markdown(elem_classes=["outputs-status"])
+        if not self.is_result_above:
+            self._add_found(view)
+        self.outputs: list[Block] = [self._status, *self.cancels, self.found, *_inside(self.found)]
+        self.filled_outputs: list[Block] = list(self.fields.values())
+
+    def add_form(self) -> dict[str, Any]:
+        """Adds the fields of the form, and returns them by their parts of the query."""
+        with gr.Group() as self.form:
+            fields = prompt_fields(has_answer="text" in FIELDS[self.name]) if "row" in FIELDS[self.name] else {}
+            return fields | self.number_fields()
+
+    def number_fields(self) -> dict[str, Any]:
+        """Adds the numbers of the form in a row."""
+        there = {name: one for name, one in numbers(self.site.settings.limits).items() if name in FIELDS[self.name]}
+        with gr.Row(visible=bool(there)):
+            return {
+                name: gr.Number(label=one.label, info=one.info.format(high=one.high), min_width=150)
+                for name, one in there.items()
+            }
+
+    def _add_found(self, view: View) -> None:
+        with gr.Column(visible=False) as self.found:
+            self.add_result(view)
+
+    def add_result(self, view: View) -> None:
+        """Adds the components of a result."""
+        raise NotImplementedError
+
+    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
+        """What requests with results show."""
+        raise NotImplementedError
+
+    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+        """What the query asks of which models; empty if it is incomplete.
+
+        Raises:
+            RunError: A part of the query is out of range.
+        """
+        given = None if here.model is None else request(self.site, self.name, query)
+        return [] if here.model is None or given is None else [(here.model, given)]
+
+    def requested(self, here: Chosen, query: Query) -> list[Request]:
+        """The requests of a query; without those that were not submitted."""
+        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self.asks(here, query)]
+        return [one for one in found if one is not None]
+
+    def filled(self, here: Chosen, query: Query) -> Values:
+        """The fields with the values of a query."""
+        if query.get("key"):
+            found = self.site.answers.find(query["key"])
+            texts = {} if found is None else {name: found.request.get(name, "") for name in ("prompt", "text")}
+            query = {**query, **{name: text for name, text in texts.items() if text}}
+        initial = {name: one.initial for name, one in NUMBERS.items()}
+        filled = {
+            field: gr.update(value=_value(field, query.get(name, initial.get(name, ""))))
+            for name, field in self.fields.items()
+            if name in FIELDS[self.name]
+        }
+        if "row" in self.fields:
+            filled[self.fields["row"]] = _rows(self.site, here, query.get("row", ""))
+        return filled
+
+    def answered(self, here: Chosen, query: Query) -> tuple[bool, Values]:
+        """Whether a request is not over yet, and how far it is with what is there of its result."""
+        requests = self.requested(here, query)
+        pending = [one for one in requests if not one.is_over]
+        done = [one for one in requests if one.result is not None]
+        told: dict[Any, Any] = {self._status: self._words(query, next(iter(pending or done or requests), None))}
+        told |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
+        shown = {self.found: gr.update(visible=bool(done))}
+        return bool(pending), {**told, **shown, **(self.values(here, done, query) if done else {})}
+
+    def _words(self, query: Query, found: Request | None) -> str:
+        if found is None:
+            if self.site.settings.read_only:
+                return "This result is not cached, and a read-only app computes nothing."
+            if query.get("key") or query.get("from"):
+                return "The result of this link is not cached: press the button to compute it."
+            return self.hint
+        if not found.is_over:
+            stage = "waiting for an earlier request" if found.state == "waiting" else found.stage or "starting"
+            words = f"**{plain(stage[:1].upper() + stage[1:])}**, {duration(found.seconds)} so far."
+            return f"{words} {FIRST}" if found.seconds < 20 else words
+        if found.state == "cancelled":
+            return "The request was cancelled."
+        if found.result is None:
+            lines = "\n".join(f"> {plain(line)}" for line in found.error.splitlines())
+            return f"**The request failed.** Change it, or press the button to try again.\n\n{lines}"
+        return f"Computed in {duration(found.seconds)} on {plain(str(found.result.get('device', '-')))}."
+
+    def _submitted(self, query: Query, client: str, *values: Any) -> Done:
+        here = chosen(self.site, query)
+        if here.model is None:
+            raise RunError("Choose a run that has a checkpoint.")
+        given = self.given(here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)})
+        asks = self.asks(here, given)
+        if not asks:
+            return Done(f"This needs {self.needs}.", is_problem=True)
+        found = [self.site.answers.ask(*one) for one in asks][-1]
+        return Done(query={**written(self.name, given, found.key), "at": "", "pair": ""})
+
+    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+        """The query of a submitted form: the texts of its fields, and what it leaves as it is."""
+        return dict(texts)
+
+
+def _inside(block: Any) -> Iterator[Block]:
+    """All components in a column, and the columns and groups in it."""
+    for child in block.children:
+        yield child
+        yield from _inside(child) if hasattr(child, "children") else ()
+
+
+def prompt_fields(*, has_answer: bool) -> dict[str, Any]:
+    """Adds the fields of a prompt, and of an answer to it: a held-out row, or texts, which hide if a row is chosen."""
+    row = gr.Dropdown(
+        [],
+        label="Held-out row",
+        info="Or a prompt of your own. The first hundred are listed; others are chosen by name",
+        allow_custom_value=True,
+    )
+    with gr.Column() as own:
+        with gr.Row():
+            prompt = gr.Textbox(label="Prompt", lines=3, max_lines=12, scale=3)
+            chat = gr.Dropdown(list(CHATS), value="", label="The prompt is", min_width=200)
+        fields = {"row": row, "prompt": prompt, "chat": chat}
+        if has_answer:
+            fields["text"] = gr.Textbox(label="Answer", info="Scored after the prompt", lines=3, max_lines=12)
+    row.change(
+        lambda chosen: gr.update(visible=not chosen),
+        [row],
+        [own],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    return fields
+
+
+def save_buttons(*kinds: str) -> dict[str, gr.Button]:
+    """Adds buttons in a row that download a result, by their kind of file."""
+    with gr.Row():
+        return {
+            kind: gr.Button(f"Save as {kind.upper()}", link="#", size="sm", scale=0, min_width=140) for kind in kinds
+        }
+
+
+def saved(site: Site, buttons: Mapping[str, gr.Button], found: Request) -> Values:
+    """What the buttons download."""
+    path = site.settings.root + link("/download", outputs=found.key)
+    return {button: gr.update(link=f"{path}&format={kind}") for kind, button in buttons.items()}
+
+
+def _rows(site: Site, here: Chosen, chosen_row: str) -> Any:
+    rows = [] if here.row is None else held_out_prompts(site, here.row.id)
+    is_one_file = len({where.rpartition(":")[0] for where, _ in rows}) == 1
+    choices = [("none: a prompt of your own", "")]
+    choices += [(f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}", where) for where, text in rows]
+    if chosen_row and chosen_row not in dict(rows):
+        choices.append((chosen_row, chosen_row))
+    return gr.update(choices=choices, value=chosen_row, visible=len(choices) > 1)
+
+
+def _value(field: Any, text: str) -> Any:
+    """A part of a query as the value of a component; a number that is none is refused elsewhere."""
+    if isinstance(field, gr.Checkbox):
+        return text == "1"
+    if isinstance(field, gr.Dropdown):
+        return text if text in [value for _, value in field.choices] else ""
+    if not isinstance(field, gr.Number):
+        return text
+    with contextlib.suppress(ValueError, OverflowError):  # infinity has no whole part
+        value = float(text)
+        return int(value) if value == int(value) else value
+    return None
+
+
+def _text(value: Any) -> str:
+    """The value of a component as a part of the query."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return "1" if value else ""
+    return "" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
