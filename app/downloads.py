@@ -10,11 +10,11 @@ import attrs
 
 from nnxdsl.errors import RunError
 
-from .pages.compare.export import to_csv as compared_csv
-from .pages.compare.export import to_markdown
 from .pages.compare.groups import grouped
 from .pages.compare.report import to_html
 from .pages.compare.runs import compared
+from .pages.compare.tables import to_csv as compared_csv
+from .pages.compare.tables import to_markdown
 from .pages.layout.request import arrays_csv
 from .pages.outputs.export import TYPES as OUTPUTS
 from .pages.outputs.export import exported

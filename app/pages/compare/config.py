@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import attrs
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 NAMES = ("name", "notes", "schema")
 """Fields that are ignored in comparisons."""
 
 ABSENT = "-"
+DEEPEST = 40
 
 
-@attrs.frozen
-class Unfair:
+class Unfair(NamedTuple):
     """A difference between runs that makes their metrics hard to compare.
 
     Attributes:
         what: Short name.
         why: Explanation, one sentence.
-        paths: Fields that differ.
+        paths: Fields that differ, with their subfields.
     """
 
     what: str
@@ -29,32 +27,22 @@ class Unfair:
     paths: tuple[str, ...]
 
 
-CHECKS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("data", ("data",), "They train on different rows, so a lower loss does not imply a better method."),
-    ("base model", ("model",), "They start from different models or weights."),
-    (
-        "seed",
-        ("seed",),
-        "Data order and adapter initialization differ: small differences are noise.",
-    ),
-    (
+CHECKS = (
+    Unfair("data", "They train on different rows, so a lower loss does not imply a better method.", ("data",)),
+    Unfair("base model", "They start from different models or weights.", ("model",)),
+    Unfair("seed", "Data order and adapter initialization differ: small differences are noise.", ("seed",)),
+    Unfair(
         "objective",
-        ("objective",),
         "Losses and rewards of different objectives, or of one with another beta, are different quantities; compare "
         "accuracies, or answers.",
+        ("objective",),
     ),
-    (
-        "held-out data",
-        ("evaluation.data",),
-        "Metrics on held-out data are computed on different rows.",
-    ),
-    (
-        "size of a step",
-        ("batch_size",),
-        "Steps have different numbers of rows: plot over tokens instead of steps.",
+    Unfair("held-out data", "Metrics on held-out data are computed on different rows.", ("evaluation.data",)),
+    Unfair(
+        "size of a step", "Steps have different numbers of rows: plot over tokens instead of steps.", ("batch_size",)
     ),
 )
-"""Checks of a comparison: a name, the fields (with their subfields) that must be equal, and an explanation."""
+"""Fields that must be equal in a comparison."""
 
 
 def flat(tree: Any) -> dict[str, str]:
@@ -63,20 +51,20 @@ def flat(tree: Any) -> dict[str, str]:
     >>> flat({"model": {"type": "Gemma3"}, "rules": [1, 2]})
     {'model.type': 'Gemma3', 'rules': '[1, 2]'}
     """
-    found: dict[str, str] = {}
+    return dict(_leaves(tree, "", 0))
 
-    def walk(value: Any, path: str, depth: int) -> None:
-        if isinstance(value, dict) and value and depth < 40:
-            for name, child in value.items():
-                walk(child, f"{path}.{name}" if path else str(name), depth + 1)
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value) and depth < 40:
-            for index, child in enumerate(value):
-                walk(child, f"{path}.{index}", depth + 1)
-        else:
-            found[path] = value if isinstance(value, str) else json.dumps(value)
 
-    walk(tree, "", 0)
-    return found
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    children: Mapping[Any, Any] = {}
+    if isinstance(value, dict):
+        children = value
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        children = dict(enumerate(value))
+    if not children or depth >= DEEPEST:
+        yield path, value if isinstance(value, str) else json.dumps(value)
+        return
+    for name, child in children.items():
+        yield from _leaves(child, f"{path}.{name}" if path else str(name), depth + 1)
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
@@ -103,10 +91,9 @@ def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[
 
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:
     """Returns the differences that make metrics of these runs hard to compare; empty if there are none."""
-    changed = brief(configs, [path for path in differing(configs) if path not in NAMES])
+    changed = [path for path in brief(configs, differing(configs)) if path not in NAMES]
     found: list[Unfair] = []
-    for what, roots, why in CHECKS:
-        here = tuple(path for path in changed if any(path == root or path.startswith(f"{root}.") for root in roots))
-        if here:
-            found.append(Unfair(what, why, here))
+    for what, why, roots in CHECKS:
+        here = tuple(path for path in changed if any(f"{path}.".startswith(f"{root}.") for root in roots))
+        found += [Unfair(what, why, here)] if here else []
     return found

@@ -32,9 +32,7 @@ def curves(query: Query, groups: Sequence[Group]) -> go.Figure | None:
     for title, (names, may_be_log) in _titles(runs, everything=query.get("all") == "1").items():
         logarithmic = is_log and may_be_log
         lines = [
-            _single(name, group, by_run, weight)
-            if group.is_one
-            else _mean(name, group, by_run, weight, is_range=is_range, is_log=logarithmic)
+            _line(name, group, by_run, weight, is_range=is_range, is_log=logarithmic)
             for group in groups
             for name in names
             if any(name in run.columns for run in group.runs)
@@ -65,30 +63,25 @@ def _heading(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _single(name: str, group: Group, by_run: Mapping[str, Axis], weight: float) -> Line:
-    """The curve of one run."""
-    (run,) = group.runs
-    steps, values = _series(name, run, by_run, weight)
-    missing = not_finite(*_series(name, run, by_run, 0.0))
-    return _line(name, group, *thinned(steps, values), missing, None)
-
-
-def _mean(name: str, group: Group, by_run: Mapping[str, Axis], weight: float, *, is_range: bool, is_log: bool) -> Line:
-    """The mean of several runs and its band; runs are smoothed before they are averaged."""
+def _line(name: str, group: Group, by_run: Mapping[str, Axis], weight: float, *, is_range: bool, is_log: bool) -> Line:
+    """The curve of a run, or the mean of several and its band; runs are smoothed before they are averaged."""
     members = [run for run in group.runs if name in run.columns]
     found = averaged([_series(name, run, by_run, weight) for run in members])
     missing = np.unique(np.concatenate([not_finite(*_series(name, run, by_run, 0.0)) for run in members]))
     x, y = thinned(found.x, found.mean)
-    at = np.searchsorted(found.x, x)
-    low, high = (found.least, found.most) if is_range else (found.mean - found.deviation, found.mean + found.deviation)
-    low = np.where(low > 0, low, found.least) if is_log else low  # a logarithmic axis ends above zero
-    low, high = (np.where(found.count > 1, edge, np.nan)[at] for edge in (low, high))
-    texts = [
-        f"{_around(found.deviation[place], found.least[place], found.most[place], is_range=is_range)}"
-        f"(n={found.count[place]})"
-        for place in at
-    ]
-    return _line(name, group, x, y, missing, Band(low, high, texts))
+    band = None
+    if not group.is_one:
+        at = np.searchsorted(found.x, x)
+        low, high = found.least, found.most
+        if not is_range:
+            low, high = found.mean - found.deviation, found.mean + found.deviation
+        low = np.where(low > 0, low, found.least) if is_log else low  # a logarithmic axis ends above zero
+        low, high = (np.where(found.count > 1, edge, np.nan)[at] for edge in (low, high))
+        around = [_around(found.deviation[one], found.least[one], found.most[one], is_range=is_range) for one in at]
+        band = Band(low, high, [f"{words}(n={found.count[one]})" for words, one in zip(around, at, strict=True)])
+    is_held_out = name.startswith("eval/")
+    label = f"{group.name}{', held out' if is_held_out else ''}"
+    return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)
 
 
 def _around(deviation: float, least: float, most: float, *, is_range: bool) -> str:
@@ -102,9 +95,3 @@ def _series(name: str, run: Compared, by_run: Mapping[str, Axis], weight: float)
     steps, values = run.columns[name].arrays()
     x = by_run[run.row.id].at(steps)
     return x, smoothed(values, weight) if weight and not name.startswith("eval/") else values
-
-
-def _line(name: str, group: Group, x: np.ndarray, y: np.ndarray, missing: np.ndarray, band: Band | None) -> Line:
-    is_held_out = name.startswith("eval/")
-    label = f"{group.name}{', held out' if is_held_out else ''}"
-    return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)

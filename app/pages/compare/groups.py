@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 import numpy as np
 
 from ...words import number
 from .config import ABSENT, NAMES, brief, differing, paths
-from .runs import Compared, Figure, direction, figure_of
+from .runs import Compared, figure_of
 
 SEEDS = "seeds"
 """Value of `group` in the query for runs that differ in `seed` alone; another one is the path of a field."""
@@ -20,8 +21,7 @@ LONGEST = 60
 """Most characters of a group's name that are settings."""
 
 
-@attrs.frozen
-class Spread:
+class Spread(NamedTuple):
     """Mean of a figure over runs.
 
     Attributes:
@@ -67,25 +67,22 @@ class Group:
     def config(self) -> dict[str, str]:
         """Settings of its runs, flattened; where they differ, their values."""
         configs = [run.config for run in self.runs if run.config]
-        return {path: _joined([config.get(path, ABSENT) for config in configs]) for path in paths(configs)}
+        return {path: " | ".join(sorted({one.get(path, ABSENT) for one in configs})) for path in paths(configs)}
 
-    def figures(self, name: str) -> list[Figure]:
-        """Last and best value of a metric in each run; runs without it are left out."""
-        found = [figure_of(run.columns.get(name), name) for run in self.runs]
-        return [figure for figure in found if figure.last is not None]
+    def each(self, name: str, what: str) -> list[float]:
+        """The "last" or the "best" value of a metric, or the "step" of the best, in each run that has it."""
+        found = [getattr(figure_of(run.columns.get(name), name), what) for run in self.runs]
+        return [value for value in found if value is not None]
 
-    def last(self, name: str) -> Spread | None:
-        """The last values of a metric; None without a finite one."""
-        return spread_of([figure.last for figure in self.figures(name)])
-
-    def best(self, name: str) -> Spread | None:
-        """The best values of a metric; None without a finite one, or if neither low nor high values are better."""
-        return spread_of([figure.best for figure in self.figures(name)]) if direction(name) else None
+    def value(self, name: str, what: str) -> Spread | float | None:
+        """The same of a run alone, and of several runs their mean; None if none has it."""
+        found = self.each(name, what)
+        return next(iter(found), None) if self.is_one else spread_of(found)
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float]) -> Spread | None:
     """Mean and sample standard deviation of the finite values; None without any."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
     return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
@@ -102,9 +99,8 @@ def grouped(runs: Sequence[Compared], by: str) -> list[Group]:
     groups: dict[object, list[Compared]] = {}
     for run in runs:
         groups.setdefault(_key(run, by), []).append(run)
-    members = list(groups.values())
-    names = _names(members, by)
-    return [Group(name, group, colour) for colour, (name, group) in enumerate(zip(names, members, strict=True))]
+    names = _names([*groups.values()], by)
+    return [Group(name, group, place) for place, (name, group) in enumerate(zip(names, groups.values(), strict=True))]
 
 
 def fields(runs: Sequence[Compared]) -> list[str]:
@@ -115,10 +111,7 @@ def fields(runs: Sequence[Compared]) -> list[str]:
 
 def averaged_over(groups: Sequence[Group], by: str) -> list[str]:
     """Settings in which runs within a group differ, except for names, seeds and the field that they are grouped by."""
-    found: dict[str, None] = {}
-    for group in groups:
-        found |= dict.fromkeys(path for path in fields(group.runs) if path != by)
-    return list(found)
+    return list(dict.fromkeys(path for group in groups for path in fields(group.runs) if path != by))
 
 
 def _key(run: Compared, by: str) -> object:
@@ -134,27 +127,19 @@ def _names(groups: Sequence[Sequence[Compared]], by: str) -> list[str]:
 
     A field is named by its last part if no other one ends with it.
     """
-    firsts = [group[0].config for group in groups]
-    told = [by] if by and by != SEEDS else fields([group[0] for group in groups])
+    firsts = [group[0] for group in groups]
+    told = [by] if by and by != SEEDS else fields(firsts)
     ends = [path.rpartition(".")[2] for path in told]
     short = {path: end if ends.count(end) == 1 else path for path, end in zip(told, ends, strict=True)}
     names: list[str] = []
-    for group, config in zip(groups, firsts, strict=True):
-        words = ", ".join(f"{short[path]}={config.get(path, ABSENT)}" for path in told)
-        many = f" ({len(group)} runs)" if len(group) > 1 else ""
-        if by == SEEDS and many:
-            many = f" ({len(group)} seeds)"
-        if not by or not config or not words or len(words) > LONGEST:
-            words = group[0].row.id
-        names.append(f"{words}{many}")
+    for group, first in zip(groups, firsts, strict=True):
+        words = ", ".join(f"{short[path]}={first.config.get(path, ABSENT)}" for path in told)
+        is_named = by and first.config and 0 < len(words) <= LONGEST
+        many = f" ({len(group)} {'seeds' if by == SEEDS else 'runs'})" if len(group) > 1 else ""
+        names.append(f"{words if is_named else first.row.id}{many}")
     return [
-        name if names.count(name) == 1 else f"{group[0].row.id}: {name}"
-        for name, group in zip(names, groups, strict=True)
+        name if names.count(name) == 1 else f"{first.row.id}: {name}" for name, first in zip(names, firsts, strict=True)
     ]
-
-
-def _joined(values: Sequence[str]) -> str:
-    return " | ".join(sorted(set(values)))
 
 
 def baseline_of(groups: Sequence[Group], query: Mapping[str, str]) -> Group:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 
 from ...components.axes import OVER, offered
 from ...html import link
@@ -20,10 +19,9 @@ from ..outputs.request import steps_of
 from ..run.charts import SMOOTHING
 from .config import paths, unfair
 from .curves import BANDS, curves
-from .figures import summary
 from .groups import SEEDS, Group, averaged_over, baseline_of, fields, grouped
 from .runs import LEAST, MOST, MOST_FOUND, Compared, compared, filtered, ids_of
-from .settings import settings
+from .tables import settings, summary
 
 FAIR = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
 
@@ -53,94 +51,67 @@ def build(site: Site) -> None:
         band = view.control("band", gr.Dropdown(bands, value="", label="Curves of groups", visible=False))
         base = view.control("base", gr.Dropdown([], label="Baseline", info="Differences are to its values"))
     notes = gr.Markdown()
-    metrics_title = gr.Markdown("## Metrics", visible=False)
-    metrics = gr.Dataframe(label="Last value (difference to the baseline), best value and its step", **_TABLE)
-    with gr.Row(visible=False) as files:
-        kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
-        saves = {kind: gr.Button(text, link="#", size="sm", scale=0, min_width=120) for kind, text in kinds.items()}
-    with gr.Row(visible=False) as controls:
-        view.control(
-            "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
-        )
-        over = view.control("x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step")
-        view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates and speeds"))
-        view.control("all", gr.Checkbox(label="All metrics", info="Not only those that are charted by default"))
-    plot = gr.Plot(show_label=False, visible=False)
-    config = view.control(
-        "config",
-        gr.Radio([("Differing settings", ""), ("All settings", "all")], value="", label="Settings", visible=False),
-    )
-    table = gr.Dataframe(label="Settings of the runs", **_TABLE)
-    outputs = [
-        ids,
-        wanted,
-        by,
-        band,
-        base,
-        notes,
-        metrics_title,
-        metrics,
-        files,
-        *saves.values(),
-        controls,
-        over,
-        plot,
-        config,
-        table,
-    ]
+    options: dict[str, Any] = {"interactive": False, "wrap": True, "pinned_columns": 1, "show_search": "filter"}
+    with gr.Column(visible=False) as comparison:
+        gr.Markdown("## Metrics")
+        metrics = gr.Dataframe(**options)
+        with gr.Row():
+            kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
+            saves = {kind: gr.Button(text, link="#", size="sm", scale=0, min_width=120) for kind, text in kinds.items()}
+        with gr.Row():
+            view.control(
+                "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
+            )
+            over = view.control(
+                "x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step"
+            )
+            view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates and speeds"))
+            view.control("all", gr.Checkbox(label="All metrics", info="Not only those that are charted by default"))
+        plot = gr.Plot(show_label=False)
+        choices = [("Differing settings", ""), ("All settings", "all")]
+        view.control("config", gr.Radio(choices, value="", label="Settings"))
+        table = gr.Dataframe(**options)
+    outputs = [ids, wanted, by, band, base, notes, comparison, metrics, *saves.values(), over, plot, table]
 
     def shown(query: Query) -> Values:
         runs, missing_ids = compared(site, query)
         rows = site.index.rows()
-        here = {"visible": len(runs) >= LEAST}
         chosen = [run.row.id for run in runs if run.row.id in ids_of(query)]
         key, problem = _group_by(query, runs)
         groups = grouped(runs, key)
         baseline = baseline_of(groups, query) if groups else None
-        bases = [(group.name, group.runs[0].row.id) for group in groups]
+        missing = (
+            [f"**! Not in {plain(str(site.settings.home))}: {plain(', '.join(missing_ids))}**"] if missing_ids else []
+        )
         found: dict[Any, Any] = {
             ids: gr.update(choices=[row.id for row in rows], value=chosen),
             wanted: query.get("filter", ""),
             by: gr.update(choices=_offered(runs, key), value=key),
             band: gr.update(value=query["band"] if query.get("band") in BANDS else "", visible=bool(key)),
-            base: gr.update(choices=bases, value=baseline.runs[0].row.id if baseline else None),
-            **dict.fromkeys((metrics_title, files, controls, config), gr.update(**here)),
+            base: gr.update(
+                choices=[(group.name, group.runs[0].row.id) for group in groups],
+                value=baseline.runs[0].row.id if baseline else None,
+            ),
+            comparison: gr.update(visible=len(runs) >= LEAST),
         }
         if baseline is None or len(runs) < LEAST:
-            empty = pd.DataFrame()
-            hidden = gr.update(visible=False, value=None)
             words = _too_few(len(runs), len(rows), has_filter=bool(query.get("filter")))
-            return {
-                **found,
-                notes: "\n\n".join([*_missing(site, missing_ids), words]),
-                metrics: gr.update(visible=False, value=empty),
-                table: gr.update(visible=False, value=empty),
-                plot: hidden,
-            }
+            return {**found, notes: "\n\n".join([*missing, words]), plot: None}
+        above = [*problem, *_found(site, query), *_warnings(runs, groups, key), *_to_outputs(site, groups, baseline)]
         what, settings_of = settings(groups, everything=query.get("config") == "all")
         told = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
         saved = link("/download", compare=",".join(chosen), **told)
-        above = [*problem, *_found(site, query), *_warnings(runs, groups, key)]
         return {
             **found,
-            notes: "\n\n".join([*_missing(site, missing_ids), *above, *_to_outputs(site, groups, baseline)]),
-            metrics: gr.update(value=summary(groups, baseline), label=_label(groups), **here),
+            notes: "\n\n".join([*missing, *above]),
+            metrics: gr.update(value=summary(groups, baseline), label=_label(groups)),
             **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
             over: gr.update(choices=list(offered([run.columns for run in runs]))),
-            plot: gr.update(value=curves(query, groups), **here),
+            plot: curves(query, groups),
             table: gr.update(value=settings_of, label=what, visible=not settings_of.empty),
         }
 
     view.shows(shown, outputs, every=3)
-
-
-_TABLE: dict[str, Any] = {
-    "interactive": False,
-    "wrap": True,
-    "visible": False,
-    "pinned_columns": 1,
-    "show_search": "filter",
-}
 
 
 def _group_by(query: Query, runs: Sequence[Compared]) -> tuple[str, list[str]]:
@@ -163,9 +134,6 @@ def _label(groups: Sequence[Group]) -> str:
     return f"{words}: mean ± sample standard deviation (number of runs)"
 
 
-# What stands above the table
-
-
 def _too_few(count: int, there: int, *, has_filter: bool) -> str:
     if there < LEAST:
         return (
@@ -184,11 +152,6 @@ def _found(site: Site, query: Query) -> list[str]:
         return []
     words = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
     return [f"{words}." if count <= MOST_FOUND else f"**! {words}; the newest {MOST_FOUND} are compared.**"]
-
-
-def _missing(site: Site, missing_ids: Sequence[str]) -> list[str]:
-    home = plain(str(site.settings.home))
-    return [f"**! Not in {home}: {plain(', '.join(missing_ids))}**"] if missing_ids else []
 
 
 def _warnings(runs: Sequence[Compared], groups: Sequence[Group], key: str) -> list[str]:

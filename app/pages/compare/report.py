@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import pandas as pd
 import plotly.io
 
-from ...html import Child, Html, join, tag
+from ...html import Html, join, tag
 from ...view import Query
 from .curves import curves
-from .export import lines, words
 from .groups import Group
-from .runs import Compared
+from .tables import figures, words
 
 SPREAD = "Values of several runs are mean ± sample standard deviation (number of runs)."
 STYLE = (
@@ -21,6 +21,7 @@ STYLE = (
     "th,td{border:1px solid #ddd;padding:.25rem .6rem;text-align:left;vertical-align:top;overflow-wrap:anywhere}"
     "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}th,td{border-color:#444}}"
 )
+FACTS = {"Objective": "objective", "Model": "model", "Trained": "adapter", "Devices": "mesh"}
 
 
 def to_html(groups: Sequence[Group], query: Query) -> str:
@@ -32,7 +33,6 @@ def to_html(groups: Sequence[Group], query: Query) -> str:
     """
     runs = [run for group in groups for run in group.runs]
     title = ", ".join(group.name for group in groups)
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     drawn = curves({**query, "all": "1"}, groups)
     charts = "" if drawn is None else plotly.io.to_html(drawn, include_plotlyjs=True, full_html=False)
     head = join(
@@ -40,34 +40,28 @@ def to_html(groups: Sequence[Group], query: Query) -> str:
         tag("title", f"{title} · nnxdsl"),
         Html(f"<style>{STYLE}</style>"),
     )
-    facts = [("Objective", "objective"), ("Model", "model"), ("Trained", "adapter"), ("Devices", "mesh")]
-    about = [(name, [_fact(group, key) for group in groups]) for name, key in facts]
+    facts = {
+        name: [", ".join(dict.fromkeys(run.row.facts.get(key, "") for run in group.runs)) for group in groups]
+        for name, key in FACTS.items()
+    }
+    about = pd.DataFrame.from_dict(facts, orient="index", columns=[group.name for group in groups])
     body = join(
         tag("h1", title),
-        tag("p", f"Written by nnxdsl at {made}."),
-        _table(groups, about),
+        tag("p", f"Written by nnxdsl at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."),
+        _table(about),
         tag("h2", "Metrics, and settings that differ" if len(groups) > 1 else "Metrics"),
         tag("p", SPREAD) if len(runs) > len(groups) else None,
-        _table(
-            groups, [(name, ["" if one is None else words(one) for one in values]) for name, values in lines(groups)]
-        ),
+        _table(figures(groups).map(words)),
         tag("h2", "Curves"),
         Html(charts or "<p>No step has finished.</p>"),
-        [_settings(run) for run in runs],
+        [
+            tag("details", tag("summary", f"All settings of {run.row.id}"), _table(pd.Series(run.config).to_frame("")))
+            for run in runs
+        ],
     )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
-def _fact(group: Group, key: str) -> str:
-    return ", ".join(dict.fromkeys(run.row.facts.get(key, "") for run in group.runs))
-
-
-def _settings(run: Compared) -> Html:
-    rows = [tag("tr", tag("td", path), tag("td", words(value))) for path, value in run.config.items()]
-    return tag("details", tag("summary", f"All settings of {run.row.id}"), tag("table", tag("tbody", rows)))
-
-
-def _table(groups: Sequence[Group], rows: Sequence[tuple[str, Sequence[Child]]]) -> Html:
-    head = tag("tr", tag("th"), [tag("th", group.name, scope="col") for group in groups])
-    body = [tag("tr", tag("th", name, scope="row"), [tag("td", value) for value in values]) for name, values in rows]
-    return tag("table", tag("thead", head), tag("tbody", body))
+def _table(table: pd.DataFrame) -> Html:
+    with pd.option_context("display.max_colwidth", None):
+        return Html(table.to_html(border=0, escape=True))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -74,8 +74,7 @@ def filtered(site: Site, query: Mapping[str, str]) -> list[Row]:
     return [row for row in site.index.rows() if wanted.strip() and is_found(row, site.tags.of(row.id), wanted)]
 
 
-@attrs.frozen
-class Figure:
+class Figure(NamedTuple):
     """A metric of one run: its last value, and its best value with the step; None without values."""
 
     last: float | None = None
@@ -93,19 +92,13 @@ def names_of(runs: Sequence[Compared]) -> list[str]:
 
 def figure_of(columns: Columns | None, name: str) -> Figure:
     """Last and best value of a column; a non-finite last value is kept."""
-    if columns is None:
+    steps, values = columns.arrays() if columns is not None else (np.zeros(0), np.zeros(0))
+    if not np.isfinite(values).any():
         return Figure()
-    steps, values = columns.arrays()
-    final = float(values[-1]) if len(values) else 0.0
-    finite = np.isfinite(values)
-    steps, values = steps[finite], values[finite]
-    if not len(values):
-        return Figure()
-    last = float(values[-1]) if math.isfinite(final) else final
-    way = direction(name)
+    last, way = float(values[-1]), direction(name)
     if way == 0:
         return Figure(last)
-    at = int(np.argmin(values) if way < 0 else np.argmax(values))
+    at = int(np.nanargmax(np.where(np.isfinite(values), way * values, np.nan)))
     return Figure(last, float(values[at]), float(steps[at]))
 
 
