@@ -44,67 +44,55 @@ def build(site: Site) -> None:
         )
         dtype = view.control("dtype", gr.Dropdown(list(DTYPES), value=DTYPES[0], label="dtype"), DTYPES[0])
     words = gr.Markdown()
-    can_write = not site.settings.read_only
-    with gr.Row():
-        start = gr.Button("Export", variant="primary", visible=False, scale=0, min_width=160) if can_write else None
-        cancel = gr.Button("Cancel", visible=False, scale=0, min_width=160) if can_write else None
+    buttons: list[gr.Button] = []
+    if not site.settings.read_only:
+        with gr.Row():
+            variants = (("Export", "primary"), ("Cancel", "secondary"))
+            buttons = [gr.Button(text, variant=one, visible=False, scale=0, min_width=160) for text, one in variants]
     files = gr.Dataframe(label="Files", interactive=False, visible=False)
     timer = gr.Timer(1, active=False)
-    buttons = [one for one in (start, cancel) if one is not None]
 
     def shown(query: Query) -> Values:
         ids = [row.id for row in with_checkpoints(site)]
         chosen = query.get("run") or next(iter(ids), "")
-        values: Values = {
+        place = _place(site, {**query, "run": chosen}) if chosen else None
+        job = None if place is None else site.jobs.get(_key(place))
+        is_running = job is not None and not job.is_over
+        is_done = job is not None and job.result is not None
+        visible = (place is not None and not is_running and not is_done, is_running)
+        return {
             run: gr.update(choices=ids, value=chosen or None),
             what: query.get("what", ""),
             dtype: query.get("dtype", DTYPES[0]),
-            files: gr.update(visible=False),
-            timer: gr.Timer(active=False),
-            **{button: gr.update(visible=False) for button in buttons},
+            words: EMPTY if place is None else _told(place, job),
+            files: gr.update(value=_files(job) if job and is_done else None, visible=is_done),
+            timer: gr.Timer(active=is_running),
+            **{button: gr.update(visible=one) for button, one in zip(buttons, visible, strict=False)},
         }
-        if not chosen:
-            return {**values, words: EMPTY}
-        words_of_it, place = _arguments(site, {**query, "run": chosen})
-        job = site.jobs.get(_key(words_of_it))
-        first: Values = {} if start is None else {start: gr.update(visible=True)}
-        if job is None:
-            there = f" {plain(str(place))} is not empty." if place.exists() else ""
-            return {**values, **first, words: f"Will be written to {plain(str(place))}.{there}"}
-        if not job.is_over:
-            told = {
-                timer: gr.Timer(active=True),
-                words: f"Exporting to {plain(str(place))}, {job.seconds:.0f} s so far ...",
-            }
-            return {**values, **told, **({} if cancel is None else {cancel: gr.update(visible=True)})}
-        if job.result is None:
-            return {**values, **first, words: f"**{plain(job.error or job.state)}**"}
-        return {**values, words: _told(job), files: gr.update(value=_files(job), visible=True)}
-
-    view.shows(shown, [run, what, dtype, words, files, *buttons, timer], every=timer)
-    if start is None or cancel is None:
-        return
 
     def started(query: Query, client: str) -> Done:
         name = query.get("run") or next((row.id for row in with_checkpoints(site)), "")
-        words_of_it, place = _arguments(site, {**query, "run": name})
+        place, is_adapter = _place(site, {**query, "run": name}), query.get("what") == ADAPTER
         if place.exists() and any(place.iterdir()):
             return Done(f"{place} is not empty; move it away", is_problem=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         site.launcher.audit("export", name, client)
-        site.jobs.start(_key(words_of_it), words_of_it)
+        words = ["-m", "nnxdsl", "export", str(site.run(name).path), str(place), "--json"]
+        words += ["--dtype", query.get("dtype", DTYPES[0]), *(["--adapter"] if is_adapter else [])]
+        site.jobs.start(_key(place), words)
         return Done(query={"run": name})
 
-    def cancelled(query: Query, _client: str) -> Done:
-        site.jobs.cancel(_key(_arguments(site, query)[0]))
+    def cancelled(query: Query, client: str) -> Done:
+        site.jobs.cancel(_key(_place(site, query)))
         return Done("Cancelled; an incomplete export is removed.")
 
-    view.does(start.click, started)
-    view.does(cancel.click, cancelled)
+    view.shows(shown, [run, what, dtype, words, files, *buttons, timer], every=timer)
+    for button, action in zip(buttons, (started, cancelled), strict=False):
+        view.does(button.click, action)
 
 
-def _arguments(site: Site, query: Query) -> tuple[tuple[str, ...], Path]:
-    """The child process's arguments, and the directory that it writes.
+def _place(site: Site, query: Query) -> Path:
+    """The directory that an export writes.
 
     Raises:
         RunError: There is no such run, it has no checkpoint, or the dtype is another one.
@@ -115,18 +103,23 @@ def _arguments(site: Site, query: Query) -> tuple[tuple[str, ...], Path]:
         raise RunError(f"{directory.path.name} has no checkpoint yet")
     if dtype not in DTYPES:
         raise RunError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype[:40]!r}")
-    is_adapter = query.get("what") == ADAPTER
-    name = f"{directory.path.name}-{steps[0]}{'-adapter' if is_adapter else ''}-{dtype}"
-    place = site.settings.project / FOLDER / name
-    words = ("-m", "nnxdsl", "export", str(directory.path), str(place), "--dtype", dtype, "--json")
-    return (*words, *(("--adapter",) if is_adapter else ())), place
+    what = "-adapter" if query.get("what") == ADAPTER else ""
+    return site.settings.project / FOLDER / f"{directory.path.name}-{steps[0]}{what}-{dtype}"
 
 
-def _key(words: tuple[str, ...]) -> str:
-    return f"export {' '.join(words)}"
+def _key(place: Path) -> str:
+    return f"export {place}"
 
 
-def _told(job: Job) -> str:
+def _told(place: Path, job: Job | None) -> str:
+    """Where an export will be written, how far it is, or what came of it."""
+    if job is None:
+        there = f" {plain(str(place))} is not empty." if place.exists() else ""
+        return f"Will be written to {plain(str(place))}.{there}"
+    if not job.is_over:
+        return f"Exporting to {plain(str(place))}, {job.seconds:.0f} s so far ..."
+    if job.result is None:
+        return f"**{plain(job.error or job.state)}**"
     found = job.result
     run = markdown_link(found["run"], link("/run", id=found["run"]))
     lines = [

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
-import pandas as pd
 
 from nnxdsl.errors import RunError
 
 from ...components.token_runs import token_runs
 from ...markdown import plain
 from ...page import Page
-from ...processes.jobs import Job
+from ...processes.jobs import Job, files_of
 from ...state import Site
 from ...store.experiments import written
 from ...view import Query, Values, View, is_narrow
@@ -57,45 +57,41 @@ def build(site: Site) -> None:
     plot = gr.Plot(show_label=False, visible=False)
     examples = gr.HTML(visible=False, padding=False)
     timer = gr.Timer(1, active=False)
-    outputs = [of, file, tokenizer, rows, part, words, retry, bad, table, plot, examples, timer]
+    found = [part, retry, bad, table, plot, examples]
 
     def shown(query: Query) -> Values:
-        offered = {
+        job = _job(site, query)
+        values: dict[Any, Any] = {
             of: gr.update(choices=_choices(site), value=query.get("of")),
             file: query.get("file", ""),
             tokenizer: query.get("tokenizer", ""),
             rows: _rows(query),
+            timer: gr.Timer(active=job is not None and not job.is_over),
+            **dict.fromkeys(found, gr.update(visible=False)),
         }
-        job = _job(site, query)
-        offered[timer] = gr.Timer(active=job is not None and not job.is_over)
-        hidden = {one: gr.update(visible=False) for one in (part, retry, bad, table, plot, examples)}
         if job is None:
-            return {**offered, **hidden, words: EMPTY}
+            return {**values, words: EMPTY}
         if not job.is_over:
-            return {**offered, **hidden, words: f"Reading the rows, {job.seconds:.0f} s so far ..."}
+            return {**values, words: f"Reading the rows, {job.seconds:.0f} s so far ..."}
         if job.result is None:
-            failed = {words: f"**{plain(job.error or job.state)}**", retry: gr.update(visible=True)}
-            return {**offered, **hidden, **failed}
+            return {**values, words: f"**{plain(job.error or job.state)}**", retry: gr.update(visible=True)}
         parts = parts_of(job.result)
-        name = query.get("part", "") if query.get("part") in parts else "data" if "data" in parts else next(iter(parts))
-        of_part = parts[name]
-        left_out, columns = problems(of_part), 1 if is_narrow(query) else 2
-        has_rows = "lengths" in of_part
-        return {
-            **offered,
-            part: gr.update(choices=list(parts), value=name, visible=len(parts) > 1),
-            words: facts(of_part),
-            retry: gr.update(visible=False),
-            bad: gr.update(value=left_out, visible=not left_out.empty),
-            table: gr.update(value=lengths(of_part) if has_rows else pd.DataFrame(), visible=has_rows),
-            plot: gr.update(value=lengths_plot(of_part, columns) if has_rows else None, visible=has_rows),
-            examples: gr.update(value=token_runs(of_part.get("examples", ())), visible=has_rows),
-        }
+        name = next(one for one in (query.get("part"), "data", *parts) if one in parts)
+        left_out = problems(parts[name])
+        values[part] = gr.update(choices=list(parts), value=name, visible=len(parts) > 1)
+        values[bad] = gr.update(value=left_out, visible=not left_out.empty)
+        values[plot] = gr.update(value=None, visible=False)
+        if "lengths" in parts[name]:
+            drawn = lengths_plot(parts[name], 1 if is_narrow(query) else 2)
+            values[table] = gr.update(value=lengths(parts[name]), visible=True)
+            values[plot] = gr.update(value=drawn, visible=True)
+            values[examples] = gr.update(value=token_runs(parts[name].get("examples", ())), visible=True)
+        return {**values, words: facts(parts[name])}
 
-    def read_again(query: Query, _client: str) -> None:
+    def read_again(query: Query, client: str) -> None:
         _job(site, query, again=True)
 
-    view.shows(shown, outputs, every=timer)
+    view.shows(shown, [of, file, tokenizer, rows, words, *found, timer], every=timer)
     view.does(retry.click, read_again)
 
 
@@ -111,30 +107,27 @@ def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
         RunError: The run, recipe or file does not exist.
         SpecError: The draft has problems.
     """
+    project, stamp = site.settings.project, ""
     words = ["--json", "--rows", str(_rows(query)), "--home", str(site.settings.home)]
-    if query.get("file"):
-        target = _within(site.settings.project, query["file"])
-        tokenizer = query.get("tokenizer", "")
-        words += ["--tokenizer", _within(site.settings.project, tokenizer)] if tokenizer else []
-        return _started(site, target, words, _stamp(site.settings.project / target), again)
     kind, _, name = query.get("of", "").partition(":")
-    if kind not in KINDS or not name:
+    if query.get("file"):
+        target = _within(project, query["file"])
+        words += ["--tokenizer", _within(project, query["tokenizer"])] if query.get("tokenizer") else []
+        stamp = files_of({target: project / target})  # a changed file is read again
+    elif kind in KINDS and name:
+        experiment = source(site, {kind: name}).experiment
+        if experiment is None:  # the recipe is being read
+            return Job("", ())
+        target = str(written(site.settings.own / "plans", experiment))
+    else:
         return None
-    experiment = source(site, {kind: name}).experiment
-    if experiment is None:  # the recipe is being read
-        return Job("", ())
-    file = written(site.settings.own / "plans", experiment)
-    return _started(site, str(file), words, "", again)
+    key = f"data {words} {target} {stamp}"
+    return (None if again else site.jobs.get(key)) or site.jobs.start(key, ["-m", "nnxdsl", "data", target, *words])
 
 
 def _rows(query: Query) -> int:
     given = whole(query.get("rows", ""))
-    return ROWS if given is None else min(MOST_ROWS, max(0, given))
-
-
-def _started(site: Site, target: str, words: list[str], stamp: str, again: bool) -> Job:
-    key = f"data {target} {words} {stamp}"
-    return (None if again else site.jobs.get(key)) or site.jobs.start(key, ["-m", "nnxdsl", "data", target, *words])
+    return ROWS if given is None else min(MOST_ROWS, given)
 
 
 def _within(project: Path, text: str) -> str:
@@ -151,15 +144,6 @@ def _within(project: Path, text: str) -> str:
     if not path.is_relative_to(root) or text.startswith("-"):
         raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
     return text
-
-
-def _stamp(path: Path) -> str:
-    """Time and size of a file, so that a changed one is read again."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ""
-    return f"{stat.st_mtime_ns} {stat.st_size}"
 
 
 PAGE = Page(name="data", path="/data", title="Data", build=build)

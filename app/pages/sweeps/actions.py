@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-import attrs
 import gradio as gr
 
 from nnxdsl.cli.exit_codes import FAILED, INTERRUPTED
@@ -20,37 +19,24 @@ from ...view import Done, Query, Values, View
 COMBINED, ZIPPED = "Every combination", "First values together, then the second ones"
 
 
-@attrs.frozen
 class Actions:
     """Buttons and the form of a new sweep; built only where the app may write.
 
     Attributes:
-        shown: Components whose values `values` gives.
+        outputs: Components whose values `values` gives.
     """
 
-    site: Site
-    stop: gr.Button
-    resume: gr.Button
-    retry: gr.Button
-    refused: gr.Markdown
-    base: gr.Dropdown
-
-    @property
-    def shown(self) -> Sequence[gr.Button | gr.Markdown | gr.Dropdown]:
-        """Components whose values `values` gives."""
-        return (self.stop, self.resume, self.retry, self.refused, self.base)
-
-    @classmethod
-    def build(cls, view: View, site: Site) -> Actions:
+    def __init__(self, view: View, site: Site) -> None:
         """Adds the components, and what they do, to the page."""
-        refused = gr.Markdown(visible=False, elem_classes=["problem"])
+        self._site = site
+        self._refused = gr.Markdown(visible=False, elem_classes=["problem"])
         with gr.Row():
-            stop, resume, retry = (
+            self._stop, self._resume, self._retry = (
                 gr.Button(text, visible=False, size="sm", scale=0, min_width=160)
                 for text in ("Stop the sweep", "Resume the sweep", "Retry failed runs")
             )
         with gr.Accordion("New sweep", open=False):
-            base = gr.Dropdown([], label="Run", info="Its experiment is changed at every point")
+            self._base = gr.Dropdown([], label="Run", info="Its experiment is changed at every point")
             fields = gr.Textbox(
                 label="Fields",
                 info="One per line, with values as on the command line",
@@ -61,64 +47,50 @@ class Actions:
                 combine = gr.Radio([COMBINED, ZIPPED], value=COMBINED, label="Points")
                 parallel = gr.Number(1, label="Concurrent runs", precision=0, minimum=1)
             start = gr.Button("Start the sweep", variant="primary", scale=0, min_width=160)
-
-        def begun(_query: Query, client: str, run: str, text: str, how: str, count: float) -> Done:
-            experiment = stored(site.run(run or "").path / "experiment.json")
-            if experiment is None:
-                raise RunError(f"{run}: its experiment is damaged, or names code that is not allowed (--allow)")
-            limit = site.settings.limits.queued
-            home = site.settings.home
-            path = created(home, experiment, text or "", zipped_values=how == ZIPPED, limit=limit)
-            site.launcher.sweep(path, client, parallel=_count(count))
-            return Done(f"Started {path.name}.", query={"of": path.name})
-
-        def again(query: Query, client: str, count: float, *, retry_failed: bool = False) -> Done:
-            found = _opened(site, query)
-            site.launcher.sweep(found.path, client, parallel=_count(count), retry_failed=retry_failed)
-            return Done(f"Resumed {found.name}.")
-
-        def retried(query: Query, client: str, count: float) -> Done:
-            return again(query, client, count, retry_failed=True)
-
-        def stopped(query: Query, client: str) -> Done:
-            found = _opened(site, query)
-            ask_to_stop(found)
-            site.launcher.audit("stop sweep", found.name, client)
-            return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
-
-        view.does(start.click, begun, [base, fields, combine, parallel])
-        view.does(resume.click, again, [parallel])
-        view.does(retry.click, retried, [parallel])
-        view.does(stop.click, stopped)
-        return cls(site, stop, resume, retry, refused, base)
+        view.does(start.click, self._started, [self._base, fields, combine, parallel])
+        view.does(self._resume.click, self._resumed, [parallel])
+        view.does(self._retry.click, partial(self._resumed, retry_failed=True), [parallel])
+        view.does(self._stop.click, self._stopped)
+        self.outputs = [self._stop, self._resume, self._retry, self._refused, self._base]
 
     def values(self, found: Found | None) -> Values:
         """Which buttons a sweep has, and why its last start was refused; None for no sweep."""
         points = () if found is None else found.points
-        start = None if found is None else self.site.launcher.newest(found.name, SWEEPS)
+        start = None if found is None else self._site.launcher.newest(found.name, SWEEPS)
         is_driven = start is not None and start.is_alive
         is_live = is_driven or any(point.row is not None and point.row.is_live for point in points)
-        states = {point.state for point in points}
-        is_ended = found is not None and not is_live
+        states = set() if is_live else {point.state for point in points}
         is_refused = start is not None and not is_driven and start.exit_code not in (None, 0, FAILED, INTERRUPTED)
         output = plain(start.output()) if start is not None and is_refused else ""
         return {
-            self.stop: gr.update(visible=is_live),
-            self.resume: gr.update(visible=is_ended and bool(states - {"finished", "failed"})),
-            self.retry: gr.update(
-                visible=is_ended and "failed" in states and found is not None and found.kind == "sweep"
-            ),
-            self.refused: gr.update(value=f"**The last start was refused:** {output}", visible=is_refused),
-            self.base: gr.update(choices=[row.id for row in self.site.index.rows()]),
+            self._stop: gr.update(visible=is_live),
+            self._resume: gr.update(visible=bool(states - {"finished", "failed"})),
+            self._retry: gr.update(visible="failed" in states and found is not None and found.kind == "sweep"),
+            self._refused: gr.update(value=f"**The last start was refused:** {output}", visible=is_refused),
+            self._base: gr.update(choices=[row.id for row in self._site.index.rows()]),
         }
 
+    def _started(self, query: Query, client: str, run: str, text: str, how: str, parallel: int | None) -> Done:
+        site = self._site
+        experiment = stored(site.run(run or "").path / "experiment.json")
+        if experiment is None:
+            raise RunError(f"{run}: its experiment is damaged, or names code that is not allowed (--allow)")
+        limit = site.settings.limits.queued
+        path = created(site.settings.home, experiment, text or "", zipped_values=how == ZIPPED, limit=limit)
+        site.launcher.sweep(path, client, parallel=parallel or 1)
+        return Done(f"Started {path.name}.", query={"of": path.name})
 
-def _opened(site: Site, query: Query) -> Found:
-    name = query.get("of") or next(iter(names(site.settings.home)), "")
-    return opened(site.settings.home, site.index, site.series, name)
+    def _resumed(self, query: Query, client: str, parallel: int | None, *, retry_failed: bool = False) -> Done:
+        found = self._opened(query)
+        self._site.launcher.sweep(found.path, client, parallel=parallel or 1, retry_failed=retry_failed)
+        return Done(f"Resumed {found.name}.")
 
+    def _stopped(self, query: Query, client: str) -> Done:
+        found = self._opened(query)
+        ask_to_stop(found)
+        self._site.launcher.audit("stop sweep", found.name, client)
+        return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
 
-def _count(value: float | None) -> int:
-    if value is None or value != int(value):
-        raise RunError(f"concurrent runs: expected a whole number, got {value}")
-    return int(value)
+    def _opened(self, query: Query) -> Found:
+        home = self._site.settings.home
+        return opened(home, self._site.index, self._site.series, query.get("of") or next(iter(names(home)), ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import gradio as gr
 import pandas as pd
 
@@ -34,60 +36,54 @@ def build(site: Site) -> None:
         metric = view.control("metric", gr.Dropdown([], label="Metric", info="Last value of each run"))
         by = view.control("by", gr.Dropdown([], label="Colour by", info="Field that groups the curves"))
     words = gr.Markdown()
-    actions = None if site.settings.read_only else Actions.build(view, site)
+    actions = None if site.settings.read_only else Actions(view, site)
     table = gr.Dataframe(
         label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
     )
     plots = [gr.Plot(show_label=False, visible=False) for _ in range(4)]
-    outputs = [of, metric, by, words, table, *plots, *([] if actions is None else actions.shown)]
 
     def shown(query: Query) -> Values:
         found_names = names(site.settings.home)
-        name = query.get("of") or (found_names[0] if found_names else "")
+        name = query.get("of") or next(iter(found_names), "")
         if not name:
             hidden = {one: gr.update(visible=False) for one in (table, *plots)}
             return {of: gr.update(choices=[]), **hidden, **(actions.values(None) if actions else {}), words: EMPTY}
         found = opened(site.settings.home, site.index, site.series, name)
-        offered, fields = found.metrics, found.fields
-        chosen = query["metric"] if query.get("metric") in offered else next(iter(offered), "")
-        field = query["by"] if query.get("by") in fields else next(iter(fields), "")
-        best, columns = found.ranked(chosen), 1 if is_narrow(query) else 2
-        drawn = [
-            parallel(found, chosen) if best else None,
-            best_so_far(found, chosen) if best else None,
-            curves(site, found, chosen, field, columns) if best else None,
-        ]
+        chosen = query["metric"] if query.get("metric") in found.metrics else next(iter(found.metrics), "")
+        field = query["by"] if query.get("by") in found.fields else next(iter(found.fields), "")
+        best, shares, told = found.ranked(chosen), None, _words(found, chosen)
         try:
-            drawn.insert(2, importance(found, chosen) if best else None)
-            missing = ""
+            shares = importance(found, chosen)
         except RunError as error:  # its library is an extra
-            drawn.insert(2, None)
-            missing = f"\n\n{plain(str(error))}"
-        values: Values = {
+            told += f"\n\n{plain(str(error))}"
+        columns = 1 if is_narrow(query) else 2
+        of_points = [parallel(found, chosen), best_so_far(found, chosen)] if best else [None, None]
+        drawn = [*of_points, shares, curves(site, found, chosen, field, columns)]
+        return {
             of: gr.update(choices=found_names, value=name),
-            metric: gr.update(choices=offered, value=chosen or None),
-            by: gr.update(choices=fields, value=field or None),
-            words: _words(found, chosen, best) + missing,
+            metric: gr.update(choices=found.metrics, value=chosen or None),
+            by: gr.update(choices=found.fields, value=field or None),
+            words: told,
             table: gr.update(value=_table(found, chosen, best), visible=True),
             **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
+            **(actions.values(found) if actions else {}),
         }
-        return {**values, **actions.values(found)} if actions else values
 
-    view.shows(shown, outputs, every=5)
+    view.shows(shown, [of, metric, by, words, table, *plots, *(actions.outputs if actions else ())], every=5)
 
 
-def _words(found: Found, metric: str, best: list[Point]) -> str:
-    states = pd.Series([point.state for point in found.points]).value_counts()
-    parts = [f"{len(found.points)} {'trials' if found.kind == 'search' else 'points'}: "]
-    parts[0] += ", ".join(f"{count} {plain(str(state))}" for state, count in states.items())
-    if best:
-        first = best[0]
-        changes = ", ".join(f"{path}={value}" for path, value in first.changes.items())
-        run = markdown_link(first.run, link("/run", id=first.run))
-        parts.append(f"Best: {run} with {plain(metric)} {number(first.metrics[metric])} ({plain(changes)})")
-        if len(best) > 1:
-            ids = ",".join(point.run for point in best[:COMPARED])
-            parts.append(markdown_link(f"Compare the best {min(COMPARED, len(best))}", link("/compare", ids=ids)))
+def _words(found: Found, metric: str) -> str:
+    """How many points have which state, and which is the best."""
+    states = Counter(point.state for point in found.points).most_common()
+    kind = "trials" if found.kind == "search" else "points"
+    parts = [f"{len(found.points)} {kind}: {', '.join(f'{count} {plain(state)}' for state, count in states)}"]
+    if best := found.ranked(metric):
+        changes = ", ".join(f"{path}={value}" for path, value in best[0].changes.items())
+        run = markdown_link(best[0].run, link("/run", id=best[0].run))
+        parts.append(f"Best: {run} with {plain(metric)} {number(best[0].metrics[metric])} ({plain(changes)})")
+    if len(best) > 1:
+        ids = [point.run for point in best[:COMPARED]]
+        parts.append(markdown_link(f"Compare the best {len(ids)}", link("/compare", ids=",".join(ids))))
     return "\n\n".join(parts)
 
 

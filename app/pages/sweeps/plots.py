@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import plotly.express as px
 import plotly.graph_objects as go
 
 from nnxdsl.sweep.importance import LEAST_POINTS, WIDE, importances, number_in
@@ -23,66 +25,38 @@ def parallel(found: Found, metric: str) -> go.Figure:
     points = found.ranked(metric)
     values = [point.metrics[metric] for point in points]
     axes = [_axis(path, [point.changes.get(path, "") for point in points]) for path in found.fields]
-    drawn = go.Figure(
-        go.Parcoords(
-            dimensions=[*axes, {"label": metric, "values": values}],
-            line={
-                "color": values,
-                "colorscale": "Viridis",
-                "reversescale": found.is_minimized(metric),
-                "showscale": True,
-            },
-            labelangle=-10,
-        )
+    colours = {"colorscale": "Viridis", "reversescale": found.is_minimized(metric), "showscale": True}
+    dimensions = [*axes, {"label": metric, "values": values}]
+    drawn = styled(
+        go.Figure(go.Parcoords(dimensions=dimensions, line={"color": values, **colours}, labelangle=-10)), 380
     )
-    styled(drawn, 380)
     return drawn.update_layout(margin={"l": 90, "r": 60, "t": 80, "b": 30})
 
 
 def _axis(path: str, texts: list[str]) -> dict[str, Any]:
     """An axis of numbers, logarithmic if they span a factor of ten, or of names."""
     values = [number_in(text) for text in texts]
-    if all(value is not None for value in values):
-        numbers = np.array(values, dtype=float)
-        if (numbers > 0).all() and numbers.max() > WIDE * numbers.min():
-            ticks = np.unique(numbers)
-            shown = (
-                {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]} if len(ticks) < 12 else {}
-            )
-            return {"label": f"{path} (log)", "values": np.log10(numbers), **shown}
+    if None in values:
+        places, kinds = pd.factorize(np.array(texts, dtype=object))
+        names = [text if len(text) < 30 else f"{text[:27]}..." for text in kinds]
+        return {"label": path, "values": places, "tickvals": list(range(len(kinds))), "ticktext": names}
+    numbers = np.array(values, dtype=float)
+    if (numbers <= 0).any() or numbers.max() <= WIDE * numbers.min():
         return {"label": path, "values": numbers}
-    kinds = list(dict.fromkeys(texts))
-    places = {text: place for place, text in enumerate(kinds)}
-    names = [text if len(text) < 30 else f"{text[:27]}..." for text in kinds]
-    return {
-        "label": path,
-        "values": [places[text] for text in texts],
-        "tickvals": list(places.values()),
-        "ticktext": names,
-    }
+    ticks = np.unique(numbers)
+    shown = {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]} if len(ticks) < 12 else {}
+    return {"label": f"{path} (log)", "values": np.log10(numbers), **shown}
 
 
 def best_so_far(found: Found, metric: str) -> go.Figure:
     """The metric of each point in their order, and the best until then."""
     points = sorted(found.ranked(metric), key=lambda point: point.number)
-    numbers, values = [point.number for point in points], np.array([point.metrics[metric] for point in points])
-    best = (np.minimum if found.is_minimized(metric) else np.maximum).accumulate(values)
-    drawn = go.Figure(
-        [
-            go.Scatter(
-                x=numbers,
-                y=values,
-                mode="markers",
-                name=metric,
-                marker={"color": COLOURS[0], "size": 8},
-                text=[point.run for point in points],
-                hovertemplate="%{text}: %{y}<extra></extra>",
-            ),
-            go.Scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"}),
-        ]
-    )
-    drawn.update_xaxes(title_text="point")
-    drawn.update_yaxes(title_text=metric)
+    values = pd.Series([point.metrics[metric] for point in points])
+    best = values.cummin() if found.is_minimized(metric) else values.cummax()
+    numbers, runs = [point.number for point in points], [point.run for point in points]
+    drawn = px.scatter(x=numbers, y=values, labels={"x": "point", "y": metric}, hover_name=runs)
+    drawn.update_traces(name=metric, showlegend=True, marker={"color": COLOURS[0], "size": 8})
+    drawn.add_scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"})
     return styled(drawn)
 
 
@@ -95,16 +69,10 @@ def importance(found: Found, metric: str) -> go.Figure | None:
     points = [(point.changes, point.metrics[metric]) for point in found.ranked(metric)]
     if len(points) < LEAST_POINTS or not (shares := importances(points, minimize=found.is_minimized(metric))):
         return None
-    drawn = go.Figure(
-        go.Bar(
-            x=list(shares.values())[::-1],
-            y=list(shares)[::-1],
-            orientation="h",
-            marker={"color": COLOURS[0]},
-            hovertemplate="%{y}: %{x:.1%}<extra></extra>",
-        )
-    )
-    drawn.update_xaxes(title_text="importance (PED-ANOVA)", range=[0, 1], tickformat=".0%")
+    labels = {"x": "importance (PED-ANOVA)", "y": ""}
+    drawn = px.bar(x=[*shares.values()][::-1], y=[*shares][::-1], labels=labels, range_x=[0, 1], orientation="h")
+    drawn.update_traces(marker={"color": COLOURS[0]}, hovertemplate="%{y}: %{x:.1%}<extra></extra>")
+    drawn.update_xaxes(tickformat=".0%")
     drawn.update_yaxes(automargin=True)
     return styled(drawn, 120 + 34 * len(shares))
 
@@ -112,20 +80,13 @@ def importance(found: Found, metric: str) -> go.Figure | None:
 def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> go.Figure | None:
     """The metric and the loss over steps, a curve for each run, coloured by a field; None without any."""
     kinds = list(dict.fromkeys(point.changes.get(field, "") for point in found.points))
-    charts: list[Chart] = []
-    for name in dict.fromkeys((metric, "loss", "eval/loss")):
-        lines: list[Line] = []
-        for point in found.ranked(metric)[:CURVES]:
-            if point.row is None:
-                continue
-            column = site.series.of(point.row.path / "metrics.jsonl").columns.get(name)
-            if column is None:
-                continue
-            steps, values = column.arrays()
-            x, y = thinned(steps, values)
-            kind = point.changes.get(field, "")
-            label = f"{field}={kind}" if field else point.run
-            lines.append(Line(label, x, y, colour=kinds.index(kind), missing=not_finite(steps, values)))
-        if lines:
-            charts.append(Chart(name, lines))
-    return figure(charts, "step", columns) if charts else None
+    lines: dict[str, list[Line]] = {name: [] for name in (metric, "loss", "eval/loss")}
+    for point in found.ranked(metric)[:CURVES]:
+        series = {} if point.row is None else site.series.of(point.row.path / "metrics.jsonl").columns
+        kind = point.changes.get(field, "")
+        for name in lines.keys() & series.keys():
+            steps, values = series[name].arrays()
+            label, missing = f"{field}={kind}" if field else point.run, not_finite(steps, values)
+            lines[name].append(Line(label, *thinned(steps, values), colour=kinds.index(kind), missing=missing))
+    drawn = [Chart(name, each) for name, each in lines.items() if each]
+    return figure(drawn, "step", columns) if drawn else None
