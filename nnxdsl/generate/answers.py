@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,8 +21,8 @@ from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import RunError
 from nnxdsl.generate.model_pair import REFERENCE, UNTRAINED, ModelPair
-from nnxdsl.generate.sampler import ROUND_TO as PROMPTS_TO
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.generate.streaming import Partial, PartialText, Tell, stream, warm_up
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.runs.run_dir import RunDirectory
 
@@ -43,7 +43,6 @@ FIRST_ROWS = 64
 
 ROLES = ("system", "user", "assistant")
 
-Tell = Callable[[str], object]
 SIDES = ("chosen", "rejected")
 
 
@@ -56,7 +55,7 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
             held-out row; or "messages", a chat `[{"role": ..., "content": ...}]` for the chat template.
             "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples" per model, 1 to 16; "sides", those of
             "policy" and "other" that are sampled from, by default both.
-        tell: Progress callback, called with a message.
+        tell: Progress callback, which also gets the text so far.
 
     Raises:
         RunError: the prompt is empty or too long, or a setting is out of range.
@@ -85,23 +84,23 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
     if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(models.models()):
         raise RunError(f"sides: expected a list of {', '.join(models.models())}, got {wanted!r}")
     sides: dict[str, Any] = {}
-    for name, (_, leaves) in models.models().items():
+    partial: dict[str, Partial] = {}
+    for name in models.models():
         if name not in wanted:
             continue
-        tell(f"sampling from {'the policy' if name == 'policy' else models.other.name}")
-        sampler = models.sampler(name)
-        # Everything that triggers a recompilation; a warm-up call keeps compilation out of the timing.
-        kind = (sampler, -(-len(prompt) // PROMPTS_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
-        kind = (*kind, sampling.temperature == 0, samples)
+        stage = f"sampling from {'the policy' if name == 'policy' else models.other.name}"
+        tell(stage)
         try:
-            if kind not in models.compiled:
-                sampler.drawn(leaves, [prompt] * samples, sampling)
-                models.compiled.add(kind)
+            warm_up(models, name, prompt, sampling, samples)
             began = time.perf_counter()
-            first, *more = sampler.drawn(leaves, [prompt] * samples, sampling)
+            texts = [PartialText(models.tokenizer) for _ in range(samples)]
+            for now in stream(models, name, prompt, sampling, texts):
+                partial[name] = now
+                tell(stage, partial)
         except ValueError as error:
             raise RunError(str(error)) from error
         seconds = time.perf_counter() - began
+        first, *more = (text.ids for text in texts)
         sides[name] = {
             **_completion(models, first),
             "seconds": seconds,
@@ -135,7 +134,7 @@ def tokens(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[st
     Args:
         models: Policy and comparison model.
         request: "row", the id of a held-out row; or "prompt", "text" and "chat"; or "prompt_ids" and "completion_ids".
-        tell: Progress callback, called with a message.
+        tell: Progress callback.
 
     Raises:
         RunError: the row does not exist, or the text is empty or too long.
@@ -163,7 +162,7 @@ def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str
     Args:
         models: Policy and comparison model.
         request: "limit", the maximum number of rows.
-        tell: Progress callback, called with a message.
+        tell: Progress callback.
 
     Raises:
         RunError: the run has no held-out preference pairs.

@@ -2,6 +2,8 @@
 
 Requests are JSON lines `{"id": 1, "do": "generate" | "tokens" | "pairs", ...}` (`nnxdsl/generate/answers.py`).
 Responses are `{"id": 1, "stage": ...}` for progress, then `{"id": 1, "result": ...}` or `{"id": 1, "error": ...}`.
+While it generates, progress also has the text so far (`nnxdsl/generate/streaming.py`), which replaces that of the
+message before: `{"id": 1, "stage": ..., "partial": {"policy": {"texts": [...], "tokens": [...], "done": [...]}}}`.
 The models are loaded at the first request. The process exits at the end of its standard input, or after --idle seconds
 without a request.
 """
@@ -22,16 +24,17 @@ from typing import Any
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.generate import answers
 from nnxdsl.generate.model_pair import REFERENCE, ModelPair
+from nnxdsl.generate.streaming import Partial, Tell
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime.compile_cache import compile_cache
 
-DOES: Mapping[str, Callable[[ModelPair, Mapping[str, Any], Callable[[str], object]], dict[str, Any]]] = {
+DOES: Mapping[str, Callable[[ModelPair, Mapping[str, Any], Tell], dict[str, Any]]] = {
     "generate": answers.generate,
     "tokens": answers.tokens,
     "pairs": answers.pairs,
 }
 REPORT_SECONDS = 0.3
-"""Minimum time between progress messages."""
+"""Minimum time between progress messages; those between are left out."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,14 +83,15 @@ def _lines(idle: float) -> Iterator[str]:
         pending += data
 
 
-def _reporter(output: Any, line: str) -> Callable[[str], None]:
+def _reporter(output: Any, line: str) -> Tell:
     last = 0.0
 
-    def report(stage: str) -> None:
+    def report(stage: str, partial: Mapping[str, Partial] | None = None) -> None:
         nonlocal last
         if time.monotonic() - last >= REPORT_SECONDS:
             last = time.monotonic()
-            _answer(output, json.loads(line), stage=stage)
+            news = {} if partial is None else {"partial": partial}
+            _answer(output, json.loads(line), stage=stage, **news)
 
     return report
 

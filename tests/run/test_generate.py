@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,6 +157,35 @@ def test_models_answer_together_as_each_alone(
     assert any("tensor<2x32x16xf32>" in line for line in products)  # the changed one
     assert any("tensor<32x64xf32>" in line for line in products)
     assert not any("tensor<2x32x64xf32>" in line for line in products)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(NEW), Sampling(NEW, temperature=1.5, top_k=20, top_p=0.9, seed=4)])
+def test_a_stream_has_the_tokens_of_one_loop(
+    template: params.AbstractModel, sampler: Sampler, leaves: Leaves, sampling: Sampling
+) -> None:
+    whole = sampler(leaves, PROMPTS, sampling)
+    ending = Sampler(template, CONFIG, jnp.float32, {whole[0][3], whole[1][0]})
+    for one in (sampler, ending):
+        wanted = one.drawn(leaves, PROMPTS, sampling)
+        for every in (1, 2, 4, NEW, 100):
+            pieces = list(one.stream(leaves, PROMPTS, sampling, every))
+            assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
+            longest = max(map(len, wanted))
+            assert len(pieces) == -(-longest // every)  # and no piece after the last row has ended
+            assert all(len(added) <= every for piece in pieces for added in piece)
+    assert [len(answer) for answer in wanted][1] == 1  # it ended at once, and its row got nothing more
+    assert list(sampler.stream(leaves, [], sampling)) == []
+    with pytest.raises(ValueError, match="every: expected at least 1, got 0"):
+        next(sampler.stream(leaves, PROMPTS, sampling, 0))
+    with pytest.raises(ValueError, match="max_new_tokens=64 must be less than max_length=64"):
+        next(sampler.stream(leaves, PROMPTS, Sampling(64)))
+
+
+def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> None:
+    compiled = sampler._advance._cache_size()
+    for every in (1, 3):
+        list(sampler.stream(leaves, PROMPTS, Sampling(7), every))
+    assert sampler._advance._cache_size() == compiled + 1
 
 
 def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: Leaves) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import shutil
@@ -16,15 +17,20 @@ import numpy as np
 import pytest
 
 from nnxdsl import RunError
+from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase
+from nnxdsl.data.tokenizers.huggingface import HFTokenizer
+from nnxdsl.generate import worker
 from nnxdsl.generate.answers import generate, pairs, pieces, tokens
 from nnxdsl.generate.model_pair import ModelPair
+from nnxdsl.generate.streaming import PartialText
 from nnxdsl.runs.run_dir import RunDirectory
 from tests.run.conftest import DPO_STEPS, SFT_STEPS
 
+BYTE_FALLBACK = Path(__file__).parent.parent / "reference" / "row_shapes" / "gemma" / "tokenizer.json"
 ROW = "pairs_held_out.jsonl:3"
 
 
-def silent(stage: str) -> None:
+def silent(stage: str, partial: object = None) -> None:
     pass
 
 
@@ -152,6 +158,62 @@ def test_several_answers_to_one_prompt(models: ModelPair) -> None:
         assert one[side]["more"] == []
         assert three[side]["ids"] == one[side]["ids"]
         assert len({tuple(said["ids"]) for said in (three[side], *three[side]["more"])}) == 3
+
+
+def test_text_is_told_while_it_is_decoded(models: ModelPair) -> None:
+    told: list[dict[str, Any]] = []
+
+    def tell(stage: str, partial: Any = None) -> None:
+        if partial is not None:
+            told.append(json.loads(json.dumps({"stage": stage, **partial})))
+
+    asked = {"prompt": "Say 1: ", "max_new_tokens": 40, "temperature": 5.0, "seed": 3, "samples": 3}
+    found = generate(models, asked, tell)
+    for side in ("policy", "other"):
+        samples = [found[side], *found[side]["more"]]
+        steps = [one[side] for one in told if side in one]
+        assert len(steps) > 2
+        for number, sample in enumerate(samples):
+            texts, counts = ([step[name][number] for step in steps] for name in ("texts", "tokens"))
+            assert all(later.startswith(text) for text, later in zip(texts, [*texts[1:], sample["text"]], strict=True))
+            assert counts == sorted(counts)
+            assert counts[-1] == len(sample["ids"])
+            assert [step["done"][number] for step in steps] == [count == len(sample["ids"]) for count in counts]
+    assert told[0].keys() == {"stage", "policy"}
+    assert told[-1].keys() == {"stage", "policy", "other"}  # what the first model said stays
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), HFTokenizer(BYTE_FALLBACK)], ids=["bytes", "fallback"])
+def test_a_character_is_told_once_it_is_complete(tokenizer: TokenizerBase) -> None:
+    text = PartialText(tokenizer)
+    seen: list[str] = []
+    for token in tokenizer.encode("é€😀é\n"):
+        text.add([token])
+        seen.append(text.text)
+    assert [one for number, one in enumerate(seen) if one not in seen[:number]] == [
+        "",
+        "é",
+        "é€",
+        "é€😀",
+        "é€😀é",
+        "é€😀é\n",
+    ]
+    text.add(tokenizer.encode("ab"))
+    assert text.text == "é€😀é\nab" == tokenizer.decode(text.ids)
+
+
+def test_progress_has_the_text_and_keeps_its_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = {"policy": {"texts": ["é"], "tokens": [2], "done": [False]}}
+    output = io.StringIO()
+    report = worker._reporter(output, '{"id": 7}')
+    report("sampling", partial)
+    report("sampling", partial)  # at once, and so left out
+    assert [json.loads(line) for line in output.getvalue().splitlines()] == [
+        {"id": 7, "stage": "sampling", "partial": partial}
+    ]
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.0)
+    report("reading weights")
+    assert json.loads(output.getvalue().splitlines()[-1]) == {"id": 7, "stage": "reading weights"}
 
 
 def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) -> None:
