@@ -78,6 +78,7 @@ class Request:
         request: The request that is sent to the child.
         state: Current state.
         stage: Current activity of the child.
+        partial: By side ("policy", "other"), what is sampled so far of each answer: "texts", "tokens", "done".
         result: Response of the child.
         error: Error message if it failed.
         began: Start time, monotonic.
@@ -89,6 +90,7 @@ class Request:
     request: dict[str, Any]
     state: JobState = "waiting"
     stage: str = ""
+    partial: dict[str, Any] = attrs.Factory(dict)
     result: dict[str, Any] | None = None
     error: str = ""
     began: float = attrs.Factory(time.monotonic)
@@ -98,6 +100,11 @@ class Request:
     def is_over(self) -> bool:
         """Whether it is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def so_far(self) -> dict[str, Any]:
+        """What is sampled so far of a request that is running."""
+        return {} if self.is_over else self.partial
 
     @property
     def seconds(self) -> float:
@@ -395,7 +402,7 @@ def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
         if isinstance(reply, dict) and reply.get("id") == request.key:
             if "stage" not in reply:
                 return reply
-            request.stage = str(reply["stage"])[:200]
+            request.stage, request.partial = str(reply["stage"])[:200], reply.get("partial") or request.partial
     return None
 
 

@@ -337,6 +337,51 @@ def test_a_request_at_work_tells_what_is_compiled_again_and_can_be_cancelled(sit
     assert "RunError: &lt;img" in words
 
 
+def streaming(site: Site, run: str, tab: str, query: dict[str, str], partial: dict[str, Any]) -> Request:
+    """A request under way, of which some of the answers is sampled."""
+    given = request(site, tab, query)
+    assert given is not None
+    key = site.answers.key(Model(run, 20), given)
+    return site.answers._remember(
+        Request(key, Model(run, 20), given, "running", "sampling from the policy", partial=partial)
+    )
+
+
+def test_answers_are_shown_while_they_are_decoded(site: Site, run: str) -> None:
+    query = {"run": run, "prompt": "H", "temperature": "0.7", "samples": "2", "max": "8"}
+    policy = {"texts": [f"one {EVIL}", "two"], "tokens": [5, 2], "done": [False, True]}
+    asked = streaming(site, run, "generate", query, {"policy": policy})
+    html = told(site, **query)
+    panes = re.findall(r'<section class="pane (\w+) running" aria-busy="true">(.*?)</section>', html)
+    assert [side for side, _ in panes] == ["policy", "other"]
+    answers = re.findall(r'class="answer">(.*?)</div>.*?<span>(.*?)</span>', panes[0][1])
+    assert answers == [
+        (f"one {EVIL}".replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;"), "5 tokens so far, running"),
+        ("two", "2 tokens so far, complete"),
+    ]
+    assert panes[1][1] == "<h3>Reference</h3>"
+    assert "Sampling from the policy" in html
+    assert shown(site, **query)["Timer"]["active"]
+    assert "The result is complete" not in html
+    assert "one" not in told(site, **query, blind="1")  # the first to answer is the policy
+    asked.state = "cancelled"
+    assert "one" not in told(site, **query)
+    assert '<div role="status" class="visually-hidden">The request was cancelled.</div>' in told(site, **query)
+    asked.state, asked.result = "done", {**who(run), **generated()}
+    html = told(site, **query)
+    assert "so far" not in html
+    assert "<ins>good</ins>" in html
+    assert '<div role="status" class="visually-hidden">The result is complete.</div>' in html
+
+
+def test_an_answer_of_a_checkpoint_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
+    query = {"run": run, "tab": "checkpoints", "prompt": "H", "max": "8"}
+    streaming(site, run, "checkpoints", query, {"policy": {"texts": ["some"], "tokens": [3], "done": [False]}})
+    values = shown(site, **query).values()
+    answers = next(value for value in values if isinstance(value, pd.DataFrame) and "step" in value)
+    assert answers.to_numpy().tolist() == [[20, "some", 3, "running"]]
+
+
 def test_tokens_are_coloured_by_their_figures_which_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
     query = {"run": run, "tab": "tokens", "prompt": "H", "text": "a"}
     key = keep(site, run, "tokens", query, {"sides": [side()]})
@@ -695,6 +740,20 @@ def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
     assert asked.state == "cancelled"
     assert built.pressed("Take back the last turn", place)["query"]["turns"] == '["Hi"]'
     assert built.pressed("Start over", place)["query"]["turns"] == ""
+
+
+def test_a_turn_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
+    chatted(site, Model(run, 20), "other", ["Hi"], "no")
+    sampling = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
+    given = {"do": "generate", "messages": [{"role": "user", "content": "Hi"}], "sides": ["policy"], **sampling}
+    asked = Request(site.answers.key(Model(run, 20), given), Model(run, 20), given, "running", "sampling")
+    asked.partial = {"policy": {"texts": ["he"], "tokens": [1], "done": [False]}}
+    site.answers._remember(asked)
+    query = {"run": run, "turns": '["Hi"]'}
+    assert chats(site, **query) == [[("user", "Hi"), ("assistant", "he")], [("user", "Hi"), ("assistant", "no")]]
+    assert "Sampling, 1 tokens so far" in told(site, **query, tab="chat", max="8")
+    asked.state = "cancelled"
+    assert chats(site, **query)[0] == [("user", "Hi")]
 
 
 def test_a_conversation_that_cannot_be_is_refused(site: Site, run: str) -> None:

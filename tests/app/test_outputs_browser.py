@@ -142,6 +142,43 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
             shot(other, f"{number}-{width}-{'dark' if dark else 'light'}")
 
 
+WATCHES = """
+window.seen = [];
+new MutationObserver(() => {
+  const running = document.querySelectorAll(".pane.policy.running .answer");
+  if (running.length) window.seen.push([...running].map((one) => one.textContent));
+}).observe(document, { childList: true, subtree: true, characterData: true });
+"""
+
+
+def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Path) -> None:
+    shown = open_page(app.url(f"/outputs?run={run.name}&prompt=Say+1%3A+&max=900&temperature=5&samples=4&seed=1"))
+    shown.evaluate(WATCHES)
+    press(shown, "Generate")
+    answered(shown, ".pane.policy.running .answer")
+    assert shown.locator(".pane.other.running").count() == 1
+    shown.reload()  # what is there is shown again
+    shown.evaluate(WATCHES)
+    shown.wait_for_selector(".pane.policy.running .answer")
+    assert shown.get_by_role("button", name="Cancel", exact=True).is_visible()
+    answered(shown, f"{POLICY}:not(.running)")
+    (stored,) = [json.loads(file.read_text())["result"] for file in (app.home / ".app" / "outputs").glob("*.json")]
+    final = [one["text"] for one in (stored["policy"], *stored["policy"]["more"])]
+    assert shown.locator(f"{POLICY} .answer").all_text_contents() == [text or "(nothing)" for text in final]
+    seen = shown.evaluate("window.seen")
+    assert len({tuple(texts) for texts in seen}) >= 2
+    for texts in seen:
+        assert all(whole.startswith(text) for whole, text in zip(final, texts, strict=True))
+    shown.get_by_role("status").get_by_text("The result is complete.").wait_for(state="attached")
+    # what is cancelled ends, and leaves nothing
+    shown.get_by_label("Seed").fill("2")
+    press(shown, "Generate")
+    answered(shown, ".pane.policy.running .answer")
+    press(shown, "Cancel")
+    shown.wait_for_selector("text=The request was cancelled")
+    shown.wait_for_selector(".pane", state="hidden")
+
+
 def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_page: Open, run: Path) -> None:
     shown = open_page(app.url(f"/outputs?run={run.name}"))
     shown.get_by_label("Prompt", exact=True).fill(EVIL)

@@ -21,6 +21,12 @@ import json, os, sys, time
 for line in sys.stdin:
     asked = json.loads(line)
     print(json.dumps({"id": asked["id"], "stage": "at it"}), flush=True)
+    if asked["do"] == "stream":
+        for text in ("a", "ab"):
+            policy = {"texts": [text], "tokens": [len(text)], "done": [False]}
+            print(json.dumps({"id": asked["id"], "stage": text, "partial": {"policy": policy}}), flush=True)
+            print(json.dumps({"id": asked["id"], "stage": "next"}), flush=True)
+        sys.stdin.readline()
     if asked["do"] == "sleep":
         time.sleep(60)
     if asked["do"] == "crash":
@@ -89,6 +95,18 @@ def test_one_child_answers_until_other_models_are_asked_for(make: Callable[..., 
     assert not is_alive(first.result["pid"])
     answers.close()
     assert not is_alive(other.result["pid"])
+
+
+def test_the_text_so_far_is_of_a_running_request(make: Callable[..., Answers], run: str) -> None:
+    answers, model = make(), Model(run, 20)
+    asked, end = answers.ask(model, {"do": "stream"}), time.monotonic() + 20
+    while asked.so_far.get("policy", {}).get("texts") != ["ab"] or asked.stage != "next":  # which brings no text
+        assert time.monotonic() < end, asked
+        time.sleep(0.01)
+    assert asked.so_far == {"policy": {"texts": ["ab"], "tokens": [2], "done": [False]}}
+    answers.cancel(asked.key)
+    assert (asked.state, asked.so_far) == ("cancelled", {})
+    assert over(answers.ask(model, {"do": "x"})).so_far == {}
 
 
 def test_what_was_answered_is_known_to_the_next_app(make: Callable[..., Answers], run: str) -> None:

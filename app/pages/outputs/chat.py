@@ -19,7 +19,7 @@ from ...processes.votes import SIDES
 from ...state import Site
 from ...store.run_paths import directory_path
 from ...view import Done, Query, Values, View
-from .generate import called, ended
+from .generate import beginnings, ended, other_of
 from .request import Chosen, by_key, checkpoint_of, sampling, steps_of, with_checkpoints
 from .tab import Tab
 
@@ -47,10 +47,7 @@ class Speaker(NamedTuple):
     @property
     def heading(self) -> str:
         """Its name."""
-        against = self.model.against
-        if self.side == "other":
-            return called(f"step {against}" if against.isdecimal() else against)
-        return f"{self.model.run}, step {self.model.step:,}"
+        return other_of(self.model) if self.side == "other" else f"{self.model.run}, step {self.model.step:,}"
 
 
 class Chat(Tab):
@@ -155,9 +152,9 @@ class Chat(Tab):
             turns = [*turns, message]
         return {**texts, **_turns(turns)}
 
-    def answered(self, here: Chosen, query: Query) -> tuple[bool, Values]:
+    def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """How far the last turn is, and the conversation of each model."""
-        is_pending, values = super().answered(here, query)
+        request, values = super().answered(here, query)
         found = self.conversations(here, query) if turns_of(self.site, query) else []
         shown: dict[Any, Any] = {**values, self.found: gr.update(visible=bool(found))}
         for (column, heading, chat, facts), one in zip_longest(self._columns, found):
@@ -168,7 +165,7 @@ class Chat(Tab):
                 label = f"Conversation with {speaker.heading}"
                 shown[chat] = gr.update(value=[*_messages(speaker, turns)], label=label)
                 shown[facts] = self._facts(speaker, turns[-1][1])
-        return is_pending, shown
+        return request, shown
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """Nothing: a conversation is shown while it has no answer as well."""
@@ -181,7 +178,8 @@ class Chat(Tab):
         if answer.result is None and answer.is_over:
             return f"**{answer.state.capitalize()}**{f': {plain(answer.error)}' if answer.error else ''}"
         if answer.result is None:
-            return plain((answer.stage or answer.state).capitalize())
+            words = plain((answer.stage or answer.state).capitalize())
+            return words + "".join(f", {tokens} tokens so far" for _, tokens, _ in beginnings(answer, speaker.side))
         reply, model = answer.result[speaker.side], speaker.model
         there = {"run": model.run, "step": str(model.step), "against": model.against, "from": answer.key}
         path = self.site.settings.root + link("/outputs", **there, tab="tokens", side=speaker.side)
@@ -240,8 +238,11 @@ def turns_of(site: Site, query: Query) -> list[str]:
 def _messages(speaker: Speaker, turns: Turns) -> Iterator[dict[str, str]]:
     for given, answer in turns:
         yield given["messages"][-1]
-        if answer is not None and answer.result is not None:
+        if answer is None:
+            continue
+        if answer.result is not None:
             yield {"role": "assistant", "content": answer.result[speaker.side]["text"] or "(nothing)"}
+        yield from ({"role": "assistant", "content": text} for text, _, _ in beginnings(answer, speaker.side))
 
 
 def _turns(turns: Sequence[str]) -> dict[str, str]:

@@ -45,26 +45,35 @@ class Generate(Tab):
         with gr.Row(visible=False) as self._votes:
             for label, choice in () if self.site.settings.read_only else CHOICES:
                 view.does(gr.Button(label).click, partial(self._voted, choice))
-        self._tally, self._settings = gr.Markdown(), gr.Markdown()
-        with gr.Accordion("The prompt as tokenized for both models"):
-            self._prompt = gr.HTML(apply_default_css=False)
+        self._tally = gr.Markdown()
+        with gr.Column(visible=False) as self._about:
+            self._settings = gr.Markdown()
+            with gr.Accordion("The prompt as tokenized for both models"):
+                self._prompt = gr.HTML(apply_default_css=False)
         with gr.Column(visible=False) as self._told:
             self._saves = save_buttons("jsonl")
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """The answers; while they are blind, nothing tells which is which."""
+        """The answers; while they are blind, nothing tells which is which, nor which model is the first to answer."""
         (found,) = requests
-        assert found.result is not None
+        result = found.result
         is_blind = query.get("blind") == "1" and not self.site.votes.has(found.key)
+        shown: dict[Any, Any] = {
+            self._votes: gr.update(visible=is_blind and result is not None),
+            self._about: gr.update(visible=result is not None),
+            self._told: gr.update(visible=not is_blind and result is not None),
+        }
+        if result is None:
+            waits = tag("p", "The answers are shown when both are complete.", cls="subdued")
+            return {**shown, self._panes: waits if is_blind else _so_far(found), self._tally: ""}
         order = self.site.votes.order(found.key) if is_blind else SIDES
         links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": found.key})
         return {
-            self._panes: _panes(found.result, order, None if is_blind else links),
-            self._votes: gr.update(visible=is_blind),
+            **shown,
+            self._panes: _panes(result, order, None if is_blind else links),
             self._tally: self._tallied(found),
-            self._settings: _settings(found.result),
-            self._prompt: as_tokenized(found.result["prompt_pieces"], set(found.result["special"])),
-            self._told: gr.update(visible=not is_blind),
+            self._settings: _settings(result),
+            self._prompt: as_tokenized(result["prompt_pieces"], set(result["special"])),
             **saved(self.site, self._saves, found),
         }
 
@@ -114,10 +123,16 @@ class Checkpoints(Tab):
         ]
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """The answers that there are."""
-        answers = [(one.model.step, one.result["policy"]) for one in requests if one.result is not None]
-        rows = [[step, answer["text"], answer["tokens"], ended(answer)] for step, answer in answers]
-        label = f"Answers of {len(rows)} of {len(here.steps) + 1} checkpoints; step 0 is the policy before training"
+        """The answers that there are, and the beginning of one."""
+        rows: list[list[Any]] = []
+        for one in requests:
+            for text, tokens, _ in beginnings(one, "policy"):
+                rows.append([one.model.step, text, tokens, "running"])
+            if one.result is not None:
+                answer = one.result["policy"]
+                rows.append([one.model.step, answer["text"], answer["tokens"], ended(answer)])
+        count = sum(one.result is not None for one in requests)
+        label = f"Answers of {count} of {len(here.steps) + 1} checkpoints; step 0 is the policy before training"
         table = pd.DataFrame(rows, columns=["step", "answer", "tokens", "end"])
         return {self._table: gr.update(value=table, label=label)}
 
@@ -127,9 +142,35 @@ def called(against: str) -> str:
     return against if "," in against else against[:1].upper() + against[1:]
 
 
+def other_of(model: Model) -> str:
+    """Heading of the other side of a request: its reference, a step, or a step of another run."""
+    run, _, step = model.against.rpartition("@")
+    if not step.isdecimal():
+        return called(model.against)
+    return f"{run}, step {int(step):,}" if run else f"Step {int(step):,}"
+
+
+def beginnings(request: Request, side: str) -> list[tuple[str, int, bool]]:
+    """What is sampled so far of each answer of a running request: its text, its tokens, and whether it has ended."""
+    there = request.so_far.get(side, {"texts": (), "tokens": (), "done": ()})
+    return list(zip(there["texts"], there["tokens"], there["done"], strict=True))
+
+
 def ended(answer: Mapping[str, Any]) -> str:
     """Why an answer ended."""
     return f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
+
+
+def _so_far(found: Request) -> Html:
+    """Both sides as far as they are sampled."""
+    panes: list[Html] = []
+    for side, heading in zip(SIDES, (f"Policy, step {found.model.step:,}", other_of(found.model)), strict=True):
+        parts: list[Child] = [tag("h3", heading)]
+        for text, tokens, is_done in beginnings(found, side):
+            facts = tag("span", f"{tokens} tokens so far, {'complete' if is_done else 'running'}")
+            parts += [tag("div", text, cls="answer"), tag("p", facts, cls="facts-line")]
+        panes.append(tag("section", parts, cls=f"pane {side} running", aria_busy="true"))
+    return tag("div", panes, cls="panes")
 
 
 def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -> Html:

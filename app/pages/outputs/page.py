@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ...components.states import signed
-from ...html import link
+from ...html import link, tag
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
@@ -27,6 +27,9 @@ WHAT = (
     "log-probs, and all held-out pairs."
 )
 
+ENDS = {"done": "The result is complete.", "failed": "The request failed.", "cancelled": "The request was cancelled."}
+"""What screen readers announce: how a request ended, and nothing while it is running."""
+
 
 def build(site: Site) -> None:
     """Adds the components of the page."""
@@ -45,7 +48,7 @@ def build(site: Site) -> None:
             with gr.Tab(kind.title, id=kind.name):
                 parts[kind.name] = kind(site, view)
     view.tabs("tab", tabs)
-    timer = gr.Timer(0.7, active=False)
+    timer, spoken = gr.Timer(0.7, active=False), gr.HTML(apply_default_css=False, padding=False)
 
     def shown(query: Query) -> Values:
         here, rows = chosen(site, query), with_checkpoints(site)
@@ -65,8 +68,15 @@ def build(site: Site) -> None:
 
     def answered(query: Query) -> Values:
         here = chosen(site, query)
-        is_pending, values = parts[here.tab].answered(here, query)
-        return {timer: gr.update(active=is_pending), **values}
+        found, values = parts[here.tab].answered(here, query)
+        is_over = found is not None and found.is_over
+        return {
+            **values,
+            timer: gr.update(active=found is not None and not is_over),
+            spoken: tag(
+                "div", ENDS.get(found.state) if found is not None else None, role="status", cls="visually-hidden"
+            ),
+        }
 
     def cancelled(query: Query, client: str) -> Done:
         here = chosen(site, query)
@@ -78,7 +88,8 @@ def build(site: Site) -> None:
         view.does(button.click, cancelled)
     fields = [field for part in parts.values() for field in part.filled_outputs]
     view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *fields])
-    view.shows(answered, [timer, *(output for part in parts.values() for output in part.outputs)], every=timer)
+    outputs = [output for part in parts.values() for output in part.outputs]
+    view.shows(answered, [timer, *outputs, spoken], every=timer)
 
 
 def _steps(here: Chosen) -> list[tuple[str, str]]:

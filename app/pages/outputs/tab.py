@@ -96,7 +96,7 @@ class Tab:
         raise NotImplementedError
 
     def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """What requests with results show."""
+        """What requests show that have a result, or the beginnings of answers."""
         raise NotImplementedError
 
     def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
@@ -129,15 +129,15 @@ class Tab:
             filled[self.fields["row"]] = _rows(self.site, here, query.get("row", ""))
         return filled
 
-    def answered(self, here: Chosen, query: Query) -> tuple[bool, Values]:
-        """Whether a request is not over yet, and how far it is with what is there of its result."""
+    def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
+        """The request that is under way, or else the first one; how far it is, with what is there of the results."""
         requests = self.requested(here, query)
         pending = [one for one in requests if not one.is_over]
-        done = [one for one in requests if one.result is not None]
-        told: dict[Any, Any] = {self._status: self._words(query, next(iter(pending or done or requests), None))}
+        shown = [one for one in requests if one.result is not None or one.so_far]
+        found = next(iter(pending or shown or requests), None)
+        told: dict[Any, Any] = {self._status: self._words(query, found), self.found: gr.update(visible=bool(shown))}
         told |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
-        shown = {self.found: gr.update(visible=bool(done))}
-        return bool(pending), {**told, **shown, **(self.values(here, done, query) if done else {})}
+        return found, {**told, **(self.values(here, shown, query) if shown else {})}
 
     def _words(self, query: Query, found: Request | None) -> str:
         if found is None:
