@@ -152,14 +152,13 @@ new MutationObserver(() => {
 
 
 def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Path) -> None:
-    shown = open_page(app.url(f"/outputs?run={run.name}&prompt=Say+1%3A+&max=900&temperature=5&samples=4&seed=1"))
-    shown.evaluate(WATCHES)
+    shown = open_page(app.url(f"/outputs?run={run.name}&prompt=Say+1%3A+&max=900&temperature=5&samples=16&seed=1"))
     press(shown, "Generate")
+    shown.wait_for_selector("text=so far")
+    shown.reload()  # models are being loaded: what comes is the child's, not the page's that asked
+    shown.evaluate(WATCHES)
     answered(shown, ".pane.policy.running .answer")
     assert shown.locator(".pane.other.running").count() == 1
-    shown.reload()  # what is there is shown again
-    shown.evaluate(WATCHES)
-    shown.wait_for_selector(".pane.policy.running .answer")
     assert shown.get_by_role("button", name="Cancel", exact=True).is_visible()
     answered(shown, f"{POLICY}:not(.running)")
     (stored,) = [json.loads(file.read_text())["result"] for file in (app.home / ".app" / "outputs").glob("*.json")]
