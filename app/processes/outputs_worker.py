@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import importlib.metadata
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +37,7 @@ from nnxdsl.storage.jsonl import read_json, replace
 from ..settings import Settings
 from ..store.run_paths import run_path
 from ..words import whole
-from .jobs import SHOWN, JobState, environment
+from .jobs import SHOWN, JobState, environment, kill_group
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
@@ -49,8 +46,6 @@ MAX_ANSWERS = 400
 
 REMEMBERED = 100
 """Maximum number of requests whose state is kept in memory."""
-
-_VERSIONS = ("jax", "jaxlib", "flax", "qwix", "numpy")
 
 
 @attrs.frozen
@@ -122,11 +117,13 @@ class _Child:
 
     def end(self) -> None:
         """Kills its process group."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+        kill_group(self.process)
+
+    def complained(self) -> str:
+        """The last part of its standard error."""
+        self.complaints.seek(0)
+        text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
+        return process_info.redact(text)[-SHOWN:].strip()
 
     def let_go(self) -> None:
         """Closes its pipes."""
@@ -134,12 +131,6 @@ class _Child:
             if pipe is not None:
                 with contextlib.suppress(OSError):  # a request that it never read
                     pipe.close()
-
-    def complained(self) -> str:
-        """The last part of its standard error."""
-        self.complaints.seek(0)
-        text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
-        return process_info.redact(text)[-SHOWN:].strip()
 
 
 @attrs.frozen
@@ -159,16 +150,15 @@ class HeldOut:
         """The data of a run that was started in `started`."""
         prefix = f"{started.absolute()}/"
 
-        def is_whole(path: str) -> bool:
-            return path.startswith((HUB, "~")) or Path(path).is_absolute()
-
         def here(path: str) -> str:
+            if path.startswith((HUB, "~")) or Path(path).is_absolute():
+                return path
             is_glob = glob.has_magic(path) and not (started / path).exists()
-            return path if is_whole(path) else f"{glob.escape(prefix) if is_glob else prefix}{path}"
+            return f"{glob.escape(prefix) if is_glob else prefix}{path}"
 
-        given = data.path
-        spec = attrs.evolve(data, path=here(given) if isinstance(given, str) else tuple(map(here, given)))
-        return cls(spec, "" if all(map(is_whole, data.paths)) else prefix)
+        paths = tuple(map(here, data.paths))
+        spec = attrs.evolve(data, path=paths[0] if isinstance(data.path, str) else paths)
+        return cls(spec, "" if paths == tuple(data.paths) else prefix)
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The name of each readable row in the run, and its fields in the loaders' columns.
@@ -210,17 +200,17 @@ class Answers:
         Raises:
             RunError: there is no such run.
         """
-        run = run_path(self._settings.home, model.run)
         other, _, number = model.against.rpartition("@")
-        step = whole(number) or 0
-        files = _files(run, {model.step} if other else {model.step, step})
-        files += _files(run_path(self._settings.home, other), {step}) if other else []
+        steps = {(model.run, model.step), (other or model.run, whole(number) or 0)}
+        runs = {name: run_path(self._settings.home, name) for name, _ in steps}
+        files = {path / name for path in runs.values() for name in ("run.json", "experiment.json")}
+        files |= {runs[name] / f"checkpoints/{step:08d}/manifest.json" for name, step in steps if step}
         depends = {
             "model": attrs.asdict(model),
-            "files": [_digest(file) for file in files],
+            "files": [_digest(file) for file in sorted(files)],
             "held out": None if (held_out := self.held_out(model.run)) is None else held_out.stamps(),
             "request": request,
-            "versions": {name: _version(name) for name in _VERSIONS},
+            "versions": _versions(),
             "code": code_digest(),
         }
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
@@ -300,48 +290,46 @@ class Answers:
 
     def _run(self, request: Request) -> None:
         with self._turn:
+            with self._lock:
+                if request.state != "waiting":
+                    return
+                request.state, request.stage, request.began = "running", "starting", time.monotonic()
             try:
-                with self._lock:
-                    if request.state != "waiting":
-                        return
-                    request.state, request.stage, request.began = "running", "starting", time.monotonic()
-                    child = self._child_for(request.model)
-                limit = self._settings.limits.job_seconds
-                late = threading.Timer(limit, child.end)
-                late.start()
-                try:
-                    reply = _converse(child, request)
-                finally:
-                    late.cancel()
-                if reply is None:
-                    took = time.monotonic() - request.began
-                    error = self._given_up(child)
-                    reply = {"error": f"timed out after {limit:.0f} s" if took >= limit else error}
-                self._settle(request, reply)
+                reply = self._reply(request)
             except Exception as error:  # a thread has no caller that would handle it
-                self._settle(request, {"error": f"{type(error).__name__}: {error}"})
+                reply = {"error": f"{type(error).__name__}: {error}"}
+            result = reply.get("result")
+            if isinstance(result, dict):
+                self._keep(request, result)
+            with self._lock:
+                if request.state != "cancelled":
+                    request.ended = time.monotonic()
+                    request.result = result if isinstance(result, dict) else None
+                    request.error = "" if request.result else str(reply.get("error", "no answer"))
+                    request.state = "failed" if request.error else "done"
 
-    def _given_up(self, child: _Child) -> str:
-        """Returns the error output of a child that has ended; the next request starts a new child."""
+    def _reply(self, request: Request) -> dict[str, Any]:
+        """The last message of the child on a request; the next request starts a new child if this one ended."""
+        with self._lock:
+            if request.state == "cancelled":
+                return {}
+            child = self._child_for(request.model)
+        limit = self._settings.limits.job_seconds
+        late = threading.Timer(limit, child.end)
+        late.start()
+        try:
+            reply = _converse(child, request)
+        finally:
+            late.cancel()
+        if reply is not None:
+            return reply
+        took = time.monotonic() - request.began
         child.end()
         error = child.complained() or f"ended with exit code {child.process.poll()} without any error output"
         with self._lock:
-            if self._child is child:
-                self._child = None
+            self._child = None if self._child is child else self._child
         child.let_go()
-        return error
-
-    def _settle(self, request: Request, reply: dict[str, Any]) -> None:
-        if isinstance(reply.get("result"), dict):
-            self._keep(request, reply["result"])
-        with self._lock:
-            if request.state == "cancelled":
-                return
-            request.ended = time.monotonic()
-            if isinstance(reply.get("result"), dict):
-                request.state, request.result = "done", reply["result"]
-            else:
-                request.state, request.error = "failed", str(reply.get("error", "no answer"))
+        return {"error": f"timed out after {limit:.0f} s" if took >= limit else error}
 
     def _child_for(self, model: Model) -> _Child:
         """Returns the child with these models; the caller holds the lock."""
@@ -406,12 +394,6 @@ def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
     return None
 
 
-def _files(run: Path, steps: set[int]) -> list[Path]:
-    """Files that a run's policy at some steps depends on."""
-    names = ["run.json", "experiment.json", *(f"checkpoints/{step:08d}/manifest.json" for step in sorted(steps - {0}))]
-    return [run / name for name in names]
-
-
 def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -420,8 +402,5 @@ def _digest(path: Path) -> str:
 
 
 @cache
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def _versions() -> dict[str, str]:
+    return process_info.installed_versions(("jax", "jaxlib", "flax", "qwix", "numpy"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
 
+from ..store.growing import GrowingFiles
 from .outputs_worker import Model, Request
 
 SIDES = ("policy", "other")
@@ -35,8 +40,7 @@ class Votes:
     def __init__(self, path: Path) -> None:
         """Sets the file, which is read on first use."""
         self._file, self._lock = JsonLines(path), threading.Lock()
-        self._stamp: tuple[int, int] | None = None
-        self._last: dict[str, dict[str, Any]] = {}
+        self._last = GrowingFiles[dict[str, dict[str, Any]]](dict, _add)
 
     def order(self, key: str) -> tuple[str, str]:
         """Display order of the two sides in a blind comparison: pseudo-random, and fixed per answer."""
@@ -55,12 +59,10 @@ class Votes:
             raise RunError("vote for a, b or tie")
         is_tie = choice == "tie" or (request.result is not None and are_equal(request.result))
         whose = "tie" if is_tie else self.order(request.key)["ab".index(choice)]
-        model = request.model
-        row = {"time": process_info.utc(), "key": request.key, "run": model.run, "step": model.step}
-        row["against"] = model.against
+        row = {"time": process_info.utc(), "key": request.key, **attrs.asdict(request.model), "for": whose}
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file.append({**row, "for": whose}, durable=True)
+            self._file.append(row, durable=True)
         return whose
 
     def has(self, key: str) -> bool:
@@ -69,23 +71,18 @@ class Votes:
 
     def tally(self, model: Model) -> dict[str, int]:
         """Number of votes for each side."""
-        about = (model.run, model.step, model.against)
-        rows = self._rows().values()
-        counts = Counter(
-            row.get("for") for row in rows if (row.get("run"), row.get("step"), row.get("against")) == about
-        )
+        about = attrs.asdict(model)
+        counts = Counter(row.get("for") for row in self._rows().values() if about.items() <= row.items())
         return {name: counts[name] for name in (*SIDES, "tie")}
 
     def _rows(self) -> dict[str, dict[str, Any]]:
-        try:
-            stat = self._file.path.stat()
-        except OSError:
-            return {}
-        with self._lock:
-            if self._stamp != (stat.st_mtime_ns, stat.st_size):
-                try:
-                    self._last = {str(row.get("key")): row for row in self._file.read()}
-                except RunError:  # damaged: the page works without votes
-                    self._last = {}
-                self._stamp = (stat.st_mtime_ns, stat.st_size)
-            return self._last
+        with contextlib.suppress(RunError):  # unreadable: the page works without votes
+            return self._last.of(self._file.path)
+        return {}
+
+
+def _add(last: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:
+    for line in lines:
+        with contextlib.suppress(ValueError, AttributeError):  # a damaged line
+            row = json.loads(line)
+            last[str(row.get("key"))] = row

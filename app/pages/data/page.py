@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nnxdsl.errors import RunError
 from ...components.token_runs import token_runs
 from ...markdown import plain
 from ...page import Page
-from ...processes.jobs import Job, files_of
+from ...processes.jobs import Job
 from ...state import Site
 from ...store.experiments import written
 from ...view import Query, Values, View, is_narrow
@@ -113,7 +114,9 @@ def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
     if query.get("file"):
         target = _within(project, query["file"])
         words += ["--tokenizer", _within(project, query["tokenizer"])] if query.get("tokenizer") else []
-        stamp = files_of({target: project / target})  # a changed file is read again
+        with contextlib.suppress(OSError):
+            stat = (project / target).stat()  # a changed file is read again
+            stamp = f"{stat.st_mtime_ns} {stat.st_size}"
     elif kind in KINDS and name:
         experiment = source(site, {kind: name}).experiment
         if experiment is None:  # the recipe is being read
