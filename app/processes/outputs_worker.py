@@ -99,7 +99,7 @@ class Request:
     @property
     def so_far(self) -> dict[str, Any]:
         """What is sampled so far of a request that is running."""
-        return {} if self.is_over else self.partial
+        return {} if self.is_over or self.result else self.partial
 
     @property
     def seconds(self) -> float:

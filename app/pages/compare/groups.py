@@ -142,7 +142,7 @@ def _names(groups: Sequence[Sequence[Compared]], by: str) -> list[str]:
     ]
 
 
-def baseline_of(groups: Sequence[Group], query: Mapping[str, str]) -> Group:
-    """The group with the run that the query names as its baseline, or else the first."""
-    base = query.get("base", "")
-    return next((group for group in groups if any(run.row.id == base for run in group.runs)), groups[0])
+def baseline_of(groups: Sequence[Group], query: Mapping[str, str]) -> Group | None:
+    """The group with the run that the query names as its baseline, or else the first; None without groups."""
+    named = [group for group in groups if any(run.row.id == query.get("base") for run in group.runs)]
+    return next(iter([*named, *groups]), None)

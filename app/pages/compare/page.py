@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gradio as gr
@@ -13,7 +13,7 @@ from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
 from ...state import Site
-from ...store.run_paths import directory_path
+from ...store.index import Row
 from ...view import Query, Values, View
 from ..outputs.request import steps_of
 from ..run.charts import SMOOTHING
@@ -75,63 +75,72 @@ def build(site: Site) -> None:
 
     def shown(query: Query) -> Values:
         runs, missing_ids = compared(site, query)
-        rows = site.index.rows()
-        chosen = [run.row.id for run in runs if run.row.id in ids_of(query)]
-        key, problem = _group_by(query, runs)
+        key = query.get("group", "")
+        key = key if key == SEEDS or key in paths([run.config for run in runs]) else ""
         groups = grouped(runs, key)
-        baseline = baseline_of(groups, query) if groups else None
-        missing = (
-            [f"**! Not in {plain(str(site.settings.home))}: {plain(', '.join(missing_ids))}**"] if missing_ids else []
-        )
+        baseline = baseline_of(groups, query)
+        names = dict.fromkeys([*fields(runs), *([key] if key not in ("", SEEDS) else [])])
+        kinds = [("Run", ""), ("Seeds: equal settings but for the seed", SEEDS), *((name, name) for name in names)]
+        chosen = [run.row.id for run in runs if run.row.id in ids_of(query)]
         found: dict[Any, Any] = {
-            ids: gr.update(choices=[row.id for row in rows], value=chosen),
+            ids: gr.update(choices=[row.id for row in site.index.rows()], value=chosen),
             wanted: query.get("filter", ""),
-            by: gr.update(choices=_offered(runs, key), value=key),
+            by: gr.update(choices=kinds, value=key),
             band: gr.update(value=query["band"] if query.get("band") in BANDS else "", visible=bool(key)),
             base: gr.update(
                 choices=[(group.name, group.runs[0].row.id) for group in groups],
-                value=baseline.runs[0].row.id if baseline else None,
+                value=None if baseline is None else baseline.runs[0].row.id,
             ),
+            notes: "\n\n".join(_notes(site, query, runs, groups, key, missing_ids)),
             comparison: gr.update(visible=len(runs) >= LEAST),
         }
         if baseline is None or len(runs) < LEAST:
-            words = _too_few(len(runs), len(rows), has_filter=bool(query.get("filter")))
-            return {**found, notes: "\n\n".join([*missing, words]), plot: None}
-        above = [*problem, *_found(site, query), *_warnings(runs, groups, key), *_to_outputs(site, groups, baseline)]
-        what, settings_of = settings(groups, everything=query.get("config") == "all")
+            return {**found, plot: None}
+        what = "Last value (difference to the baseline), best value"
+        is_one = all(group.is_one for group in groups)
+        what += " and its step" if is_one else ": mean ± sample standard deviation (number of runs)"
+        label, differing = settings(groups, everything=query.get("config") == "all")
         told = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
         saved = link("/download", compare=",".join(chosen), **told)
         return {
             **found,
-            notes: "\n\n".join([*missing, *above]),
-            metrics: gr.update(value=summary(groups, baseline), label=_label(groups)),
+            metrics: gr.update(value=summary(groups, baseline), label=what),
             **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
             over: gr.update(choices=list(offered([run.columns for run in runs]))),
             plot: curves(query, groups),
-            table: gr.update(value=settings_of, label=what, visible=not settings_of.empty),
+            table: gr.update(value=differing, label=label, visible=not differing.empty),
         }
 
     view.shows(shown, outputs, every=3)
 
 
-def _group_by(query: Query, runs: Sequence[Compared]) -> tuple[str, list[str]]:
-    """What the query groups by, and why its choice is not followed."""
-    key = query.get("group", "")
-    if key in ("", SEEDS) or not runs or key in paths([run.config for run in runs]):
-        return key, []
-    return "", [f"**! Not grouped: these runs have no setting {plain(key[:100])}.**"]
-
-
-def _offered(runs: Sequence[Compared], key: str) -> list[tuple[str, str]]:
-    names = dict.fromkeys([*fields(runs), *([key] if key not in ("", SEEDS) else [])])
-    return [("Run", ""), ("Seeds: equal settings but for the seed", SEEDS), *((name, name) for name in names)]
-
-
-def _label(groups: Sequence[Group]) -> str:
-    words = "Last value (difference to the baseline), best value"
-    if all(group.is_one for group in groups):
-        return f"{words} and its step"
-    return f"{words}: mean ± sample standard deviation (number of runs)"
+def _notes(
+    site: Site, query: Query, runs: Sequence[Compared], groups: Sequence[Group], key: str, missing_ids: Sequence[str]
+) -> Iterator[str]:
+    """What stands above the comparison: what cannot be compared, and what makes it unfair."""
+    if missing_ids:
+        yield f"**! Not in {plain(str(site.settings.home))}: {plain(', '.join(missing_ids))}**"
+    if len(runs) < LEAST:
+        yield _too_few(len(runs), len(site.index.rows()), has_filter=bool(query.get("filter")))
+        return
+    if key != query.get("group", ""):
+        yield f"**! Not grouped: these runs have no setting {plain(query['group'][:100])}.**"
+    if query.get("filter"):
+        count = len(filtered(site, query))
+        words = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
+        yield f"{words}." if count <= MOST_FOUND else f"**! {words}; the newest {MOST_FOUND} are compared.**"
+    if unread := [run.row.id for run in runs if not run.config]:
+        yield f"**! The settings of {plain(', '.join(unread))} cannot be read.**"
+    if mixed := averaged_over(groups, key):
+        more = f" and {len(mixed) - 6} more" if len(mixed) > 6 else ""
+        yield f"**! Runs of one group differ in more than the seed: {', '.join(map(plain, mixed[:6]))}{more}.**"
+    if found := unfair([group.config for group in groups if group.config]):
+        lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in found]
+        yield "\n".join(["**Compare with care**", "", *lines])
+    elif not unread and not mixed:
+        yield FAIR
+    if all(group.is_one for group in groups) and (base := baseline_of(groups, query)):
+        yield from _to_outputs([group.runs[0].row for group in groups], base.runs[0].row)
 
 
 def _too_few(count: int, there: int, *, has_filter: bool) -> str:
@@ -145,42 +154,12 @@ def _too_few(count: int, there: int, *, has_filter: bool) -> str:
     return "Choose two to six runs, or enter a filter." if not count else "Choose at least one more run."
 
 
-def _found(site: Site, query: Query) -> list[str]:
-    """How many runs the filter finds."""
-    count = len(filtered(site, query))
-    if not query.get("filter"):
-        return []
-    words = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
-    return [f"{words}." if count <= MOST_FOUND else f"**! {words}; the newest {MOST_FOUND} are compared.**"]
-
-
-def _warnings(runs: Sequence[Compared], groups: Sequence[Group], key: str) -> list[str]:
-    unread = [run.row.id for run in runs if not run.config]
-    parts = [f"**! The settings of {plain(', '.join(unread))} cannot be read.**"] if unread else []
-    if mixed := averaged_over(groups, key):
-        more = f" and {len(mixed) - 6} more" if len(mixed) > 6 else ""
-        parts.append(f"**! Runs of one group differ in more than the seed: {', '.join(map(plain, mixed[:6]))}{more}.**")
-    found = unfair([group.config for group in groups if group.config])
-    if found:
-        lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in found]
-        return [*parts, "\n".join(["**Compare with care**", "", *lines])]
-    return parts or [FAIR]
-
-
-def _to_outputs(site: Site, groups: Sequence[Group], base: Group) -> list[str]:
-    """Links to the outputs of each run against those of the baseline, if both have a checkpoint and none is a group."""
-    if not all(group.is_one for group in groups):
-        return []
-    ids, first = [group.runs[0].row.id for group in groups], base.runs[0].row.id
-    steps = {one: steps_of(directory_path(site.settings.home, one)) for one in ids}
-    saved = [one for one in ids if one != first and steps[one]]
-    if not saved or not steps[first]:
-        return []
-    against = f"{first}@{steps[first][0]}"
-    return [
-        "Outputs against the baseline: "
-        + ", ".join(markdown_link(one, link("/outputs", run=one, against=against)) for one in saved)
-    ]
+def _to_outputs(rows: Sequence[Row], base: Row) -> Iterator[str]:
+    """Links to the outputs of each run against those of the baseline, if both have a checkpoint."""
+    saved = [row.id for row in rows if row.id != base.id and steps_of(row.path)]
+    if saved and (steps := steps_of(base.path)):
+        links = [markdown_link(one, link("/outputs", run=one, against=f"{base.id}@{steps[0]}")) for one in saved]
+        yield f"Outputs against the baseline: {', '.join(links)}"
 
 
 PAGE = Page(name="compare", path="/compare", title="Compare", build=build)

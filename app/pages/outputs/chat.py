@@ -17,7 +17,6 @@ from ...markdown import plain
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES
 from ...state import Site
-from ...store.run_paths import directory_path
 from ...view import Done, Query, Values, View
 from .generate import beginnings, ended, other_of
 from .request import Chosen, by_key, checkpoint_of, sampling, steps_of, with_checkpoints
@@ -27,8 +26,6 @@ MOST_MORE = 2
 """Most checkpoints that chat beside the page's two models."""
 
 MOST_TURNS = 16
-
-
 Turns = list[tuple[dict[str, Any], Request | None]]
 """Requests of a model's turns with what came of them; the one after an unanswered turn cannot be made yet."""
 
@@ -68,8 +65,7 @@ class Chat(Tab):
             view.does(back.click, lambda query, client: Done(query=_turns(turns_of(site, query)[:-1])))
             view.does(over.click, lambda query, client: Done(query=_turns([])))
 
-    def add_form(self) -> dict[str, Any]:
-        """Adds the next message, the further checkpoints, and the numbers."""
+    def _add_form(self) -> dict[str, Any]:
         with gr.Group():
             message = gr.Textbox(label="Message", info="A turn of the user", lines=2, max_lines=12)
             more = gr.Dropdown(
@@ -79,9 +75,9 @@ class Chat(Tab):
                 label="Beside them",
                 info="Policies of other checkpoints or runs, loaded one after another",
             )
-            return {"message": message, "with": more, **self.number_fields()}
+            return {"message": message, "with": more, **self._add_numbers()}
 
-    def add_result(self, view: View) -> None:
+    def _add_result(self, view: View) -> None:
         """Adds a column for each model: its name, its conversation, and facts of its last answer."""
         self._columns: list[tuple[gr.Column, gr.Markdown, gr.Chatbot, gr.Markdown]] = []
         with gr.Row(equal_height=False):
@@ -102,18 +98,15 @@ class Chat(Tab):
 
     def filled(self, here: Chosen, query: Query) -> Values:
         """The choices of checkpoints, the numbers, and an empty message for the next turn."""
-        given = [name for name in query.get("with", "").split(",") if name]
+        given, turn = _named(query), len(turns_of(self.site, query)) + 1
         names = dict.fromkeys([*self._checkpoints(here), *given])
-        turns = turns_of(self.site, query)
         return {
             **super().filled(here, query),
-            self.fields["message"]: gr.update(
-                value="", label=f"Message, turn {len(turns) + 1} of at most {MOST_TURNS}"
-            ),
+            self.fields["message"]: gr.update(value="", label=f"Message, turn {turn} of at most {MOST_TURNS}"),
             self.fields["with"]: gr.update(choices=list(names), value=given),
         }
 
-    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """The requests of each model's turns; the one after an unanswered turn cannot be made yet."""
         return [(one.model, given) for one, found in self.conversations(here, query) for given, _ in found]
 
@@ -135,7 +128,7 @@ class Chat(Tab):
             messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
         return found
 
-    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query with the message as its last turn; without a message, the same turns.
 
         Raises:
@@ -167,10 +160,6 @@ class Chat(Tab):
                 shown[facts] = self._facts(speaker, turns[-1][1])
         return request, shown
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """Nothing: a conversation is shown while it has no answer as well."""
-        return {}
-
     def _facts(self, speaker: Speaker, answer: Request | None) -> str:
         """How long the last answer is, or why there is none."""
         if answer is None:
@@ -192,7 +181,7 @@ class Chat(Tab):
             return []
         own = [f"{here.row.id}@{step}" for step in (*here.steps, 0) if step != here.step]
         rows = [row for row in with_checkpoints(self.site) if row.id != here.row.id]
-        return [*own, *(f"{row.id}@{steps_of(directory_path(self.site.settings.home, row.id))[0]}" for row in rows)]
+        return [*own, *(f"{row.id}@{steps_of(row.path)[0]}" for row in rows)]
 
 
 def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
@@ -203,7 +192,7 @@ def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
     """
     if here.model is None:
         return []
-    names = list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
+    names = _named(query)
     if len(names) > MOST_MORE:
         raise RunError(f"with: {len(names)} checkpoints; expected at most {MOST_MORE} beside the two of the page")
     found = [Speaker(here.model, side) for side in SIDES]
@@ -213,6 +202,10 @@ def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
             raise RunError(f"with: {name[:100]} is not a run with this checkpoint, RUN@STEP")
         found.append(Speaker(model, "policy"))
     return found
+
+
+def _named(query: Query) -> list[str]:
+    return list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
 
 
 def turns_of(site: Site, query: Query) -> list[str]:

@@ -34,13 +34,11 @@ class Generate(Tab):
     title = button = "Generate"
     hint = "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed."
 
-    def number_fields(self) -> dict[str, Any]:
-        """The numbers, and whether the answers are blind."""
-        fields = super().number_fields()
+    def _add_numbers(self) -> dict[str, Any]:
+        fields = super()._add_numbers()
         return fields | {"blind": gr.Checkbox(label="Blind", info="Hide whose answer is whose until I vote")}
 
-    def add_result(self, view: View) -> None:
-        """Adds the answers, the votes on them, and their settings."""
+    def _add_result(self, view: View) -> None:
         self._panes = gr.HTML(apply_default_css=False)
         with gr.Row(visible=False) as self._votes:
             for label, choice in () if self.site.settings.read_only else CHOICES:
@@ -53,7 +51,7 @@ class Generate(Tab):
         with gr.Column(visible=False) as self._told:
             self._saves = save_buttons("jsonl")
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
+    def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """The answers; while they are blind, nothing tells which is which, nor which model is the first to answer."""
         (found,) = requests
         result = found.result
@@ -110,19 +108,18 @@ class Checkpoints(Tab):
     title, button = "All checkpoints", "Generate with each"
     hint = "Enter a prompt or choose a held-out one: the policy of every checkpoint answers it in turn."
 
-    def add_result(self, view: View) -> None:
-        """Adds the table of answers."""
+    def _add_result(self, view: View) -> None:
         self._table = gr.Dataframe(interactive=False, wrap=True, max_height=700, column_widths=[90, 780, 100, 230])
 
-    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """The request to every checkpoint of the run, by step."""
         return [
             (attrs.evolve(model, step=step, against="reference" if here.against == str(step) else here.against), given)
-            for model, given in super().asks(here, query)
+            for model, given in super()._asks(here, query)
             for step in (0, *here.steps[::-1])
         ]
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
+    def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """The answers that there are, and the beginning of one."""
         rows: list[list[Any]] = []
         for one in requests:
@@ -165,11 +162,11 @@ def _so_far(found: Request) -> Html:
     """Both sides as far as they are sampled."""
     panes: list[Html] = []
     for side, heading in zip(SIDES, (f"Policy, step {found.model.step:,}", other_of(found.model)), strict=True):
-        parts: list[Child] = [tag("h3", heading)]
-        for text, tokens, is_done in beginnings(found, side):
-            facts = tag("span", f"{tokens} tokens so far, {'complete' if is_done else 'running'}")
-            parts += [tag("div", text, cls="answer"), tag("p", facts, cls="facts-line")]
-        panes.append(tag("section", parts, cls=f"pane {side} running", aria_busy="true"))
+        answers = [
+            (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
+            for text, tokens, is_done in beginnings(found, side)
+        ]
+        panes.append(_pane(heading, answers, cls=f"pane {side} running", aria_busy="true"))
     return tag("div", panes, cls="panes")
 
 
@@ -177,24 +174,30 @@ def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -
     """Both sides in an order, each with a link to its tokens; without links they are called A and B."""
     drawn, is_blind = [samples_of(result, side) for side in order], links is None
     marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in zip(*drawn, strict=True)]
-    count, panes = len(marked), []
+    many, panes = len(marked) > 1, []
     for place, side in enumerate(order):
-        heading = f"Answer{'s' * (count > 1)} {'AB'[place]}"
+        heading = f"Answer{'s' * many} {'AB'[place]}"
         if not is_blind:
             heading = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
-        parts: list[Child] = [tag("h3", heading)]
+        answers: list[tuple[Child, list[Child]]] = []
         for at, (answer, texts) in enumerate(zip(drawn[place], marked, strict=True), start=1):
-            facts = [tag("span", f"{at} of {count}")] if count > 1 else []
-            facts += [tag("span", f"{answer['tokens']} tokens"), tag("span", ended(answer))]
+            facts: list[Child] = [f"{at} of {len(marked)}"] if many else []
+            facts += [f"{answer['tokens']} tokens", ended(answer)]
             if not is_blind:
-                if at == 1:
-                    facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
-                number_ = f"&n={at}" if count > 1 else ""
-                facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{number_}"))
-            shown = texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued")
-            parts += [tag("div", shown, cls="answer"), tag("p", facts, cls="facts-line")]
-        panes.append(tag("section", parts, cls="pane" if is_blind else f"pane {side}"))
+                facts += [tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation")] if at == 1 else []
+                facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{f'&n={at}' if many else ''}"))
+            answers.append((texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued"), facts))
+        panes.append(_pane(heading, answers, cls="pane" if is_blind else f"pane {side}"))
     return join(_marks(result, is_blind), tag("div", panes, cls="panes"))
+
+
+def _pane(heading: str, answers: Sequence[tuple[Child, Sequence[Child]]], **attributes: str) -> Html:
+    """A side: each of its answers with facts about it."""
+    parts: list[Child] = []
+    for text, facts in answers:
+        spans = [fact if isinstance(fact, Html) else tag("span", fact) for fact in facts]
+        parts += [tag("div", text, cls="answer"), tag("p", spans, cls="facts-line")]
+    return tag("section", tag("h3", heading), parts, **attributes)
 
 
 def _marks(result: Mapping[str, Any], is_blind: bool) -> Html:

@@ -54,8 +54,7 @@ class Pairs(Tab):
     needs = "held-out pairs"
     hint = "Press Compute to see rewards and margins of every held-out pair."
 
-    def add_result(self, view: View) -> None:
-        """Adds the summary, the checks, two charts, the table of pairs, and the texts of the selected one."""
+    def _add_result(self, view: View) -> None:
         with gr.Row():
             with gr.Column(min_width=320):
                 self._summary, self._margins = gr.Markdown(), gr.Plot(show_label=False)
@@ -77,8 +76,7 @@ class Pairs(Tab):
             self._open = gr.Button("Token by token", link="#")
         self._saves = save_buttons("csv", "jsonl")
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """The pairs in an order, and the selected one."""
+    def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         result = requests[0].result
         assert result is not None
         rows: list[Row] = result["rows"]

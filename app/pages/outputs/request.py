@@ -29,9 +29,6 @@ FIELDS = {
 }
 """Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
 
-DOES = {"chat": "generate", "checkpoints": "generate"}
-"""What is computed for a tab, if it has not the name of the tab."""
-
 
 @attrs.frozen
 class Number:
@@ -169,7 +166,7 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
         RunError: a field is not a number or out of range, or a text is too long.
     """
     limits = site.settings.limits
-    do: dict[str, Any] = {"do": DOES.get(tab, tab)}
+    do: dict[str, Any] = {"do": _does(tab)}
     query = {name: query[name] for name in (*FIELDS[tab], "key") if name in query}
     if stored := by_key(site, tab, query):
         return stored.request
@@ -232,10 +229,15 @@ def number(query: Mapping[str, str], name: str, limits: Limits) -> float | None:
     return value
 
 
+def _does(tab: str) -> str:
+    """What is computed for a tab."""
+    return tab if tab in ("tokens", "pairs") else "generate"
+
+
 def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
     """The tab's request that the query names by its key, since its texts are too long for a URL; None without one."""
     found = site.answers.find(query.get("key", ""))
-    if found is None or found.request["do"] != DOES.get(tab, tab):
+    if found is None or found.request["do"] != _does(tab):
         return None
     return found if ("messages" in found.request) == (tab == "chat") else None
 

@@ -56,7 +56,7 @@ class Tab:
         self.site = site
         if self.is_result_above:
             self._add_found(view)
-        self.fields = self.add_form()
+        self.fields = self._add_form()
         self.cancels: list[gr.Button] = []
         if site.settings.read_only:
             gr.Markdown("Read-only: only cached results are shown.")
@@ -72,14 +72,13 @@ class Tab:
         self.outputs: list[Block] = [self._status, *self.cancels, self.found, *_inside(self.found)]
         self.filled_outputs: list[Block] = list(self.fields.values())
 
-    def add_form(self) -> dict[str, Any]:
+    def _add_form(self) -> dict[str, Any]:
         """Adds the fields of the form, and returns them by their parts of the query."""
         with gr.Group() as self.form:
             fields = prompt_fields(has_answer="text" in FIELDS[self.name]) if "row" in FIELDS[self.name] else {}
-            return fields | self.number_fields()
+            return fields | self._add_numbers()
 
-    def number_fields(self) -> dict[str, Any]:
-        """Adds the numbers of the form in a row."""
+    def _add_numbers(self) -> dict[str, Any]:
         there = {name: one for name, one in numbers(self.site.settings.limits).items() if name in FIELDS[self.name]}
         with gr.Row(visible=bool(there)):
             return {
@@ -89,17 +88,16 @@ class Tab:
 
     def _add_found(self, view: View) -> None:
         with gr.Column(visible=False) as self.found:
-            self.add_result(view)
+            self._add_result(view)
 
-    def add_result(self, view: View) -> None:
-        """Adds the components of a result."""
+    def _add_result(self, view: View) -> None:
         raise NotImplementedError
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
+    def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """What requests show that have a result, or the beginnings of answers."""
-        raise NotImplementedError
+        return {}
 
-    def asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """What the query asks of which models; empty if it is incomplete.
 
         Raises:
@@ -110,7 +108,7 @@ class Tab:
 
     def requested(self, here: Chosen, query: Query) -> list[Request]:
         """The requests of a query; without those that were not submitted."""
-        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self.asks(here, query)]
+        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self._asks(here, query)]
         return [one for one in found if one is not None]
 
     def filled(self, here: Chosen, query: Query) -> Values:
@@ -137,7 +135,7 @@ class Tab:
         found = next(iter(pending or shown or requests), None)
         told: dict[Any, Any] = {self._status: self._words(query, found), self.found: gr.update(visible=bool(shown))}
         told |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
-        return found, {**told, **(self.values(here, shown, query) if shown else {})}
+        return found, {**told, **(self._values(here, shown, query) if shown else {})}
 
     def _words(self, query: Query, found: Request | None) -> str:
         if found is None:
@@ -161,14 +159,14 @@ class Tab:
         here = chosen(self.site, query)
         if here.model is None:
             raise RunError("Choose a run that has a checkpoint.")
-        given = self.given(here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)})
-        asks = self.asks(here, given)
+        given = self._given(here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)})
+        asks = self._asks(here, given)
         if not asks:
             return Done(f"This needs {self.needs}.", is_problem=True)
         found = [self.site.answers.ask(*one) for one in asks][-1]
         return Done(query={**written(self.name, given, found.key), "at": "", "pair": ""})
 
-    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query of a submitted form: the texts of its fields, and what it leaves as it is."""
         return dict(texts)
 

@@ -52,8 +52,7 @@ class Tokens(Tab):
         super().__init__(site, view)
         self.filled_outputs += [self._of_answer, self.form]
 
-    def add_result(self, view: View) -> None:
-        """Adds the tokens of up to two texts, the chosen token, and the cumulative difference."""
+    def _add_result(self, view: View) -> None:
         self._sums = gr.Markdown()
         with gr.Row(equal_height=True):
             scales = [(f"±{one} nats", one) for one in SCALES]
@@ -83,12 +82,10 @@ class Tokens(Tab):
             self.form: gr.update(visible=not query.get("from")),
         }
 
-    def given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
-        """The texts, and the generated answer that the query names."""
+    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         return {**texts, **{name: query[name] for name in ("from", "side", "n") if name in query}}
 
-    def values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """The tokens in their colours, and the chosen one."""
+    def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         result = requests[0].result
         assert result is not None
         scale, sides, against = query.get("scale", SCALE), result["sides"], str(result["against"])
