@@ -52,7 +52,7 @@ class Pairs(Tab):
     name = "pairs"
     title, button = "Pairs", "Compute"
     needs = "held-out pairs"
-    hint = "Press Compute to see rewards and margins of every held-out pair."
+    hint = "Press Compute to see rewards and margins of every held-out pair, computed as in the run's own evaluation."
 
     def _add_result(self, view: View) -> None:
         with gr.Row():
