@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -17,10 +17,6 @@ LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 40
 """Of a line of a chart's own legend, one of its letters, and what stands beside a name in it."""
 WIDE, NARROW = 560, 300
 """Pixels across of a chart among others, and of one alone in a row."""
-
-
-def _no_points() -> np.ndarray:
-    return np.zeros(0)
 
 
 @attrs.frozen(eq=False)
@@ -59,7 +55,7 @@ class Line:
     colour: int = 0
     is_dashed: bool = False
     is_faint: bool = False
-    missing: np.ndarray = attrs.field(factory=_no_points)
+    missing: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
     band: Band | None = None
 
 
@@ -109,15 +105,10 @@ def figure(
         number = str(place + 1) if place else ""
         where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "legend": f"legend{number if own_legends else ''}"}
         for line in chart.lines:
-            is_new = line.name not in named and not line.is_faint
-            if line.band is not None:
-                traces.append(_band(line, line.band, **where))
-            traces.append(_curve(line, show=is_new, **where))
+            traces += [trace.update(where) for trace in _traces(line, chart, is_new=line.name not in named)]
             named |= set() if own_legends or line.is_faint else {line.name}
-            if len(line.missing):
-                traces.append(_missing(line, chart, **where))
         if marks:
-            traces.append(_texts(marks, chart, **where))
+            traces.append(_texts(marks, chart).update(where))
         y_axis, x_axis = drawn.layout[f"yaxis{number}"], drawn.layout[f"xaxis{number}"]
         y_axis.update(type="log" if chart.is_log else "linear", range=_range_of_constant(chart))
         x_axis.update(title={"text": x_name} if place + columns >= len(charts) else None)
@@ -176,85 +167,68 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
 
 def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
     """A range about the one value that all curves have; plotly takes -1 to 1. None if they have several."""
-    values = np.unique(np.concatenate([line.y for line in chart.lines] or [np.zeros(0)]))
+    values = np.unique(np.concatenate([np.zeros(0), *(line.y for line in chart.lines)]))
     if len(values) != 1 or not values[0] or chart.is_log:
         return None
     return tuple(sorted((0.0, 2 * float(values[0]))))
 
 
-def _curve(line: Line, *, show: bool, **where: str) -> go.Scatter:
+def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
+    """A curve, named in the legend if it is new there; behind it its band, above it the signs of missing values."""
+    colour, name = COLOURS[line.colour % len(COLOURS)], _text(line.name)
+    group = {"name": name, "legendgroup": name, "showlegend": False}
+    texts = None
     gaps, first = np.unique(np.searchsorted(line.x, line.missing), return_index=True)
-    colour = COLOURS[line.colour % len(COLOURS)]
-    texts = [] if line.band is None else np.insert(np.array(line.band.texts, dtype=object), gaps, "").tolist()
-    return go.Scatter(
+    if line.band is not None:
+        x, y = _polygons(line.x, line.band)
+        fill = {"fill": "toself", "fillcolor": f"{colour}30"}  # the last two digits are its opacity
+        yield go.Scatter(x=x, y=y, mode="lines", line={"color": colour, "width": 0}, hoverinfo="skip", **fill, **group)
+        texts = np.insert(np.array(line.band.texts, dtype=object), gaps, "").tolist()
+    yield go.Scatter(
         x=np.insert(line.x.astype(float), gaps, line.missing[first]),
         y=np.insert(line.y.astype(float), gaps, np.nan),
-        name=_text(line.name),
-        legendgroup=_text(line.name),
-        showlegend=show,
         mode="lines+markers" if line.is_dashed or len(line.x) == 1 else "lines",
         marker={"size": 5},
         line={"color": colour, "width": 1 if line.is_faint else 2, "dash": "dash" if line.is_dashed else "solid"},
         opacity=0.35 if line.is_faint else 1,
         hoverinfo="skip" if line.is_faint else None,
         connectgaps=False,
-        text=texts or None,
+        text=texts,
         hovertemplate="%{y} %{text}" if texts else None,
-        **where,
+        **{**group, "showlegend": is_new and not line.is_faint},
     )
+    if len(line.missing):
+        y = np.full(len(line.missing), max(_drawn([line], chart), default=1.0))
+        missing = {**group, "name": f"{name}: NaN or infinite"}
+        yield go.Scatter(
+            x=line.missing, y=y, mode="markers", marker={"symbol": "x", "size": 8, "color": "#c92a2a"}, **missing
+        )
 
 
-def _band(line: Line, band: Band, **where: str) -> go.Scatter:
-    """An area between two edges, one polygon for each stretch without gaps."""
-    there = np.isfinite(band.low) & np.isfinite(band.high)
-    places = np.flatnonzero(there)
-    x: list[np.ndarray] = []
-    y: list[np.ndarray] = []
+def _polygons(x: np.ndarray, band: Band) -> tuple[np.ndarray, np.ndarray]:
+    """The outline of a band, one polygon for each stretch without gaps, with NaN between them."""
+    places = np.flatnonzero(np.isfinite(band.low) & np.isfinite(band.high))
+    xs, ys = [np.zeros(0)], [np.zeros(0)]
     for at in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
-        x += [line.x[at], line.x[at][::-1], np.full(1, np.nan)]
-        y += [band.high[at], band.low[at][::-1], np.full(1, np.nan)]
-    return go.Scatter(
-        x=np.concatenate(x)[:-1] if x else [],
-        y=np.concatenate(y)[:-1] if y else [],
-        name=_text(line.name),
-        legendgroup=_text(line.name),
-        showlegend=False,
-        mode="lines",
-        fill="toself",
-        line={"color": COLOURS[line.colour % len(COLOURS)], "width": 0},
-        fillcolor=f"{COLOURS[line.colour % len(COLOURS)]}30",  # the last two digits are its opacity
-        hoverinfo="skip",
-        **where,
-    )
+        xs += [x[at], x[at][::-1], np.full(1, np.nan)]
+        ys += [band.high[at], band.low[at][::-1], np.full(1, np.nan)]
+    return np.concatenate(xs)[:-1], np.concatenate(ys)[:-1]
 
 
-def _texts(marks: Sequence[Mark], chart: Chart, **where: str) -> go.Scatter:
+def _texts(marks: Sequence[Mark], chart: Chart) -> go.Scatter:
     """What happened at marks, at the foot of a chart."""
-    values = np.concatenate([line.y for line in chart.lines] or [np.zeros(0)])
-    values = values[values > 0] if chart.is_log else values
     return go.Scatter(
         x=[mark.x for mark in marks],
-        y=[float(values.min()) if len(values) else 1.0] * len(marks),
+        y=[min(_drawn(chart.lines, chart), default=1.0)] * len(marks),
         text=[mark.text for mark in marks],
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
         mode="markers",
         marker={"symbol": "triangle-up", "size": 7, "color": "#888"},
-        **where,
     )
 
 
-def _missing(line: Line, chart: Chart, **where: str) -> go.Scatter:
-    """Marks where values are NaN or infinite, at the top of the curve."""
-    finite = line.y[line.y > 0] if chart.is_log else line.y
-    top = float(finite.max()) if len(finite) else 1.0
-    return go.Scatter(
-        x=line.missing,
-        y=np.full(len(line.missing), top),
-        name=_text(f"{line.name}: NaN or infinite"),
-        legendgroup=_text(line.name),
-        showlegend=False,
-        mode="markers",
-        marker={"symbol": "x", "size": 8, "color": "#c92a2a"},
-        **where,
-    )
+def _drawn(lines: Sequence[Line], chart: Chart) -> list[float]:
+    """The values of curves that the axis of their chart has."""
+    values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
+    return values[(values > 0) | (not chart.is_log)].tolist()

@@ -45,6 +45,13 @@ def test_a_gap_stands_where_a_value_is_not_finite() -> None:
     assert list(alone.y) == [3.0, 2.0]
 
 
+def test_curves_of_one_name_are_once_in_the_legend() -> None:
+    line = Line("beta=0.1", np.arange(3.0), np.arange(3.0))
+    charts = [Chart("Loss", [line, line]), Chart("Reward", [line])]
+    assert [one.showlegend for one in figure(charts, "step", 2).data] == [True, False, False]
+    assert [one.showlegend for one in figure(charts, "step", 2, own_legends=True).data] == [True] * 3
+
+
 def test_the_legend_of_a_long_run_has_its_last_loss(site: Site) -> None:
     path = write_run(site.settings.home, experiment(1, steps=20_000), "finished", 0)
     written = rows(20_000)

@@ -108,7 +108,8 @@ class Tokens(Tab):
 
     def _chosen_token(self, sides: Sequence[Side], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
-        place, at = (whole(part) for part in (*name.split("."), "")[:2])
+        first, _, second = name.partition(".")
+        place, at = whole(first), whole(second)
         side = sides[place] if place is not None and place < len(sides) else None
         if side is None or at is None or not side["begin"] <= at < len(side["ids"]):
             empty = gr.update(visible=False, value=pd.DataFrame())
