@@ -47,8 +47,10 @@ def build(site: Site) -> None:
     buttons: list[gr.Button] = []
     if not site.settings.read_only:
         with gr.Row():
-            variants = (("Export", "primary"), ("Cancel", "secondary"))
-            buttons = [gr.Button(text, variant=one, visible=False, scale=0, min_width=160) for text, one in variants]
+            buttons = [
+                gr.Button("Export", variant="primary", visible=False, scale=0, min_width=160),
+                gr.Button("Cancel", visible=False, scale=0, min_width=160),
+            ]
     files = gr.Dataframe(label="Files", interactive=False, visible=False)
     timer = gr.Timer(1, active=False)
 

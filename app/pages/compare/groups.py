@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -21,7 +20,8 @@ LONGEST = 60
 """Most characters of a group's name that are settings."""
 
 
-class Spread(NamedTuple):
+@attrs.frozen
+class Spread:
     """Mean of a figure over runs.
 
     Attributes:

@@ -118,7 +118,7 @@ def _table(rows: Sequence[Row]) -> pd.DataFrame:
     files = table["row"].str.rpartition(":")
     if files[0].nunique() == 1:
         table["row"] = files[2]
-    return table[list(COLUMNS)]
+    return table.reindex(columns=list(COLUMNS))
 
 
 def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
@@ -221,7 +221,8 @@ def _lengths(table: pd.DataFrame) -> go.Figure:
     """Rewards over lengths, with their Pearson correlation."""
     parts: list[pd.DataFrame] = []
     for side in SIDES:
-        part = table[["row", f"tokens {side}", f"reward {side}"]].set_axis(["row", "tokens", "reward"], axis=1).dropna()
+        columns = {"row": table["row"], "tokens": table[f"tokens {side}"], "reward": table[f"reward {side}"]}
+        part = pd.DataFrame(columns).dropna()
         both = part["tokens"].corr(part["reward"]) if len(part) > 2 else np.nan
         parts.append(part.assign(side=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}"))
     drawn = px.scatter(
