@@ -352,7 +352,7 @@ def test_answers_are_shown_while_they_are_decoded(site: Site, run: str) -> None:
     policy = {"texts": [f"one {EVIL}", "two"], "tokens": [5, 2], "done": [False, True]}
     asked = streaming(site, run, "generate", query, {"policy": policy})
     html = told(site, **query)
-    panes = re.findall(r'<section class="pane (\w+) running" aria-busy="true">(.*?)</section>', html)
+    panes = re.findall(r'<section class="pane running" aria-busy="true" data-side="(\w+)">(.*?)</section>', html)
     assert [side for side, _ in panes] == ["policy", "other"]
     answers = re.findall(r'class="answer">(.*?)</div>.*?<span>(.*?)</span>', panes[0][1])
     assert answers == [

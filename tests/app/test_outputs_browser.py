@@ -146,7 +146,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
 WATCHES = """
 window.seen = [];
 new MutationObserver(() => {
-  const running = document.querySelectorAll(".pane.policy.running .answer");
+  const running = document.querySelectorAll(".pane.running[data-side=policy] .answer");
   if (running.length) window.seen.push([...running].map((one) => one.textContent));
 }).observe(document, { childList: true, subtree: true, characterData: true });
 """
@@ -163,10 +163,10 @@ def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Pat
     shown.wait_for_selector("text=so far")
     shown.reload()  # models are being loaded: what comes is the child's, not the page's that asked
     shown.evaluate(WATCHES)
-    answered(shown, ".pane.policy.running .answer")
-    assert shown.locator(".pane.other.running").count() == 1
+    answered(shown, ".pane.running[data-side=policy] .answer")
+    assert shown.locator(".pane.running[data-side=other]").count() == 1
     assert shown.get_by_role("button", name="Cancel", exact=True).is_visible()
-    answered(shown, f"{POLICY}:not(.running)")
+    answered(shown, POLICY)
     (stored,) = [json.loads(file.read_text())["result"] for file in (app.home / ".app" / "outputs").glob("*.json")]
     final = as_in_html([one["text"] for one in (stored["policy"], *stored["policy"]["more"])])
     texts = as_in_html(shown.locator(f"{POLICY} .answer").all_text_contents())
@@ -179,7 +179,7 @@ def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Pat
     # what is cancelled ends, and leaves nothing
     shown.get_by_label("Seed").fill("2")
     press(shown, "Generate")
-    answered(shown, ".pane.policy.running .answer")
+    answered(shown, ".pane.running[data-side=policy] .answer")
     press(shown, "Cancel")
     shown.wait_for_selector("text=The request was cancelled")
     shown.wait_for_selector(".pane", state="hidden")

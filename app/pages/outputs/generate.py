@@ -166,7 +166,7 @@ def _so_far(found: Request) -> Html:
             (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
             for text, tokens, is_done in beginnings(found, side)
         ]
-        panes.append(_pane(heading, answers, cls=f"pane {side} running", aria_busy="true"))
+        panes.append(_pane(heading, answers, cls="pane running", aria_busy="true", data_side=side))
     return tag("div", panes, cls="panes")
 
 
