@@ -453,6 +453,18 @@ def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> Non
     assert table(site, **query, sort="best first")["row"].tolist() == ["3", "1", "4", "2"]
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_pairs_without_rewards_are_shown(site: Site, run: str, count: int) -> None:
+    found = paired([1.0] * count)
+    for row in found["rows"]:
+        row["rewards"] = {}
+    keep(site, run, "pairs", {}, found)
+    query = {"run": run, "tab": "pairs"}
+    assert "Pairs: 0" in told(site, **query)
+    assert "Internal error" not in told(site, **query)
+    assert table(site, **query)["right?"].tolist() == ["-"] * count
+
+
 def test_a_selected_pair_has_its_texts_and_leads_to_its_tokens(site: Site, run: str) -> None:
     rows = paired([0.5, -0.25])
     for row in rows["rows"]:

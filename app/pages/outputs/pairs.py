@@ -108,16 +108,16 @@ def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
 
 def _table(rows: Sequence[Row]) -> pd.DataFrame:
     """A line for each pair; a row is named by its line in the file, if all are of one."""
-    table = pd.DataFrame([{name: row[name] for name in ("row", "prompt", *SIDES)} for row in rows], dtype=str)
+    names = ["row", "prompt", *SIDES]
+    table = pd.DataFrame([[row[name] for name in names] for row in rows], columns=names, dtype=str)
     for side in SIDES:
         table[f"tokens {side}"] = [row[f"{side}_tokens"] for row in rows]
         table[f"reward {side}"] = pd.Series([reward(row, side) for row in rows], dtype=float)
         table[f"per token {side}"] = table[f"reward {side}"] / table[f"tokens {side}"].clip(lower=1)
     table["margin"] = pd.Series([reward(row, "margins") for row in rows], dtype=float)
     table["right?"] = ["-" if np.isnan(one) else "✔ right" if one > 0 else "✘ wrong" for one in table["margin"]]
-    files = table["row"].str.rpartition(":")
-    if files[0].nunique() == 1:
-        table["row"] = files[2]
+    if len({str(row["row"]).rpartition(":")[0] for row in rows}) == 1:
+        table["row"] = table["row"].str.rpartition(":")[2]
     return table.reindex(columns=list(COLUMNS))
 
 
@@ -196,7 +196,7 @@ def _sign(is_good: bool) -> str:
 def _margins(table: pd.DataFrame) -> go.Figure:
     """A histogram of margins; 0 is the edge of a bin, and bars below it are hatched."""
     margins = table["margin"].dropna()
-    low, high = min(0.0, *margins), max(0.0, *margins)
+    low, high = min([0.0, *margins]), max([0.0, *margins])
     width = (high - low) / BINS or 1.0
     edges = np.arange(np.floor(low / width), np.ceil(high / width + 1e-9) + 1) * width
     bars = pd.DataFrame({"from": edges[:-1], "to": edges[1:], "pairs": np.histogram(margins, edges)[0]})
