@@ -9,15 +9,6 @@ from typing import Any
 SHOWN = 4_000
 """Most characters of a run of tokens that are shown."""
 
-STYLE = (
-    "<style>.token-runs{display:grid;gap:12px}.token-runs .parts{display:grid;gap:8px 16px;"
-    "grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr))}.token-runs pre{white-space:pre-wrap;"
-    "overflow-wrap:anywhere;margin:4px 0 0;padding:8px;border-left:3px solid var(--line);font-size:13px}"
-    ".token-runs .loss pre{border-color:var(--ok);background:var(--ok-soft)}"
-    ".token-runs .truncated pre{border-color:var(--bad);text-decoration:line-through;opacity:.8}"
-    ".token-runs b{overflow-wrap:anywhere}.token-runs .what{font-size:12px;color:var(--muted)}</style>"
-)
-
 
 def token_runs(examples: Sequence[Mapping[str, Any]]) -> str:
     """Returns rows as `nnxdsl data --json` has them; the parts of a row stand beside each other, all text escaped."""
@@ -26,7 +17,7 @@ def token_runs(examples: Sequence[Mapping[str, Any]]) -> str:
         f'<div class="parts">{"".join(map(_run, example["runs"]))}</div></section>'
         for example in examples
     )
-    return f'{STYLE}<div class="token-runs">{rows}</div>'
+    return f'<div class="token-runs">{rows}</div>'
 
 
 def _run(run: Mapping[str, Any]) -> str:

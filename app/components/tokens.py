@@ -15,32 +15,6 @@ import gradio as gr
 from ..html import Html, join, tag
 from ..view import View
 
-_CHOOSES = """
-const name = NAME, tokens = () => [...element.querySelectorAll("[data-token]")];
-const mark = () => {
-  const chosen = new URLSearchParams(location.search).get(name), all = tokens();
-  const first = all.find((one) => one.dataset.token === chosen) ?? all[0];
-  for (const one of all) {
-    one.tabIndex = one === first ? 0 : -1;
-    one.setAttribute("aria-pressed", one.dataset.token === chosen);
-  }
-};
-const choose = (one) => { one.focus(); nnx.chosen = one.dataset.token; trigger("select", {}); setTimeout(mark, 50); };
-element.addEventListener("click", (event) => {
-  const one = event.target.closest("[data-token]");
-  if (one) choose(one);
-});
-element.addEventListener("keydown", (event) => {
-  const all = tokens(), at = all.indexOf(event.target), last = all.length - 1;
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last, Enter: at, " ": at }[event.key];
-  if (at < 0 || !all[to]) return;
-  event.preventDefault();
-  choose(all[to]);
-});
-watch("value", mark);
-mark();
-"""
-
 
 class Token(NamedTuple):
     """A token of a text.
@@ -63,7 +37,8 @@ def token_map(view: View, name: str) -> gr.HTML:
 
     A click chooses a token, as do the arrow keys, Home, End and Enter.
     """
-    shown = gr.HTML(js_on_load=_CHOOSES.replace("NAME", json.dumps(name)), apply_default_css=False)
+    script = f"nnx.tokens(element, {json.dumps(name)}, trigger, watch);"
+    shown = gr.HTML(js_on_load=script, apply_default_css=False)
     view.sets(shown.select, name, "nnx.chosen")
     return shown
 
