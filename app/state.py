@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 
@@ -17,6 +18,7 @@ from .processes.usage import Usage
 from .processes.votes import Votes
 from .settings import Settings
 from .store.drafts import Drafts
+from .store.experiments import stored
 from .store.index import Index
 from .store.rollouts import Rollouts
 from .store.run_paths import run_path
@@ -94,6 +96,21 @@ class Site:
         if not run:
             raise RunError("name a run: /run?id=...")
         return RunDirectory(run_path(self.settings.home, run))
+
+    def experiment(self, run: str) -> Experiment:
+        """Loads the experiment of a run, or of a launch that was rejected.
+
+        Raises:
+            RunError: there is none, or it names classes of another package.
+        """
+        launch = self.launcher.newest(run)
+        place = self.run(run).path if self.index.row(run) is not None else launch and launch.directory
+        if place is None:
+            raise RunError(f"there is no run {run}; choose one")
+        found = stored(place / "experiment.json")
+        if found is None:
+            raise RunError(f"{run} names classes of another package, which the app does not import, or is damaged")
+        return found
 
     def close(self) -> None:
         """Stops threads and child processes of the app; runs continue."""

@@ -239,6 +239,11 @@ def client_of(request: gr.Request) -> str:
     return getattr(request.client, "host", "") if request.client else ""
 
 
+def if_any(value: Any, **more: Any) -> dict[str, Any]:
+    """An update with a text or a table, visible if it is not empty."""
+    return gr.update(value=value, visible=value is not None and len(value) > 0, **more)
+
+
 def is_narrow(query: Query) -> bool:
     """Whether the window that shows a page is narrow."""
     width = query.get("_width", "")

@@ -70,7 +70,7 @@ def test_a_draft_begins_from_a_run_the_demo_or_a_text(site: Site) -> None:
     with pytest.raises(SpecError, match="line 1, column 1"):
         drafting.loaded(site, {}, "import os")
     shown = native.Built(new_page.PAGE, site).shown(**{"from": "no-such-run"})
-    assert "there is no such run" in shown["Markdown 1"]
+    assert "there is no run no-such-run" in shown["Markdown 1"]
     assert "Recipes" in shown["Markdown 1"]
 
 

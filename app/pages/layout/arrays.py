@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from nnxdsl.terminal.array_selection import by_layout
 from nnxdsl.terminal.plan_format import applied_rules, format_axes, format_shape, format_spec
 
 from ...words import size
@@ -26,39 +24,39 @@ Array = Mapping[str, Any]
 Plan = Mapping[str, Any]
 """Output of `nnxdsl plan --json`."""
 
+_ORDERS: dict[str, Callable[[Sequence[Array]], int]] = {
+    "copies": lambda kind: kind[0]["replicas"],
+    "device": lambda kind: sum(array["device_bytes"] for array in kind),
+    "bytes": lambda kind: sum(array["bytes"] for array in kind),
+}
+"""What sorts are by, of equal arrays of all layers; the largest comes first."""
+
 
 def name_of(array: Array) -> str:
     """Name of an array in URLs: its part and its path."""
     return f"{array['part']}:{array['path']}"
 
 
-def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
-    """Arrays that match a query's `q` and `part`, sorted by its `sort`."""
-    words, part, sort = query.get("q", "").lower().split(), query.get("part", ""), query.get("sort", "")
-    matching = [
-        array for array in arrays if (not part or array["part"] == part) and all(word in _text(array) for word in words)
-    ]
-    if sort == "copies":
-        return sorted(matching, key=lambda array: -array["replicas"])
-    if sort in ("device", "bytes"):
-        key = {"device": "device_bytes", "bytes": "bytes"}[sort]
-        totals: dict[str, int] = {}
-        for array in matching:  # equal arrays of several layers are sorted by their sum
-            totals[_kind(array)] = totals.get(_kind(array), 0) + array[key]
-        return sorted(matching, key=lambda array: -totals[_kind(array)])
-    return matching
-
-
 def folded(arrays: Iterable[Array]) -> list[list[Array]]:
     """Groups arrays of different layers that have the same shape and sharding."""
-    alike: dict[str, list[Array]] = {}
-    for array in arrays:
-        alike.setdefault(_kind(array), []).append(array)
-    return list(alike.values())
+    return by_layout(list(arrays), lambda array: array["part"])
+
+
+def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
+    """Arrays that match a query's `q` and `part`, sorted by its `sort`."""
+    words, part, order = query.get("q", "").lower().split(), query.get("part", ""), _ORDERS.get(query.get("sort", ""))
+
+    def text(array: Array) -> str:
+        return f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
+
+    matching = [array for array in arrays if part in ("", array["part"]) and all(word in text(array) for word in words)]
+    if order is None:
+        return matching
+    return [array for kind in sorted(folded(matching), key=order, reverse=True) for array in kind]
 
 
 def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
-    """The array that a query names; by default the one with the most bytes per device."""
+    """The array that a query names; by default the one with the most bytes."""
     named = query.get("array", "")
     for array in arrays:
         if named in (name_of(array), array["path"]):
@@ -79,7 +77,7 @@ def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[s
     if not kinds:
         return "No array matches: the filter looks at path, dtype, part and partition.", pd.DataFrame()
     other = {name_of(array): array for array in second["arrays"]} if second else {}
-    unit, divisor = unit_of(sum(array["bytes"] for array in kind) for kind in kinds)
+    unit, divisor = unit_of(map(_ORDERS["bytes"], kinds))
     rows = []
     for number, kind in enumerate(kinds):
         array = kind[0]
@@ -90,21 +88,20 @@ def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[s
             "arrays": len(kind),
             "shape": format_shape(array["shape"]),
             "dtype": array["dtype"],
-            unit: rounded(sum(one["bytes"] for one in kind) / divisor),
+            unit: _rounded(_ORDERS["bytes"](kind) / divisor),
             "partition": format_spec(array["spec"]),
             "on a device": format_shape(array["device_shape"]),
-            f"{unit} on a device": rounded(sum(one["device_bytes"] for one in kind) / divisor),
+            f"{unit} on a device": _rounded(_ORDERS["device"](kind) / divisor),
             "copies": array["replicas"],
         }
         if second:
             there = [other[name_of(one)] for one in kind if name_of(one) in other]
             differs = bool(there) and there[0]["spec"] != array["spec"]
             row["second partition"] = f"{format_spec(there[0]['spec'])}{' ≠' if differs else ''}" if there else "none"
-            row[f"second {unit} on a device"] = rounded(sum(one["device_bytes"] for one in there) / divisor)
+            row[f"second {unit} on a device"] = _rounded(_ORDERS["device"](there) / divisor)
         rows.append({**row, "rules": ", ".join(applied_rules(array)) or "no rule applies: replicated"})
-    held = size(sum(array["device_bytes"] for array in matching))
-    words = f"{len(matching):,} of {len(found['arrays']):,} arrays in {len(kinds):,} rows; {held} on each device"
-    return words, pd.DataFrame(rows)
+    words = f"{len(matching):,} of {len(found['arrays']):,} arrays in {len(kinds):,} rows"
+    return f"{words}; {size(_ORDERS['device'](matching))} on each device", pd.DataFrame(rows)
 
 
 def array_of_row(found: Plan, query: Mapping[str, str], number: int) -> Array | None:
@@ -136,45 +133,25 @@ def unit_of(counts: Iterable[float]) -> tuple[str, int]:
     return ("bytes", "KiB", "MiB", "GiB")[power], 1024**power
 
 
-def rounded(value: float) -> float:
-    """A number with four significant digits."""
+def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
 def to_csv(arrays: Iterable[Array]) -> str:
     """Returns CSV with one row per array."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for array in arrays:
-        writer.writerow(
-            [
-                guarded(array["part"]),
-                guarded(array["path"]),
-                guarded(array["dtype"]),
-                format_shape(array["shape"]),
-                array["bytes"],
-                f"({format_spec(array['spec'])})",
-                format_shape(array["device_shape"]),
-                array["device_bytes"],
-                array["replicas"],
-                array["memory"],
-                guarded("; ".join(applied_rules(array))),
-            ]
-        )
-    return out.getvalue()
+    rows = [
+        {
+            **array,
+            "shape": format_shape(array["shape"]),
+            "partition": f"({format_spec(array['spec'])})",
+            "device_shape": format_shape(array["device_shape"]),
+            "rules": "; ".join(applied_rules(array)),
+        }
+        for array in arrays
+    ]
+    return pd.DataFrame(rows, columns=CSV_COLUMNS).map(guarded).to_csv(index=False)
 
 
-def guarded(text: object) -> str:
-    """Escapes a cell that a spreadsheet would run as a formula."""
-    words = str(text)
-    return f"'{words}" if words.startswith(("=", "+", "-", "@", "\t", "\r")) else words
-
-
-def _text(array: Array) -> str:
-    return f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
-
-
-def _kind(array: Array) -> str:
-    names = ("part", "group", "shape", "dtype", "axes", "spec", "device_shape", "replicas", "memory", "why")
-    return json.dumps([array[name] for name in names])
+def guarded(cell: Any) -> Any:
+    """Escapes a text that a spreadsheet would run as a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -71,30 +71,18 @@ def memory_bars(plans: Sequence[Plan], *, is_narrow: bool = False) -> go.Figure:
 
 def memory_parts(plans: Sequence[Plan]) -> pd.DataFrame:
     """Returns a row for each part: its bytes in each plan, whether that is exact, and how it is computed."""
-    rows: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
-    for index, plan in enumerate(plans):
-        for part in plan["memory"]:
-            if part["bytes"]:
-                rows.setdefault((part["name"], part["memory"]), [None] * len(plans))[index] = part
-    table = pd.DataFrame([dict(_part(key, parts, plans)) for key, parts in rows.items()])
-    names = [name for name in table if name != "formula"]
-    return table.reindex(columns=[*names, "formula"])
-
-
-def _part(
-    key: tuple[str, str], parts: Sequence[Mapping[str, Any] | None], plans: Sequence[Plan]
-) -> Iterator[tuple[str, str]]:
-    name, memory = key
-    is_host = memory != "device"
-    yield "part", f"{name} (host's memory)" if is_host else name
-    for index, (part, plan) in enumerate(zip(parts, plans, strict=True)):
-        total = plan["host_bytes_per_device"] if is_host else plan["bytes_per_device"]
-        share = f"{size(part['bytes'])}, {_share(part['bytes'] / max(1, total))}" if part else "-"
-        yield "second mesh" if index else "memory", share
-    there = [part for part in parts if part is not None]
-    yield "basis", " / ".join(dict.fromkeys(part["tag"] for part in there))
-    yield "formula", "; on the second mesh: ".join(dict.fromkeys(part["how"] for part in there))
-
-
-def _share(share: float) -> str:
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    parts = [{(part["name"], part["memory"]): part for part in plan["memory"] if part["bytes"]} for plan in plans]
+    rows: list[dict[str, str]] = []
+    for key in dict.fromkeys(key for each in parts for key in each):
+        name, memory = key
+        there: list[Mapping[str, Any]] = [each[key] for each in parts if key in each]
+        row = {"part": name if memory == "device" else f"{name} (host's memory)"}
+        for column, each, plan in zip(("memory", "second mesh"), parts, plans, strict=False):
+            total = plan["bytes_per_device" if memory == "device" else "host_bytes_per_device"]
+            share = each[key]["bytes"] / max(1, total) if key in each else 0
+            told = "<1%" if share < 0.005 else f"{share:.0%}"
+            row[column] = f"{size(each[key]['bytes'])}, {told}" if key in each else "-"
+        row["basis"] = " / ".join(dict.fromkeys(part["tag"] for part in there))
+        row["formula"] = "; on the second mesh: ".join(dict.fromkeys(part["how"] for part in there))
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from nnxdsl.sharding import hardware
 
 from ...processes.jobs import Job
 from ...state import Site
-from ...store.experiments import stored, written
+from ...store.experiments import written
+from ...words import whole
 from ..new import form_texts
 from .arrays import filtered, to_csv
 
@@ -80,17 +81,17 @@ def mesh_of(text: str, most: int) -> dict[str, int]:
     sizes: dict[str, int] = dict.fromkeys((*MESH_AXES, "slices"), 1)
     problems: list[Problem] = []
     named: set[str] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        axis, _, size = part.replace("=", ":").partition(":")
-        axis = SHORT.get(axis.strip(), axis.strip())
+    for part in filter(None, map(str.strip, text.split(","))):
+        axis, _, size = (one.strip() for one in part.replace("=", ":").partition(":"))
+        axis, count = SHORT.get(axis, axis), whole(size)
         if axis not in sizes:
             problems.append(Problem("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}"))
         elif axis in named:
             problems.append(Problem(f"mesh.{axis}", "is given more than once"))
-        elif not (size.strip().isascii() and size.strip().isdigit() and 0 < int(size[:12]) <= most):
+        elif count is None or not 0 < count <= most:
             problems.append(Problem(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'"))
         else:
-            sizes[axis] = int(size)
+            sizes[axis] = count
         named.add(axis)
     if not problems and (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
         problems.append(Problem("mesh", f"{count:,} devices; expected at most {most:,}"))
@@ -99,13 +100,20 @@ def mesh_of(text: str, most: int) -> dict[str, int]:
     return sizes
 
 
-def mesh_text(sizes: Mapping[str, int]) -> str:
-    """Formats mesh sizes; `data:1` for one device.
+def _lines(text: str, field: str, separator: str, form: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the number and the two sides of each line of rules.
 
-    >>> mesh_text({"data": 1, "fsdp": 16, "tensor": 8})
-    'fsdp:16,tensor:8'
+    Raises:
+        SpecError: a line without two sides, or too many of them.
     """
-    return ",".join(f"{axis}:{size}" for axis, size in sizes.items() if size > 1) or "data:1"
+    lines = [] if text == NONE else list(filter(None, map(str.strip, text.splitlines())))
+    if len(lines) > MOST_RULES:
+        raise SpecError([Problem(field, f"{len(lines)} lines; expected at most {MOST_RULES}")])
+    for number, line in enumerate(lines, start=1):
+        left, _, right = (part.strip() for part in line.partition(separator))
+        if not left or not right:
+            raise SpecError([Problem(field, f"line {number}: expected `{form}`, got '{line[:60]}'")])
+        yield number, left, right
 
 
 def rules_of(text: str) -> Rules:
@@ -115,13 +123,7 @@ def rules_of(text: str) -> Rules:
         SpecError: an invalid line, with its number.
     """
     found: list[tuple[str, str | tuple[str, ...] | None]] = []
-    lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
-    if len(lines) > MOST_RULES:
-        raise SpecError([Problem("rules", f"{len(lines)} rules; expected at most {MOST_RULES}")])
-    for number, line in enumerate(lines, start=1):
-        logical, colon, target = (part.strip() for part in line.partition(":"))
-        if not colon or not logical or not target:
-            raise SpecError([Problem("rules", f"line {number}: expected `logical axis: mesh axis`, got '{line[:60]}'")])
+    for _, logical, target in _lines(text, "rules", ":", "logical axis: mesh axis"):
         axes = tuple(axis.strip() for axis in target.split("+"))
         found.append((logical, None if target in ("-", "None") else axes[0] if len(axes) == 1 else axes))
     return tuple(found)
@@ -141,14 +143,7 @@ def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
         SpecError: an invalid line, with its number.
     """
     found: list[tuple[str, Rules]] = []
-    lines = [line.strip() for line in text.splitlines() if line.strip()] if text != NONE else []
-    if len(lines) > MOST_RULES:
-        raise SpecError([Problem("array_rules", f"{len(lines)} patterns; expected at most {MOST_RULES}")])
-    for number, line in enumerate(lines, start=1):
-        pattern, bar, rules = (part.strip() for part in line.partition("|"))
-        if not bar or not pattern or not rules:
-            message = f"line {number}: expected `path with * | logical axis: mesh axis, ...`, got '{line[:60]}'"
-            raise SpecError([Problem("array_rules", message)])
+    for number, pattern, rules in _lines(text, "array_rules", "|", "path with * | logical axis: mesh axis, ..."):
         try:
             found.append((pattern, rules_of(rules.replace(",", "\n"))))
         except SpecError as error:
@@ -162,13 +157,7 @@ def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
 
 
 def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
-    """Returns the experiment with a mesh and a query's sharding rules.
-
-    Args:
-        experiment: The original experiment.
-        query: Query of the URL; its `rules` and `arrays` replace the experiment's.
-        mesh: Text of a mesh; empty for the experiment's own.
-        most: Maximum number of devices.
+    """Returns the experiment with a mesh (empty for its own) of at most so many devices, and a query's rules.
 
     Raises:
         SpecError: all problems at once.
@@ -207,6 +196,12 @@ class Source:
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
 
+def named(query: Mapping[str, str]) -> Source:
+    """Returns the kind and the name of the experiment that a URL names, without loading it."""
+    kind = next((kind for kind in SOURCES if query.get(kind)), "")
+    return Source(kind, query.get(kind, ""))
+
+
 def source(site: Site, query: Mapping[str, str]) -> Source:
     """Loads the experiment that a URL names, with the model that it names.
 
@@ -214,43 +209,33 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
         RunError: it does not exist, or the app cannot read it.
         SpecError: the draft has problems, or the model does not suit the experiment.
     """
-    found = _loaded(site, query)
-    if not query.get("model"):
-        return found
-    model = Model.HF(model_path(site.settings.project, query["model"]))
-    if not found.kind:
-        return Source("", "", _example(model))
-    return (
-        found
-        if found.experiment is None
-        else attrs.evolve(found, experiment=attrs.evolve(found.experiment, model=model))
-    )
-
-
-def named(query: Mapping[str, str]) -> Source:
-    """Returns the kind and the name of the experiment that a URL names, without loading it."""
-    kind = next((kind for kind in SOURCES if query.get(kind)), "")
-    return Source(kind, query.get(kind, ""))
-
-
-def _loaded(site: Site, query: Mapping[str, str]) -> Source:
     found = named(query)
-    kind, name = found.kind, found.name
+    experiment = _loaded(site, found.kind, found.name)
+    if query.get("model"):
+        model = Model.HF(model_path(site.settings.project, query["model"]))
+        if not found.kind:
+            experiment = _example(model)
+        elif experiment is not None:
+            experiment = attrs.evolve(experiment, model=model)
+    return attrs.evolve(found, experiment=experiment)
+
+
+def _loaded(site: Site, kind: str, name: str) -> Experiment | None:
     if kind == "run":
-        return Source(kind, name, _of_run(site, name))
+        return site.experiment(name)
     if kind == "draft":
         experiment, problems = form_texts.read(site.drafts.load(name).texts)
         if experiment is None:
             raise SpecError(problems, "this draft")
-        return Source(kind, name, experiment)
+        return experiment
     if kind == "exp":
         job = site.presets.job(name)
         if job is None:
-            raise RunError(f"there is no {site.presets.place / name}.py")
+            raise RunError(f"there is no {site.presets.file(name)}")
         if job.is_over and job.state != "done":
             raise RunError(f"experiments/{name}.py cannot be read: {job.error or job.state}")
-        return Source(kind, name, site.presets.experiment(name))
-    return found
+        return site.presets.experiment(name)
+    return None
 
 
 def _example(model: Model) -> Experiment:
@@ -268,14 +253,10 @@ def _example(model: Model) -> Experiment:
 
 
 def model_path(project: Path, text: str) -> str:
-    """Returns the absolute path of a directory in a project that has a `config.json`.
-
-    Args:
-        project: Directory of the project; nothing outside of it is read.
-        text: Path of the directory, or of its `config.json`.
+    """Returns the absolute path of a directory in a project that has a `config.json`, by its path or that of the file.
 
     Raises:
-        RunError: there is none, or it is outside of the project.
+        RunError: there is none, or it is outside of the project, of which nothing is read.
     """
     root = project.resolve()
     try:
@@ -303,23 +284,6 @@ def models_in(project: Path) -> list[str]:
     return found[:MOST_MODELS]
 
 
-def _of_run(site: Site, name: str) -> Experiment:
-    if site.index.row(name) is not None:
-        place = site.run(name).path
-    else:
-        newest = site.launcher.newest(name)
-        if newest is None:
-            raise RunError(f"there is no run {name}; choose one")
-        place = newest.directory
-    experiment = stored(place / "experiment.json")
-    if experiment is None:
-        raise RunError(
-            f"{name} names classes of another package, which the app does not import; "
-            "`nnxdsl plan FILE` shows its layout in a terminal"
-        )
-    return experiment
-
-
 # Layouts
 
 
@@ -340,10 +304,10 @@ class Layout:
     @property
     def plan(self) -> Mapping[str, Any] | None:
         """The plan; None before it is computed."""
-        return self.job.result if self.job is not None and self.job.state == "done" else None
+        return None if self.job is None else self.job.result
 
 
-def layouts(site: Site, query: Mapping[str, str], of: Source, *, start: bool) -> list[Layout]:
+def layouts(site: Site, query: Mapping[str, str], of: Source | None = None, *, start: bool = False) -> list[Layout]:
     """Returns the layout on the query's mesh, and that on its second mesh if there is one.
 
     A job that failed or was cancelled is restarted on request only.
@@ -351,33 +315,42 @@ def layouts(site: Site, query: Mapping[str, str], of: Source, *, start: bool) ->
     Args:
         site: State of the app.
         query: Query of the URL.
-        of: The experiment; there are no layouts before it has been read.
+        of: The query's experiment if it was loaded; there are no layouts before it has been read.
         start: Whether to start the jobs that plan them.
 
     Raises:
-        SpecError: all problems of the meshes and rules at once.
+        RunError: the experiment does not exist, or the app cannot read it.
+        SpecError: all problems of the draft, or of meshes and rules, at once.
         PlanError: unknown device.
     """
-    if of.experiment is None:
+    experiment = (of or source(site, query)).experiment
+    if experiment is None:
         return []
     device, most = device_of(query), site.settings.limits.mesh_devices
     meshes = [query.get("mesh", ""), *filter(None, [query.get("mesh2", "")])]
     found: list[Layout] = []
-    for experiment in [with_placement(of.experiment, query, mesh, most) for mesh in meshes]:
-        job = plan_job(site, experiment, device, start=False)
+    for placed in [with_placement(experiment, query, mesh, most) for mesh in meshes]:
+        job = plan_job(site, placed, device, start=False)
         if job is None and start:
-            job = plan_job(site, experiment, device, start=True)
-        found.append(Layout(experiment, device, job))
+            job = plan_job(site, placed, device, start=True)
+        found.append(Layout(placed, device, job))
     return found
+
+
+def first_layout(site: Site, query: Mapping[str, str]) -> Layout:
+    """Returns the layout on the query's first mesh; errors as of `layouts`."""
+    found = layouts(site, query)
+    if not found:
+        raise RunError("Choose an experiment first: a recipe, a run or a draft.")
+    return found[0]
 
 
 def arrays_csv(site: Site, query: Mapping[str, str]) -> tuple[str, str] | None:
     """Returns the name of a file and CSV of the arrays of a query's plan; None if it was not computed."""
     try:
-        found = layouts(site, query, source(site, query), start=False)
+        plan = first_layout(site, query).plan
     except NnxdslError:
         return None
-    plan = found[0].plan if found else None
     return (f"{plan['id']}-layout.csv", to_csv(filtered(plan["arrays"], query))) if plan else None
 
 

@@ -11,13 +11,13 @@ import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, Problem, SpecError
+from nnxdsl.errors import NnxdslError, RunError, SpecError
 
 from ...html import link
 from ...processes.jobs import Job
 from ...state import Site
 from ...store.drafts import Draft
-from ...store.experiments import from_text, stored
+from ...store.experiments import from_text
 from ...view import Done, Query
 from .. import demo
 from . import form_texts
@@ -56,41 +56,24 @@ def _beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
         experiment = site.presets.experiment(preset)
         return None if experiment is None else (experiment, f"experiments/{preset}.py", preset)
     run = query["from"]
-    return of_run(site, run), run, site.launcher.recipe_of(run)
+    return site.experiment(run), run, site.launcher.recipe_of(run)
 
 
 def reading(site: Site, query: Query) -> Job | None:
     """The job that reads the recipe of a query; None if there is none.
 
     Raises:
-        SpecError: there is no such recipe or run, or the app cannot read its experiment.
+        RunError: there is no such recipe or run, or the app cannot read its experiment.
     """
     if query.get("from"):
-        of_run(site, query["from"])
+        site.experiment(query["from"])
     name = query.get("preset", "")
     job = site.presets.job(name) if name else None
     if name and job is None:
-        raise SpecError([Problem("", f"there is no recipe {name}")])
+        raise RunError(f"there is no recipe {name}")
     if job is not None and job.state == "done":
         site.presets.experiment(name)
     return job
-
-
-def of_run(site: Site, run: str) -> Experiment:
-    """Loads the experiment of a run, or of a launch that was rejected.
-
-    Raises:
-        SpecError: there is none, or it names classes of another package.
-    """
-    newest = site.launcher.newest(run)
-    if site.index.row(run) is not None:
-        found = stored(site.run(run).path / "experiment.json")
-    else:
-        found = None if newest is None else stored(newest.directory / "experiment.json")
-    if found is None:
-        message = "cannot be read by the app: there is no such run, or it names classes of another package"
-        raise SpecError([Problem("", f"{run} {message}")])
-    return found
 
 
 def loaded(site: Site, query: Query, text: str) -> Done:
