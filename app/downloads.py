@@ -1,12 +1,14 @@
-"""Downloads: the files of a run that are listed here, and cached outputs. Plain ASGI, no gradio."""
+"""Downloads: the files of a run that are listed here, and what pages export. Plain ASGI, no gradio."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from urllib.parse import parse_qs
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl
 
 import attrs
+from starlette.responses import PlainTextResponse
 
 from nnxdsl.errors import RunError
 
@@ -23,6 +25,7 @@ from .state import Site
 from .store.series import to_csv
 
 PATH = "/download"
+CSV = "text/csv; charset=utf-8"
 TYPES = {
     "experiment.py": "text/x-python",
     "experiment.json": "application/json",
@@ -38,15 +41,22 @@ FIGURES = "metrics.csv"
 """Generated from `metrics.jsonl` on request."""
 
 COMPARISONS = {
-    "csv": (lambda groups, query: compared_csv(groups), b"text/csv; charset=utf-8"),
-    "md": (lambda groups, query: to_markdown(groups), b"text/markdown; charset=utf-8"),
-    "html": (to_html, b"text/html; charset=utf-8"),
+    "csv": (lambda groups, query: compared_csv(groups), CSV),
+    "md": (lambda groups, query: to_markdown(groups), "text/markdown; charset=utf-8"),
+    "html": (to_html, "text/html; charset=utf-8"),
 }
 """What `/download?compare=ID,ID&as=KIND` serves of one run or several, with content types.
 
 `filter`, `group` and the choices of the charts are those of the Compare page's query."""
 
+REFUSAL = f"no such run or file; file must be one of {', '.join((*TYPES, FIGURES))}"
+"""The same for any request, so that it reveals nothing about other directories."""
+
 CHUNK = 1 << 20
+
+Query = Mapping[str, str]
+Download = tuple[str, str, Iterable[bytes]]
+"""A file's name, which is a run id or plain words, its content type and its content."""
 
 
 @attrs.define
@@ -61,94 +71,66 @@ class Downloads:
         if scope["type"] != "http" or scope["path"].removeprefix(self.site.settings.root) != PATH:
             await self.app(scope, receive, send)
             return
-        query = parse_qs(scope["query_string"].decode("latin-1"))
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        try:
+            if scope["method"] != "GET":
+                raise RunError(REFUSAL)
+            name, kind, content = await asyncio.to_thread(self._found, query)
+        except (RunError, OSError) as error:
+            text = str(error) if "outputs" in query else REFUSAL
+            await PlainTextResponse(f"{text}\n", 404)(scope, receive, send)
+            return
+        disposition = f'attachment; filename="{name}"'
+        headers = [(b"content-type", kind.encode()), (b"content-disposition", disposition.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for chunk in content:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _found(self, query: Query) -> Download:
         if "outputs" in query:
-            await self._outputs(query["outputs"][-1], query.get("format", ["jsonl"])[-1], scope["method"], send)
-            return
+            return self._outputs(query["outputs"], query.get("format", "jsonl"))
         if "layout" in query:
-            await self._arrays({name: values[-1] for name, values in query.items()}, scope["method"], send)
-            return
+            found = arrays_csv(self.site, query)
+            if found is None:
+                raise RunError(REFUSAL)
+            return found[0], CSV, [found[1].encode()]
         if "compare" in query or "filter" in query:
-            await self._compared({name: values[-1] for name, values in query.items()}, scope["method"], send)
-            return
-        run, name = query.get("run", [""])[-1], query.get("file", [""])[-1]
+            return self._compared(query)
+        run, name = query.get("run", ""), query.get("file", "")
         if name == FIGURES:
-            await self._figures(run, scope["method"], send)
-            return
-        try:
-            if scope["method"] != "GET" or name not in TYPES:
-                raise RunError(f"file: expected one of {', '.join(TYPES)}")
-            path = self.site.run(run).file(name)
-            file = path.open("rb")
-        except (RunError, OSError):
-            await _refuse(send)
-            return
-        with file:
-            await _start(send, 200, TYPES[name].encode(), f"{run}-{name}")
-            while chunk := file.read(CHUNK):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            text = to_csv(self.site.series.of(self.site.run(run).file("metrics.jsonl")).columns)
+            return f"{run}-{name}", CSV, [text.encode()]
+        if name not in TYPES:
+            raise RunError(REFUSAL)
+        return f"{run}-{name}", TYPES[name], _chunks(self.site.run(run).file(name))
 
-    async def _figures(self, run: str, method: str, send: Send) -> None:
-        """Answers `/download?run=ID&file=metrics.csv`: one row per step, one column per metric."""
-        try:
-            if method != "GET":
-                raise RunError("only GET is supported")
-            path = self.site.run(run).file("metrics.jsonl")
-        except (RunError, OSError):
-            await _refuse(send)
-            return
-        text = await asyncio.to_thread(lambda: to_csv(self.site.series.of(path).columns))
-        await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", f"{run}-{FIGURES}")
-
-    async def _arrays(self, query: Mapping[str, str], method: str, send: Send) -> None:
-        """Answers `/download?layout=arrays.csv&run=ID&mesh=...`: the arrays of a plan that a page has shown."""
-        found = await asyncio.to_thread(arrays_csv, self.site, query) if method == "GET" else None
-        if found is None:
-            await _refuse(send)
-            return
-        name, text = found
-        await _send_all(send, 200, text.encode(), b"text/csv; charset=utf-8", name)
-
-    async def _compared(self, query: Mapping[str, str], method: str, send: Send) -> None:
-        """Answers `/download?compare=ID,ID&as=csv`: metrics and differing settings of runs."""
+    def _compared(self, query: Query) -> Download:
+        """Returns metrics and differing settings of runs."""
+        runs, _ = compared(self.site, {**query, "ids": query.get("compare", "")})
+        if query.get("as", "csv") not in COMPARISONS or not runs:
+            raise RunError(REFUSAL)
         kind = query.get("as", "csv")
-        runs, _ = await asyncio.to_thread(compared, self.site, {**query, "ids": query.get("compare", "")})
-        if method != "GET" or kind not in COMPARISONS or not runs:
-            await _refuse(send)
-            return
         written, content_type = COMPARISONS[kind]
-        text = await asyncio.to_thread(written, grouped(runs, query.get("group", "")), query)
         name = f"compared-runs.{kind}" if len(runs) > 1 else f"{runs[0].row.id}.{kind}"
-        await _send_all(send, 200, text.encode(), content_type, name)
+        return name, content_type, [written(grouped(runs, query.get("group", "")), query).encode()]
 
-    async def _outputs(self, key: str, kind: str, method: str, send: Send) -> None:
-        """Answers `/download?outputs=KEY&format=csv`: cached model outputs."""
-        try:
-            request = self.site.answers.find(key)
-            if method != "GET" or request is None or request.result is None:
-                raise RunError("this answer is no longer stored; generate it again")
-            text = exported(request.result, kind)
-        except RunError as error:
-            await _send_all(send, 404, f"{error}\n".encode(), b"text/plain; charset=utf-8", None)
-            return
+    def _outputs(self, key: str, kind: str) -> Download:
+        """Returns cached model outputs."""
+        request = self.site.answers.find(key)
+        if request is None or request.result is None:
+            raise RunError("this answer is no longer stored; generate it again")
         name = f"{request.model.run}-step-{request.model.step}-{request.request['do']}.{kind}"
-        await _send_all(send, 200, text.encode(), OUTPUTS[kind].encode(), name)
+        return name, OUTPUTS[kind], [exported(request.result, kind).encode()]
 
 
-async def _refuse(send: Send) -> None:
-    """Sends the same response for any request, so that it reveals nothing about other directories."""
-    text = f"no such run or file; file must be one of {', '.join((*TYPES, FIGURES))}\n"
-    await _send_all(send, 404, text.encode(), b"text/plain; charset=utf-8", None)
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Opens a file, and yields its content later: it may grow meanwhile."""
+    file = path.open("rb")
 
+    def read() -> Iterator[bytes]:
+        with file:
+            while chunk := file.read(CHUNK):
+                yield chunk
 
-async def _send_all(send: Send, status: int, body: bytes, kind: bytes, name: str | None) -> None:
-    await _start(send, status, kind, name)
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _start(send: Send, status: int, kind: bytes, name: str | None) -> None:
-    headers = [(b"content-type", kind)]
-    if name is not None:  # run ids are plain names
-        headers.append((b"content-disposition", f'attachment; filename="{name}"'.encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    return read()

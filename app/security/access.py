@@ -89,7 +89,8 @@ class Access:
         Raises:
             BusyError: Too many password attempts are pending.
         """
-        if self._has_cookie(headers.get("cookie", "")):
+        pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+        if any(self._is_signed(value) for name, _, value in pairs if name == self.cookie):
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -135,10 +136,6 @@ class Access:
         words = [f"{self.cookie}={issued}-{self._signature(issued)}", f"Path={self.path}", "HttpOnly"]
         words += ["SameSite=Strict", f"Max-Age={COOKIE_SECONDS}", *(("Secure",) if self.is_secure else ())]
         return "; ".join(words)
-
-    def _has_cookie(self, header: str) -> bool:
-        pairs = (part.strip().partition("=") for part in header.split(";"))
-        return any(self._is_signed(value) for name, _, value in pairs if name == self.cookie)
 
     def _is_signed(self, value: str) -> bool:
         issued, _, signature = value.partition("-")

@@ -11,6 +11,9 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import attrs
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
 
 from ..settings import Settings
 from . import sign_in
@@ -38,7 +41,7 @@ HEADERS = (
 
 SAFE = ("GET", "HEAD")
 ICON = "/favicon.ico"
-"""Requested by browsers automatically, outside the path of the cookie; answered with 404."""
+"""Requested by browsers automatically, outside the path of the cookie; answered with nothing."""
 
 FORWARDED = (b"x-forwarded-", b"forwarded", b"x-gradio-server", b"x-original-")
 """Forwarding headers of proxies, which a client could forge to put other hosts into pages."""
@@ -66,39 +69,21 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope = self._behind_proxy(scope)
-        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        refused = self._refused(scope, headers)
-        if refused is not None:
-            await _answer(send, *refused)
-            return
-        if scope["path"] == ICON and scope["method"] in SAFE:
-            await _answer(send, 204, "")
-            return
-        if await self._is_signing_in(scope, headers, receive, send):
-            return
+        scope, limit = self._behind_proxy(scope), self.settings.limits.upload_bytes
 
         async def sent(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 ours = {name for name, _ in HEADERS}
-                message["headers"] = [pair for pair in message["headers"] if pair[0].lower() not in ours]
-                message["headers"] += HEADERS
+                message["headers"] = [*(pair for pair in message["headers"] if pair[0].lower() not in ours), *HEADERS]
             await send(message)
 
-        limit, read = self.settings.limits.upload_bytes, 0
-
-        async def received() -> MutableMapping[str, Any]:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > limit:
-                raise _TooLargeError
-            return message
-
         try:
-            await self.app(scope, received, sent)
+            answer = self._refusal(scope) or await self._sign_in(scope, receive)
+            await (answer or self.app)(scope, _limited(receive, limit), sent)
         except _TooLargeError:
-            await _answer(send, 413, f"at most {limit:,} bytes\n")
+            await _text(413, f"at most {limit:,} bytes")(scope, receive, sent)
+        except ClientDisconnect:
+            return
 
     def _behind_proxy(self, scope: Scope) -> Scope:
         """Restores host and scheme of a request from the configured proxy, and strips the app's root path.
@@ -121,69 +106,77 @@ class Guard:
             scope |= {"path": path, "raw_path": quote(path).encode()}
         return scope
 
-    def _refused(self, scope: Scope, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
-        if sum(key.lower() == b"host" for key, _ in scope["headers"]) != 1:
-            return 400, "one Host header is needed\n"
-        host = headers["host"]
-        if _name(f"//{host}") not in self.settings.hosts:
-            return 400, "unknown host name; start the app with --allow-host NAME\n"
-        if not _is_own(scope["method"], host, headers):
-            return 403, "cross-origin request\n"
-        length = headers.get("content-length", "0")
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that is not one of the app's pages, whoever sends it."""
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            return _text(400, "one Host header is needed")
+        if _name(f"//{hosts[0]}") not in self.settings.hosts:
+            return _text(400, "unknown host name; start the app with --allow-host NAME")
+        if not _is_own(scope["method"], hosts[0], headers):
+            return _text(403, "cross-origin request")
+        length, limit = headers.get("content-length", "0"), self.settings.limits.upload_bytes
         is_number = length.isascii() and length.isdigit() and len(length) < 20
-        if not is_number or int(length) > self.settings.limits.upload_bytes:
-            return 413, f"at most {self.settings.limits.upload_bytes:,} bytes\n"
-        return None
+        if not is_number or int(length) > limit:
+            return _text(413, f"at most {limit:,} bytes")
+        return Response(status_code=204) if scope["path"] == ICON and scope["method"] in SAFE else None
 
-    async def _is_signing_in(
-        self, scope: Scope, headers: MutableMapping[str, str], receive: Receive, send: Send
-    ) -> bool:
-        """Responds to unauthenticated and sign-in requests; returns False if the request may proceed."""
-        query = scope["query_string"].decode("latin-1")
+    async def _sign_in(self, scope: Scope, receive: Receive) -> Response | None:
+        """The answer to an unauthenticated or sign-in request; None if the request may proceed."""
+        headers, query = Headers(scope=scope), scope["query_string"].decode("latin-1")
         here = sign_in.address(scope["path"], query)
         is_form = scope["method"] == "POST" and scope["path"] == sign_in.PATH
         tokens = parse_qs(query).get("token", []) if scope["method"] in SAFE else []
         try:
             if is_form:
-                secret, here = sign_in.given(await _body(receive, sign_in.MOST_BYTES))
+                body = await Request(scope, _limited(receive, sign_in.MOST_BYTES)).body()
+                secret, here = sign_in.given(body)
                 is_right, is_signed_in = await self.access.is_secret(secret), False
             else:
                 is_right = any(map(self.access.is_token, tokens))
                 is_signed_in = is_right or await self.access.is_signed_in(headers)
                 if is_signed_in and not tokens:
-                    return False
+                    return None
         except BusyError:
-            await self._ask(send, 429, headers, here)
-            return True
-        except _TooLargeError:
-            await _answer(send, 413, f"at most {sign_in.MOST_BYTES:,} bytes\n")
-            return True
+            return self._ask(429, headers, here)
         if not (is_right or is_signed_in):  # report a wrong secret, whether it came from the form or the URL
-            await self._ask(send, 403 if is_form or tokens else 401, headers, here)
-            return True
-        to = [(b"location", f"{self.settings.root}{here}".encode()), (b"cache-control", b"no-store")]
-        cookie = [(b"set-cookie", self.access.new_cookie().encode())] if is_right else []
-        await _answer(send, 303, "", [*to, *cookie])
-        return True
+            return self._ask(403 if is_form or tokens else 401, headers, here)
+        cookie = {"set-cookie": self.access.new_cookie()} if is_right else {}
+        to = {"location": f"{self.settings.root}{here}", "cache-control": "no-store"}
+        return Response(status_code=303, headers={**to, **cookie})
 
-    async def _ask(self, send: Send, status: int, headers: MutableMapping[str, str], here: str) -> None:
-        """Sends the sign-in form to a browser that opens a page, and a JSON error to programs."""
-        more = [(b"cache-control", b"no-store"), *([(b"www-authenticate", b"Bearer")] if status == 401 else [])]
+    def _ask(self, status: int, headers: Headers, here: str) -> Response:
+        """The sign-in form for a browser that opens a page, and a JSON error for programs."""
+        more = {"cache-control": "no-store", **({"www-authenticate": "Bearer"} if status == 401 else {})}
         has_password = self.access.password is not None
         if "text/html" not in headers.get("accept", ""):
-            text = sign_in.refusal(status, has_password)
-            await _answer(send, status, text, [(b"content-type", b"application/json"), *more])
-            return
+            return Response(sign_in.refusal(status, has_password), status, more, "application/json")
         again = status == 401 and headers.get("sec-fetch-site") == "cross-site"
-        text = sign_in.page(status, has_password, self.settings.root, here, again=again)
-        await _answer(send, status, text, [(b"content-type", b"text/html; charset=utf-8"), *more])
+        page = sign_in.page(status, has_password, self.settings.root, here, again=again)
+        return Response(page, status, more, "text/html")
 
 
 class _TooLargeError(Exception):
     """The request body exceeds the limit."""
 
 
-def _is_own(method: str, host: str, headers: MutableMapping[str, str]) -> bool:
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Receives a body of at most so many bytes."""
+    read = 0
+
+    async def received() -> MutableMapping[str, Any]:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > limit:
+            raise _TooLargeError
+        return message
+
+    return received
+
+
+def _is_own(method: str, host: str, headers: Headers) -> bool:
     """Whether a request comes from the app's own pages, from user navigation, or from a program."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None:
@@ -204,24 +197,8 @@ def _name(url: str) -> str | None:
     return parts.hostname if not parts.path and not parts.query and "@" not in parts.netloc else None
 
 
-async def _body(receive: Receive, limit: int) -> bytes:
-    found, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            break
-        found, more = found + message.get("body", b""), message.get("more_body", False)
-        if len(found) > limit:
-            raise _TooLargeError
-    return found
-
-
-async def _answer(send: Send, status: int, text: str | bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    body = text.encode() if isinstance(text, str) else text
-    named = headers or [(b"content-type", b"text/plain; charset=utf-8")]
-    start = [*named, (b"content-length", str(len(body)).encode()), *HEADERS]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body})
+def _text(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)
 
 
 @attrs.define
@@ -242,10 +219,8 @@ class Needed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or rejects it."""
-        if scope["type"] == "http" and not self._is_needed(scope["method"], scope["path"]):
-            await _answer(send, 404, "there is no such page\n")
-            return
-        await self.app(scope, receive, send)
+        is_needed = scope["type"] != "http" or self._is_needed(scope["method"], scope["path"])
+        await (self.app if is_needed else _text(404, "there is no such page"))(scope, receive, send)
 
     def _is_needed(self, method: str, path: str) -> bool:
         if method in SAFE:
