@@ -10,9 +10,6 @@ from urllib.parse import urlencode
 Child = object
 """An `Html`, a text or number (escaped), None (omitted), or an iterable of children."""
 
-_VOID = frozenset({"br", "hr", "img", "input", "meta", "wbr"})
-_VOID_SVG = frozenset({"path", "rect", "line", "circle", "polyline"})
-
 
 class Html(str):
     """Text that is safe HTML: created only by the functions of this file, from escaped parts."""
@@ -30,7 +27,7 @@ def join(*children: Child, sep: str = "") -> Html:
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Html:
-    """Returns an element.
+    """Returns an element that is not void.
 
     Args:
         name: Tag name.
@@ -42,10 +39,6 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Html:
     '<a href="/run?id=&quot;a&quot;" data-do="runs.stop" hidden>x &gt; y</a>'
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in _VOID:
-        return Html(f"<{name}{written}>")
-    if name in _VOID_SVG:
-        return Html(f"<{name}{written}/>")
     return Html(f"<{name}{written}>{''.join(_parts(children))}</{name}>")
 
 
@@ -62,16 +55,10 @@ def link(path: str, /, **query: object) -> str:
 def _parts(children: Iterable[Child]) -> list[str]:
     found: list[str] = []
     for child in children:
-        if child is None or child is False:
-            continue
-        if isinstance(child, Html):
-            found.append(child)
-        elif isinstance(child, str | int | float):
-            found.append(html.escape(str(child)))
-        elif isinstance(child, Iterable):
+        if isinstance(child, Iterable) and not isinstance(child, str):
             found += _parts(child)
-        else:
-            found.append(html.escape(str(child)))
+        elif child is not None and child is not False:
+            found.append(child if isinstance(child, Html) else html.escape(str(child)))
     return found
 
 

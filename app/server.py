@@ -27,14 +27,8 @@ class Server:
         Raises:
             OSError: The port is in use, or the address is not available.
         """
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self._host, self._socket = host, socket.socket(family, kind, protocol)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(where)
-        except OSError:
-            self._socket.close()
-            raise
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._host, self._socket = host, socket.create_server((host, port), family=family)
         self.port: int = self._socket.getsockname()[1]
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -65,8 +59,7 @@ class Server:
 
     def close(self) -> None:
         """Stops the server after a short grace period for requests in progress."""
-        if self._server is not None:
+        if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-        if self._thread is not None:
             self._thread.join(END_SECONDS)
         self._socket.close()

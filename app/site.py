@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,23 @@ import gradio as gr
 from fastapi import FastAPI
 from gradio.themes import Base
 
+from nnxdsl.errors import RunError
+
 from . import api
 from .components import notices
-from .downloads import Downloads
+from .downloads import PATH, Downloads
 from .html import tag
 from .page import Page
 from .pages import PAGES
 from .security.access import Access, session_key
 from .security.guard import Guard, Needed
 from .server import Server
-from .settings import Settings
+from .settings import PATHS, Settings
 from .state import Site
-from .view import SCRIPT
 
 STATIC = Path(__file__).parent / "static"
+CLOSED: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+"""Routes of FastAPI that the app has not."""
 
 
 class Pages(gr.Blocks):
@@ -68,12 +72,10 @@ class Served:
     Attributes:
         site: State of the app.
         address: URL to open; it includes the token if that was generated and there is no password.
-        token: Secret for the header `Authorization: Bearer TOKEN`.
     """
 
     site: Site
-    address: str
-    token: str = attrs.field(repr=False)
+    address: str = attrs.field(repr=False)
     _blocks: gr.Blocks
     _server: Server
 
@@ -91,20 +93,36 @@ def served(settings: Settings) -> Served:
         OSError: The port is in use, or the address is not available.
     """
     server = Server(settings.host, settings.port)
-    site = Site.of(settings)
+    site = Site(settings)
     blocks = build(site)
     access = Access.of(settings, server.port, session_key(settings.own))
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    inner = Downloads(mounted(app, blocks, "/", settings, server_port=server.port), site)
-    routes = frozenset(page.path for page in PAGES)
-    server.serve(Guard(Needed(inner, routes), settings, access))
+    inner = Downloads(_mounted(FastAPI(**CLOSED), blocks, "/", settings, server_port=server.port), site)
+    server.serve(Guard(Needed(inner, frozenset(page.path for page in PAGES)), settings, access))
     address = f"{settings.proxy or server.address}/"
     # A token from the environment is not printed, since the output may be logged.
     is_told = settings.password is None and settings.token is None
-    return Served(site, f"{address}?token={access.token}" if is_told else address, access.token, blocks, server)
+    return Served(site, f"{address}?token={access.token}" if is_told else address, blocks, server)
 
 
-def mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **options: Any) -> FastAPI:
+def embedded(home: Path, path: str, read_only: bool) -> gr.Blocks:
+    """Returns all pages for an app of somebody else; see `nnxdsl.app.blocks`."""
+    return build(_site_at(home, path, read_only))
+
+
+def mount(app: FastAPI, home: Path, path: str, read_only: bool, options: Mapping[str, Any]) -> FastAPI:
+    """Mounts all pages in an app of somebody else; see `nnxdsl.app.mount`."""
+    site = _site_at(home, path, read_only)
+    app.router.add_route(f"{site.settings.root}{PATH}", Downloads(app, site))
+    return _mounted(app, build(site), site.settings.root or "/", site.settings, **options)
+
+
+def _site_at(home: Path, path: str, read_only: bool) -> Site:
+    if not PATHS.fullmatch(path):
+        raise RunError(f"path: expected one such as /training, got {path!r}")
+    return Site(Settings(home=home.absolute(), read_only=read_only, path=path.rstrip("/")))
+
+
+def _mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **options: Any) -> FastAPI:
     """Mounts the pages below a path of an app.
 
     `blocks.launch` is not used, since it requests a page from its own server and puts its middleware in front of ours.
@@ -123,7 +141,7 @@ def mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **op
         "show_error": False,
         "max_file_size": settings.limits.upload_bytes,
         "theme": Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        "app_kwargs": {"docs_url": None, "redoc_url": None, "openapi_url": None},
+        "app_kwargs": CLOSED,
     }
     with warnings.catch_warnings():  # rendering on the server is off, and yet gradio warns that pages have none
         warnings.filterwarnings("ignore", "SSR mode")
@@ -131,16 +149,15 @@ def mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **op
 
 
 def _head(root: str, pages: tuple[Page, ...]) -> str:
-    titles = json.dumps({page.path: page.title for page in pages})
-    script = f"{SCRIPT}nnx.root = {json.dumps(root)};\nnnx.titles = {titles};\n{_static('js')}"
+    """All static files, `app.*` first, with what the scripts know of the app."""
+    css, js = (
+        "\n".join(path.read_text(encoding="utf-8") for path in sorted(STATIC.glob(f"*.{kind}")))
+        for kind in ("css", "js")
+    )
+    titles = {page.path: page.title for page in pages}
+    known = f"window.nnx = {{ root: {json.dumps(root)}, titles: {json.dumps(titles)} }};"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
-    return f'<style>{_static("css")}</style><script>{script}</script><link rel="icon" href="data:,">'
-
-
-def _static(kind: str) -> str:
-    """Concatenates all static files of one kind, `app.*` first."""
-    files = sorted(STATIC.glob(f"*.{kind}"), key=lambda path: (path.stem != "app", path.name))
-    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+    return f'<style>{css}</style><script>{known}\n{js}</script><link rel="icon" href="data:,">'
 
 
 def _header(site: Site, pages: tuple[Page, ...], current: str) -> None:

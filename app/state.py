@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
-
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
@@ -26,7 +24,6 @@ from .store.series import Series
 from .store.tags import Tags
 
 
-@attrs.define
 class Site:
     """The first argument of every page function.
 
@@ -48,44 +45,23 @@ class Site:
         dispatcher: Starts queued runs; None in read-only mode.
     """
 
-    settings: Settings
-    jobs: Jobs
-    compiles: Jobs
-    answers: Answers
-    votes: Votes
-    tags: Tags
-    index: Index
-    series: Series
-    rollouts: Rollouts
-    launcher: Launcher
-    drafts: Drafts
-    presets: Presets
-    usage: Usage
-    alerts: Alerts
-    dispatcher: Dispatcher | None
-
-    @classmethod
-    def of(cls, settings: Settings) -> Site:
-        """Creates the state of an app."""
-        index, presets = Index(settings.home), Presets(settings.project / "experiments", settings.project)
-        launcher = Launcher(settings, presets)
-        return cls(
-            settings=settings,
-            jobs=Jobs(settings.project, settings.limits.job_seconds, width=2),
-            compiles=Jobs(settings.project, settings.limits.job_seconds),
-            answers=Answers(settings),
-            votes=Votes(settings.own / "votes.jsonl"),
-            tags=Tags(settings.own / "tags.jsonl"),
-            index=index,
-            series=Series(),
-            rollouts=Rollouts(),
-            launcher=launcher,
-            drafts=Drafts(settings.own / "drafts"),
-            presets=presets,
-            usage=Usage(),
-            alerts=Alerts(settings, index),
-            dispatcher=None if settings.read_only else Dispatcher(settings, launcher, index),
+    def __init__(self, settings: Settings) -> None:
+        """Creates the state of an app, and starts its threads."""
+        own, project = settings.own, settings.project
+        self.settings = settings
+        self.jobs = Jobs(project, settings.limits.job_seconds, width=2)
+        self.compiles = Jobs(project, settings.limits.job_seconds)
+        self.answers = Answers(settings)
+        self.votes, self.tags, self.drafts = (
+            Votes(own / "votes.jsonl"),
+            Tags(own / "tags.jsonl"),
+            Drafts(own / "drafts"),
         )
+        self.index, self.series, self.rollouts, self.usage = Index(settings.home), Series(), Rollouts(), Usage()
+        self.presets = Presets(project / "experiments", project)
+        self.launcher = Launcher(settings, self.presets)
+        self.alerts = Alerts(settings, self.index)
+        self.dispatcher = None if settings.read_only else Dispatcher(settings, self.launcher, self.index)
 
     def run(self, run: str) -> RunDirectory:
         """Returns the directory of a run.
@@ -114,10 +90,6 @@ class Site:
 
     def close(self) -> None:
         """Stops threads and child processes of the app; runs continue."""
-        if self.dispatcher is not None:
-            self.dispatcher.close()
-        self.alerts.close()
-        self.jobs.close()
-        self.compiles.close()
-        self.answers.close()
-        self.presets.close()
+        for one in (self.dispatcher, self.alerts, self.jobs, self.compiles, self.answers, self.presets):
+            if one is not None:
+                one.close()

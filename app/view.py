@@ -15,12 +15,12 @@ so that a reloaded or shared URL shows the same. Values that did not change are 
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import secrets
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -36,51 +36,6 @@ from nnxdsl.errors import NnxdslError
 from .markdown import plain
 
 QUERY_CHARACTERS = 4_000
-SCRIPT = """
-window.nnx = {
-  count: 0,
-  changed: "",
-  /* Writes a choice into the query of the URL; returns what changed last: a choice may be told twice. */
-  set(name, value, initial) {
-    const query = new URLSearchParams(location.search), was = query.get(name) ?? initial;
-    const plain = value === true ? "1" : value === false ? "" : String(value ?? "");
-    const text = Array.isArray(value) ? value.join(",") : plain;
-    if (text === was) return nnx.changed;
-    if (text === "" || text === initial) query.delete(name); else query.set(name, text);
-    history.replaceState({}, "", location.pathname + (query.size ? "?" + query : ""));
-    return (nnx.changed = JSON.stringify({ name, count: ++nnx.count }));
-  },
-  /* Follows an action: opens another page, or writes into the query; returns what changed. */
-  done(text) {
-    const { query, goto } = JSON.parse(text || "{}");
-    if (goto) location.assign(nnx.root + goto);
-    for (const [name, value] of Object.entries(query || {})) nnx.set(name, value, "");
-    return (nnx.changed = JSON.stringify({ count: ++nnx.count }));
-  },
-  /* The query of the URL, the width of the window, and its time zone; a run of the query is in the window's title. */
-  query() {
-    const page = nnx.titles[location.pathname.slice(nnx.root.length)];
-    const run = new URLSearchParams(location.search).get("id");
-    if (page) document.title = [run, page, "nnxdsl"].filter(Boolean).join(" · ");
-    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "";
-    return location.search + (location.search ? "&" : "?") + new URLSearchParams({ _width: innerWidth, _zone: zone });
-  },
-};
-for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { nnx.isUsed = true; }, true);
-/* Markdown opens every link in another tab; those to pages of the app are below its root, and open in this one. */
-document.addEventListener("click", (event) => {
-  const link = event.target.closest?.("a[href]"), path = link?.getAttribute("href") ?? "";
-  if (!link || link.origin !== location.origin) return;
-  link.removeAttribute("target");
-  if (path.startsWith("/") && !path.startsWith(nnx.root + "/")) link.href = nnx.root + path;
-}, true);
-/* The filter of a table has a title only, which not every screen reader says. */
-new MutationObserver(() => {
-  for (const input of document.querySelectorAll("input[title]:not([aria-label])")) input.ariaLabel = input.title;
-}).observe(document, { childList: true, subtree: true });
-"""
-"""Of every page."""
-
 EVERY = "*"
 """Instead of the name of a control: all of them are left as they are."""
 _UNQUEUED: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -213,16 +168,15 @@ class View:
             try:
                 done = function(_parsed(query), client_of(request), *values) or Done()
             except Exception as error:
-                raise gr.Error(_escaped(_message(error)), print_exception=False) from error
-            if done.notice:
-                (gr.Warning if done.is_problem else gr.Info)(_escaped(done.notice))
+                raise gr.Error(escape(_message(error)).replace("\n", "<br>"), print_exception=False) from error
+            if done.notice:  # as HTML
+                (gr.Warning if done.is_problem else gr.Info)(escape(done.notice).replace("\n", "<br>"))
             return json.dumps({"goto": done.goto, "query": dict(done.query), "nonce": secrets.token_hex(4)})
 
         def handle_event(request: gr.Request, event: gr.SelectData, query: str, *values: Any) -> str:
             return handle(request, query, event, *values)
 
-        count = len(inputs)
-        names = "".join(f", value{number}" for number in range(count))
+        names = "".join(f", value{number}" for number in range(len(inputs)))
         trigger(
             handle_event if has_event else handle,
             [self._query, *inputs],
@@ -264,9 +218,9 @@ def _handler(
             found = {problem: gr.update(visible=False, value=""), **values(_parsed(query))}
         except Exception as error:
             found = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
-        name = str(_object(changed).get("name", ""))
+        name = str(json_object(changed).get("name", ""))
         left = set(controls.values()) if name == EVERY else {controls.get(name)}
-        digests = _object(sent)
+        digests = json_object(sent)
         answer: list[Any] = []
         for place, output in enumerate(outputs):
             value = found.get(output, _UNCHANGED)
@@ -293,8 +247,8 @@ def _parsed(query: str) -> dict[str, str]:
     return dict(parse_qsl(query.lstrip("?")[:QUERY_CHARACTERS]))
 
 
-def _object(text: str) -> dict[str, Any]:
-    """A JSON object; an empty one for any other text."""
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object that a browser sends; an empty one for any other text."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -302,20 +256,15 @@ def _object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _escaped(text: str) -> str:
-    """Gradio's notices are HTML."""
-    return html.escape(text).replace("\n", "<br>")
-
-
 _UNCHANGED = object()
 
 
 def _digest(value: object) -> str:
     """A digest of a value as it would be sent."""
-    if isinstance(value, go.Figure):
-        text = value.to_json() or ""
-    elif isinstance(value, pd.DataFrame):
-        text = value.to_json(orient="split", default_handler=str)
-    else:
-        text = json.dumps(value, default=lambda each: _digest(each) if isinstance(each, pd.DataFrame) else repr(each))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def text(each: object) -> str:
+        if isinstance(each, go.Figure):
+            return each.to_json() or ""
+        return each.to_json(orient="split", default_handler=str) if isinstance(each, pd.DataFrame) else repr(each)
+
+    return hashlib.blake2b(json.dumps(value, default=text).encode(), digest_size=8).hexdigest()

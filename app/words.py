@@ -6,7 +6,10 @@ import datetime
 import math
 import zoneinfo
 
-from .html import Html, tag
+from nnxdsl.terminal.plan_format import format_bytes
+
+size = format_bytes
+"""Formats bytes as `512 B`, `1.5 KiB` or `72.04 GiB`."""
 
 
 def number(value: object) -> str:
@@ -49,15 +52,6 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole // 3600 % 24} h"
 
 
-def size(count: float) -> str:
-    """Formats bytes as `512 B`, `1.5 KiB` or `72.04 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:,.4g} TiB"
-
-
 def parsed(iso: str | None) -> datetime.datetime | None:
     """Parses a time stamp of a run; None if it is invalid."""
     try:
@@ -79,14 +73,6 @@ def local_time(iso: str | None, zone: str = "") -> str:
         return when.astimezone(zoneinfo.ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
         return when.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def time_of(iso: str | None) -> Html:
-    """Returns a `<time>` element: the browser shows it in its time zone, and in full on hover."""
-    when = parsed(iso)
-    if when is None:
-        return tag("span", "-")
-    return tag("time", when.strftime("%Y-%m-%d %H:%M"), datetime=when.isoformat(), title=when.isoformat())
 
 
 def age(seconds: float) -> str:

@@ -35,7 +35,7 @@ def blocks(home: str | Path = "runs", *, path: str = "", read_only: bool = True)
     Raises:
         RunError: gradio is not installed.
     """
-    return module("embedded").blocks(Path(home), path, read_only)
+    return module("site").embedded(Path(home), path, read_only)
 
 
 def mount(
@@ -53,7 +53,7 @@ def mount(
     Raises:
         RunError: gradio is not installed.
     """
-    return module("embedded").mount(app, Path(home), path, read_only, options)
+    return module("site").mount(app, Path(home), path, read_only, options)
 
 
 def module(name: str) -> Any:

@@ -143,7 +143,7 @@ class RunningApp:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Any]:
     """The state of an app with an empty home, whose project is the directory of the test."""
-    site = pytest.importorskip("app.state").Site.of(Settings(home=tmp_path / "runs", project=tmp_path))
+    site = pytest.importorskip("app.state").Site(Settings(home=tmp_path / "runs", project=tmp_path))
     yield site
     site.close()
 

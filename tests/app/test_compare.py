@@ -33,7 +33,7 @@ native = pytest.importorskip("tests.app.native")
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     yield site
     site.close()
 

@@ -96,7 +96,7 @@ def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: 
 
 
 def test_a_read_only_app_builds_no_action(tmp_path: Path) -> None:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     built = native.Built(new_page.PAGE, site)
     site.close()
     assert built.buttons == []

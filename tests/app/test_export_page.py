@@ -23,7 +23,7 @@ from tests.app.many import experiment, write_run
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "project" / "runs", project=tmp_path / "project"))
+    site = Site(Settings(home=tmp_path / "project" / "runs", project=tmp_path / "project"))
     yield site
     site.close()
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_exported_is_refused(site: Site) -> None:
     (site.settings.project / "exports" / f"{run.name}-5-float32" / "mine").write_text("")
     with pytest.warns(UserWarning, match="is not empty"):
         built.pressed("Export", {"run": run.name})
-    read_only = Site.of(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
+    read_only = Site(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
     assert native.Built(export_page.PAGE, read_only).buttons == []
     read_only.close()
 

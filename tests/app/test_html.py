@@ -26,7 +26,7 @@ EVIL = '<img src=x onerror="alert(1)">${alert(2)}{{alert(3)}}'
 
 @pytest.fixture
 def site(tmp_path: Path):
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     yield site
     site.close()
 

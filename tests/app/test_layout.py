@@ -70,7 +70,7 @@ def found() -> dict[str, Any]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     yield site
     site.close()
 
@@ -318,7 +318,7 @@ def test_the_page_before_anything_is_planned(site: Site) -> None:
 
 def test_only_experiments_of_the_home_are_reached(tmp_path: Path) -> None:
     outside = Outside.under(tmp_path)
-    site = Site.of(Settings(home=outside.home, project=tmp_path, read_only=True))
+    site = Site(Settings(home=outside.home, project=tmp_path, read_only=True))
     before = outside.snapshot()
 
     def answer(kind: str, name: str) -> str:
@@ -382,7 +382,7 @@ def test_rules_go_into_the_query_unless_they_are_the_experiments_own(site: Site)
 
 def test_pasted_text_becomes_a_draft_where_the_app_may_write(site: Site, tmp_path: Path) -> None:
     assert "Show its layout" not in native.Built(layout_page.PAGE, site).buttons
-    writer = Site.of(Settings(home=tmp_path / "writer", project=tmp_path))
+    writer = Site(Settings(home=tmp_path / "writer", project=tmp_path))
     built = native.Built(layout_page.PAGE, writer)
     try:
         query = built.pressed("Show its layout", {"run": "x"}, to_python(experiment(3)))["query"]

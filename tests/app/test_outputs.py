@@ -43,7 +43,7 @@ EVIL = '<img src=x onerror="boom(1)">'
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site.of(
+    site = Site(
         Settings(home=tmp_path / "runs", project=tmp_path, limits=Limits(new_tokens=100, prompt_characters=6_000))
     )
     yield site
@@ -239,7 +239,7 @@ def test_what_is_missing_is_said(site: Site, run: str) -> None:
 
 
 def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) -> None:
-    reader = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    reader = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     assert "a read-only app computes nothing" in told(reader, run=run)
     writes = {"Generate", "Score with both models", "Compute", "Cancel", "A is better", "No difference", "B is better"}
     assert writes <= set(native.Built(outputs_page.PAGE, site).buttons)
@@ -248,7 +248,7 @@ def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) 
 
 
 def test_an_empty_home_says_what_the_page_is_for(tmp_path: Path) -> None:
-    site = Site.of(Settings(home=tmp_path, project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path, project=tmp_path, read_only=True))
     assert "No run has saved a checkpoint yet" in told(site)
     site.close()
 

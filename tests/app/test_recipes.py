@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        site = Site.of(Settings(home=project / "runs", project=project))
+        site = Site(Settings(home=project / "runs", project=project))
         yield site
         site.close()
 

@@ -37,7 +37,7 @@ def outside(tmp_path: Path) -> Outside:
 @pytest.fixture
 def site(outside: Outside, tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "project").mkdir()
-    site = Site.of(Settings(home=outside.home, project=tmp_path / "project"))
+    site = Site(Settings(home=outside.home, project=tmp_path / "project"))
     yield site
     site.close()
 

@@ -74,7 +74,7 @@ def test_a_run_that_says_it_has_finished_and_has_not_is_lost_and_can_be_resumed(
     row = index.rows()[0]
     assert (row.state, row.is_live) == ("lost", False)
     assert "the newest checkpoint is of step 40 of 100" in (row.doubt or "")
-    site = Site.of(settings)
+    site = Site(settings)
     built = native.Built(run_page.PAGE, site)
     said, buttons = built.shown(id=path.name), offered(built, id=path.name)
     site.close()
@@ -293,7 +293,7 @@ def _launch(settings: Settings, run: str, exit_code: int | None, ago: float = 60
 
 
 def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings) -> None:
-    site = Site.of(attrs.evolve(settings, read_only=True))
+    site = Site(attrs.evolve(settings, read_only=True))
     shown = write_run(settings.home, experiment(0), "finished", 3)
     for run, code, ago in (
         ("refused-1", 2, 60.0), (shown.name, 2, 60.0), ("old", 2, 2 * 86_400.0), ("done-and-deleted", 0, 60.0),
@@ -310,7 +310,7 @@ def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings
 
 
 def test_queued_runs_are_listed_in_their_order_and_moved(settings: Settings) -> None:
-    site = Site.of(attrs.evolve(settings, read_only=True))
+    site = Site(attrs.evolve(settings, read_only=True))
     for number in (0, 1):
         site.launcher.enqueue(experiment(number))
     first, second = experiment(0).id, experiment(1).id
@@ -328,7 +328,7 @@ def test_queued_runs_are_listed_in_their_order_and_moved(settings: Settings) -> 
 
 
 def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Settings) -> None:
-    site = Site.of(attrs.evolve(settings, read_only=True))
+    site = Site(attrs.evolve(settings, read_only=True))
     me = process_info.current()
     who = {"pid": me.pid, "pid_started": me.started, "host": me.host}
     live = write_run(settings.home, experiment(0), "running", 40, eta_seconds=310.0, **who)
@@ -356,7 +356,7 @@ def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Se
 
 def test_a_list_of_a_thousand_runs_is_made_in_less_than_two_seconds(settings: Settings) -> None:
     write_many(settings.home, 1_001, steps=50)
-    site = Site.of(attrs.evolve(settings, read_only=True))
+    site = Site(attrs.evolve(settings, read_only=True))
     built = native.Built(runs_page.PAGE, site)
     began = time.process_time()
     values = updates(built)
@@ -374,7 +374,7 @@ def test_a_list_of_a_thousand_runs_is_made_in_less_than_two_seconds(settings: Se
     ("steps", "words"), [((), "starting from the beginning"), ((4, 8), "from the checkpoint of step 8")]
 )
 def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], words: str) -> None:
-    site = Site.of(attrs.evolve(settings, read_only=True))
+    site = Site(attrs.evolve(settings, read_only=True))
     path = write_run(settings.home, experiment(0), "stopped", 3)
     for step in steps:
         (path / "checkpoints" / f"{step:08d}").mkdir()

@@ -145,7 +145,7 @@ def test_other_hosts_need_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def downloads(tmp_path: Path):
-    site = Site.of(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
+    site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     write_run(site.settings.home, experiment(0), "finished", 3)
     (tmp_path / "secret.txt").write_text("secret")
     yield Downloads(inner, site)

@@ -82,7 +82,7 @@ def test_what_is_not_there_is_told(site: Site) -> None:
 def test_a_sweep_is_asked_to_stop(site: Site, sweep: SweepDirectory) -> None:
     native.Built(sweeps_page.PAGE, site).pressed("Stop the sweep", {"of": sweep.path.name})
     assert (sweep.path / "stop").exists()
-    read_only = Site.of(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
+    read_only = Site(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
     buttons = native.Built(sweeps_page.PAGE, read_only).buttons
     assert not {"Stop the sweep", "Start the sweep", "Resume the sweep", "Retry failed runs"} & set(buttons)
     read_only.close()

@@ -99,7 +99,7 @@ def test_a_read_only_app_has_no_actions_that_write(tmp_path: Path) -> None:
     ids = {state: write_run(home, experiment(n), state, 3).name for n, state in enumerate(("stopped", "failed"))}
     names: dict[bool, set[str]] = {}
     for read_only in (False, True):
-        site = Site.of(Settings(home=home, project=tmp_path, read_only=read_only))
+        site = Site(Settings(home=home, project=tmp_path, read_only=read_only))
         built = [native.Built(page, site) for page in (runs_page.PAGE, run_page.PAGE, about_page.PAGE)]
         names[read_only] = set().union(*map(built_buttons, built))
         assert native.Built(runs_page.PAGE, site).shown()["Dataframe"].shape[0] == len(ids)

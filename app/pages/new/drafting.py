@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -18,7 +16,7 @@ from ...processes.jobs import Job
 from ...state import Site
 from ...store.drafts import Draft
 from ...store.experiments import from_text
-from ...view import Done, Query
+from ...view import Done, Query, json_object
 from .. import demo
 from . import form_texts
 
@@ -109,7 +107,7 @@ def saved(site: Site, form: str) -> Draft | None:
     Raises:
         RunError: there is no such draft (any more).
     """
-    found = _parsed(form)
+    found = json_object(form)
     texts = found.get("texts")
     if not isinstance(texts, dict) or not isinstance(found.get("draft"), str):
         return None
@@ -124,17 +122,9 @@ def answer(site: Site, form: str) -> str:
         draft = saved(site, form)
     except NnxdslError:
         draft = None  # the page says why
-    found = _parsed(form)
+    found = json_object(form)
     given = {"from": found.get("draft"), "saved": found.get("count")}
     return json.dumps({**given, "draft": None if draft is None else draft.id})
-
-
-def _parsed(form: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(form or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 # What it becomes
