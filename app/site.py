@@ -150,10 +150,7 @@ def _mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **o
 
 def _head(root: str, pages: tuple[Page, ...]) -> str:
     """All static files, `app.*` first, with what the scripts know of the app."""
-    css, js = (
-        "\n".join(path.read_text(encoding="utf-8") for path in sorted(STATIC.glob(f"*.{kind}")))
-        for kind in ("css", "js")
-    )
+    css, js = ("\n".join(file.read_text("utf-8") for file in sorted(STATIC.glob(kind))) for kind in ("*.css", "*.js"))
     titles = {page.path: page.title for page in pages}
     known = f"window.nnx = {{ root: {json.dumps(root)}, titles: {json.dumps(titles)} }};"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
