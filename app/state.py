@@ -52,11 +52,8 @@ class Site:
         self.jobs = Jobs(project, settings.limits.job_seconds, width=2)
         self.compiles = Jobs(project, settings.limits.job_seconds)
         self.answers = Answers(settings)
-        self.votes, self.tags, self.drafts = (
-            Votes(own / "votes.jsonl"),
-            Tags(own / "tags.jsonl"),
-            Drafts(own / "drafts"),
-        )
+        self.votes, self.tags = Votes(own / "votes.jsonl"), Tags(own / "tags.jsonl")
+        self.drafts = Drafts(own / "drafts")
         self.index, self.series, self.rollouts, self.usage = Index(settings.home), Series(), Rollouts(), Usage()
         self.presets = Presets(project / "experiments", project)
         self.launcher = Launcher(settings, self.presets)

@@ -11,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -29,7 +28,7 @@ from nnxdsl.storage.jsonl import JsonLines
 from ..settings import Settings
 from ..store.growing import GrowingFiles
 from ..store.index import Index, Row
-from .jobs import kill_group
+from .jobs import kill_group, run
 
 CHECK_SECONDS = 10.0
 """Least time between two checks of all runs."""
@@ -225,27 +224,15 @@ class Alerts:
         """
         words = self._settings.alert_command
         variables = {name: value for name, value in os.environ.items() if not name.startswith("NNXDSL_APP_")}
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
-            given.write(alert)
-            given.seek(0)
-            child = self._child = subprocess.Popen(
-                words,
-                cwd=self._settings.project,
-                env=variables,
-                stdin=given,
-                stdout=subprocess.DEVNULL,
-                stderr=printed,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(SEND_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                kill_group(child)
-                raise RunError(f"{words[0]} did not end within {SEND_SECONDS:g} s and was killed") from error
-            if code:
-                printed.seek(0)
-                text = process_info.redact(printed.read(2_000).decode("utf-8", errors="replace")).strip()
-                raise RunError(f"{words[0]} ended with exit code {code}: {text}")
+
+        def begun(child: subprocess.Popen[bytes]) -> None:
+            self._child = child
+
+        code, _, errors = run(words, self._settings.project, variables, SEND_SECONDS, begun, alert)
+        if code is None:
+            raise RunError(f"{words[0]} did not end within {SEND_SECONDS:g} s and was killed")
+        if code:
+            raise RunError(f"{words[0]} ended with exit code {code}: {errors}")
 
     def _post(self, alert: bytes) -> None:
         """Posts an alert to the webhook.

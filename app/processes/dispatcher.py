@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import sys
 import threading
 
 from nnxdsl.errors import NnxdslError
+from nnxdsl.storage.file_mutex import turn
 from nnxdsl.storage.jsonl import read_json
 
 from ..settings import Settings
@@ -36,22 +35,13 @@ class Dispatcher:
 
     def _keep(self) -> None:
         self._settings.own.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._settings.own / "queue.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            is_ours = False
-            while not self._ended.wait(EVERY_SECONDS):
-                if not is_ours:
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue  # another app of this home runs the queue
-                    is_ours = True
+        # Another app of this home may run the queue: then this one waits for its end.
+        with turn(self._settings.own / "queue.lock", lambda: None, self._ended.is_set) as is_ours:
+            while is_ours and not self._ended.wait(EVERY_SECONDS):
                 try:
                     self.start_next()
                 except (NnxdslError, OSError) as error:
                     sys.stderr.write(f"the queue: {error}\n")
-        finally:
-            os.close(descriptor)
 
     def start_next(self) -> bool:
         """Starts the first run of the queue if a slot is free; returns whether it did."""

@@ -16,9 +16,9 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -96,13 +96,12 @@ class Jobs:
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(width)
 
-    def start(self, key: str, words: Sequence[str], *, input_text: str = "") -> Job:
+    def start(self, key: str, words: Sequence[str]) -> Job:
         """Returns the existing job of this key; starts a new one if there is none, or if it failed or was cancelled.
 
         Args:
             key: Cache key of everything that the result depends on.
             words: Arguments of `python`, for example `("-m", "nnxdsl", "plan", file, "--json")`.
-            input_text: Its standard input.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -113,7 +112,7 @@ class Jobs:
             over = [name for name, one in self._jobs.items() if one.is_over]
             for name in over[: max(0, len(self._jobs) - REMEMBERED)]:
                 del self._jobs[name]
-        threading.Thread(target=self._run, args=(job, input_text), name="job", daemon=True).start()
+        threading.Thread(target=self._run, args=(job,), name="job", daemon=True).start()
         return job
 
     def get(self, key: str) -> Job | None:
@@ -134,62 +133,80 @@ class Jobs:
         for key in list(self._jobs):
             self.cancel(key)
 
-    def _run(self, job: Job, input_text: str) -> None:
-        with (
-            self._slots,
-            tempfile.TemporaryFile() as out,
-            tempfile.TemporaryFile() as err,
-            tempfile.TemporaryFile() as given,
-        ):
-            given.write(input_text.encode())
-            given.seek(0)
+    def _run(self, job: Job) -> None:
+        def begun(child: subprocess.Popen[bytes]) -> None:
             with self._lock:
-                if job.state != "waiting":
-                    return
-                try:
-                    job.child = subprocess.Popen(
-                        job.argv,
-                        cwd=self._cwd,
-                        env=environment(),
-                        stdin=given,
-                        stdout=out,
-                        stderr=err,
-                        start_new_session=True,
-                    )
-                except OSError as error:
-                    job.state, job.error, job.ended = "failed", str(error), time.monotonic()
-                    return
-                job.state = "running"
-            try:
-                code = job.child.wait(self._limit)
-            except subprocess.TimeoutExpired:
-                kill_group(job.child)
-                code, late = -signal.SIGKILL, True
-            else:
-                late = False
-            self._note(job, code, late, out, err)
+                job.child = child
+                if job.state == "cancelled":
+                    kill_group(child)
+                else:
+                    job.state = "running"
 
-    def _note(self, job: Job, code: int, late: bool, out: IO[bytes], err: IO[bytes]) -> None:
-        printed, complained = _text(out, RESULT_BYTES), process_info.redact(_text(err, 1_000_000))[-SHOWN:].strip()
+        with self._slots:
+            if job.state != "waiting":
+                return
+            try:
+                code, printed, errors = run(job.argv, self._cwd, environment(), self._limit, begun)
+            except OSError as error:
+                job.state, job.error, job.ended = "failed", str(error), time.monotonic()
+                return
         with self._lock:
             if job.state == "cancelled":
                 return
             job.ended = time.monotonic()
-            if late:
+            if code is None:
                 job.error = f"timed out after {self._limit:.0f} s"
             elif code and not (code == REFUSED and printed):  # what is refused may be told in JSON
-                job.error = complained or f"ended with exit code {code} without any error output"
+                job.error = errors or f"ended with exit code {code} without any error output"
             else:
                 try:
                     job.result = json.loads(printed)
                 except ValueError:
-                    job.error = f"did not print JSON: {printed[:200]!r} {complained}"
+                    job.error = f"did not print JSON: {printed[:200]!r} {errors}"
             job.state = "failed" if job.error else "done"
 
 
-def _text(file: IO[bytes], limit: int) -> str:
-    file.seek(0)
-    return file.read(limit).decode("utf-8", errors="replace")
+def run(
+    words: Sequence[str],
+    cwd: Path,
+    variables: Mapping[str, str],
+    seconds: float,
+    begun: Callable[[subprocess.Popen[bytes]], object],
+    given: bytes = b"",
+) -> tuple[int | None, str, str]:
+    """Runs a command in a process group of its own, and kills that after a time.
+
+    Args:
+        words: The command.
+        cwd: Its directory.
+        variables: Its environment.
+        seconds: Its time.
+        begun: Called with the process when it has started.
+        given: Its standard input.
+
+    Returns:
+        Its exit code, or None if it was killed for its time; its output; its last errors, with secrets redacted.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        inputs.write(given)
+        inputs.seek(0)
+        child = subprocess.Popen(
+            words, cwd=cwd, env=variables, stdin=inputs, stdout=out, stderr=err, start_new_session=True
+        )
+        begun(child)
+        code: int | None = None
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            kill_group(child)
+        texts = []
+        for file, limit in ((out, RESULT_BYTES), (err, 1_000_000)):
+            file.seek(0)
+            texts.append(file.read(limit).decode("utf-8", errors="replace"))
+        return code, texts[0], process_info.redact(texts[1])[-SHOWN:].strip()
 
 
 def kill_group(child: subprocess.Popen[bytes] | None) -> None:
@@ -199,15 +216,3 @@ def kill_group(child: subprocess.Popen[bytes] | None) -> None:
             os.killpg(child.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(5)
-
-
-def files_of(paths: Mapping[str, Path]) -> str:
-    """Cache key that changes when any of the files does."""
-    found: list[str] = []
-    for name, path in paths.items():
-        try:
-            stat = path.stat()
-            found.append(f"{name}:{path}:{stat.st_mtime_ns}:{stat.st_size}")
-        except OSError:
-            found.append(f"{name}:{path}:-")
-    return "|".join(found)

@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.launch import process as run_process
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import liveness_of, writer_of
@@ -62,6 +63,20 @@ class Launch:
     record: dict[str, Any]
     recipe: str = ""
 
+    @classmethod
+    def read(cls, directory: Path) -> Launch:
+        """Reads a record.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+        """
+        record = read_json(directory / "launch.json")
+        try:
+            who = process_info.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
+            return cls(directory, str(record["run"]), who, record, str(record.get("recipe", "")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{directory / 'launch.json'}: damaged") from error
+
     @property
     def began(self) -> float:
         """Start time in seconds since 1970."""
@@ -76,14 +91,14 @@ class Launch:
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None while it runs, or if the app was not running when it ended."""
         try:
-            code = read_json(self.directory / "ended.json").get("exit_code")
+            code = read_json(run_process.end_file(self.directory)).get("exit_code")
         except (RunError, AttributeError):
             return None
         return code if isinstance(code, int) else None
 
     def output(self) -> str:
         """The last part of its output."""
-        return tail(self.directory / "output.txt", TAIL)
+        return tail(run_process.output_file(self.directory), TAIL)
 
 
 @attrs.frozen
@@ -135,16 +150,12 @@ class Launcher:
         Raises:
             RunError: the run is running, has finished, or does not exist.
         """
-        found = RunDirectory(run_path(self._home, run))
-        recipe = self.recipe_of(run)
+        found, recipe = RunDirectory(run_path(self._home, run)), self.recipe_of(run)
         experiment = stored(found.path / "experiment.json") if recipe else None
         if experiment is not None:
-            try:
-                self._presets.command(recipe, experiment, READ_SECONDS)
-            except NnxdslError:  # its file was changed or deleted: the run's own experiment may be enough
-                experiment = None
-        if experiment is not None:
-            return self.launch(experiment, who, recipe, "resume")
+            # Its file may have been changed or deleted: then the run's own experiment may be enough.
+            with contextlib.suppress(NnxdslError):
+                return self.launch(experiment, who, recipe, "resume")
         with self._lock:
             self._require_free(run)
             directory = self._new_directory("launches", run)
@@ -165,8 +176,8 @@ class Launcher:
         if parallel < 1:
             raise RunError(f"concurrent runs: expected at least 1, got {parallel}")
         with self._lock:
-            newest = self.newest(directory.name, SWEEPS)
-            if newest is not None and newest.is_alive:
+            newest = self._at_work(directory.name, SWEEPS)
+            if newest is not None:
                 raise RunError(f"{directory.name} is running already (process {newest.process.pid})")
             record = self._new_directory(SWEEPS, directory.name)
             words = ("-m", "nnxdsl", "sweep", str(directory), "--quiet", "--parallel", str(parallel))
@@ -185,27 +196,14 @@ class Launcher:
         except RunError:
             return ""
 
-    def _start(self, directory: Path, run: str, words: tuple[str, ...], who: str, recipe: str, verb: str) -> Launch:
-        argv, cwd, variables = (
-            [sys.executable, *words, "--home", str(self._home)],
-            self._settings.project,
-            environment(),
-        )
+    def _start(self, directory: Path, run: str, words: Sequence[str], who: str, recipe: str, verb: str) -> Launch:
+        words, cwd, variables = [*words, "--home", str(self._home)], self._settings.project, environment()
         if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(cwd), variables.get("PYTHONPATH"))))
-        with (directory / "output.txt").open("ab") as output:
-            child = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                close_fds=True,
-            )
+        output = run_process.output_file(directory)
+        child = run_process.start(words, output, cwd=cwd, environment=variables, start_new_session=True)
         record = {
-            **process_info.environment(argv, cwd),
+            **process_info.environment([sys.executable, *words], cwd),
             "run": run,
             "pid": child.pid,
             "pid_started": process_info.started(child.pid),
@@ -214,45 +212,61 @@ class Launcher:
             "recipe": recipe,
         }
         write_json(directory / "launch.json", record)
-        threading.Thread(target=_wait, args=(child, directory), name=f"wait {run}", daemon=True).start()
+
+        def wait() -> None:  # the exit code is recorded if the app is still running then
+            code = child.wait()
+            with contextlib.suppress(RunError):
+                run_process.write_end(directory, code)
+
+        threading.Thread(target=wait, name=f"wait {run}", daemon=True).start()
         self.audit(verb, run, who)
-        self._forget_oldest()
-        return _opened(directory)
+        for old in self.launches(MAX_LAUNCHES):
+            if not old.is_alive:
+                shutil.rmtree(old.directory, ignore_errors=True)
+        return Launch.read(directory)
 
     def _require_free(self, run: str) -> None:
-        path = run_path(self._home, run)
-        newest = self.newest(run)
-        if newest is not None and newest.is_alive:
+        newest = self._at_work(run)
+        if newest is not None:
             raise RunError(f"{run} is already starting or running (process {newest.process.pid}); open it")
-        if not (path / "run.json").exists():
+        directory = self._directory(run)
+        if directory is None:
             return
-        directory = RunDirectory(path)
-        status = directory.status()
         if directory.liveness() == "finished":
             raise RunError(f"{run} has finished; open it, or change a field (such as the seed) to create another run")
-        if liveness_of(status) in ("running", "silent"):
-            raise RunError(f"{run} is already running (process {status.get('pid')}); open it")
+        if _is_written(directory):
+            raise RunError(f"{run} is already running (process {directory.status().get('pid')}); open it")
+
+    def _directory(self, run: str) -> RunDirectory | None:
+        path = run_path(self._home, run)
+        return RunDirectory(path) if (path / "run.json").exists() else None
 
     # Records of starts
 
     def launches(self, first: int, last: int | None = None) -> list[Launch]:
         """Recorded starts from index `first` to `last`, newest first."""
-        place = self._own / "launches"
-        names = sorted((entry.name for entry in os.scandir(place)), reverse=True) if place.is_dir() else []
         found: list[Launch] = []
-        for name in names[first:last]:
+        for path in self._entries("launches")[::-1][first:last]:
             with contextlib.suppress(RunError):
-                found.append(_opened(place / name))
+                found.append(Launch.read(path))
         return found
 
     def newest(self, run: str, kind: str = "launches") -> Launch | None:
         """Latest start of a run, or of a sweep (`kind=SWEEPS`), by the app; None if there is none."""
-        place = self._own / kind
-        names = [entry.name for entry in os.scandir(place)] if place.is_dir() else []
-        for name in sorted((name for name in names if name.partition("-")[2] == run), reverse=True):
-            with contextlib.suppress(RunError):
-                return _opened(place / name)
+        for path in reversed(self._entries(kind)):
+            if path.name.partition("-")[2] == run:
+                with contextlib.suppress(RunError):
+                    return Launch.read(path)
         return None
+
+    def _at_work(self, run: str, kind: str = "launches") -> Launch | None:
+        newest = self.newest(run, kind)
+        return newest if newest is not None and newest.is_alive else None
+
+    def _entries(self, kind: str) -> list[Path]:
+        """Directories of one kind, whose names begin with the time at which they were made, oldest first."""
+        place = self._own / kind
+        return [place / name for name in sorted(os.listdir(place))] if place.is_dir() else []
 
     # Stopping
 
@@ -262,21 +276,18 @@ class Launcher:
         Raises:
             RunError: the run is not running.
         """
-        path = run_path(self._home, run)
-        if (path / "run.json").exists():
-            directory = RunDirectory(path)
-            if liveness_of(directory.status()) in ("running", "silent"):
-                directory.request_stop()
-                self.audit("stop", run, who)
-                return "Stop requested: it saves a checkpoint after the current step, then exits."
-        newest = self.newest(run)
-        if (
-            newest is not None and newest.is_alive
-        ):  # still preparing data, or training an earlier experiment, which stops and saves too
-            os.kill(newest.process.pid, signal.SIGTERM)
+        directory = self._directory(run)
+        if directory is not None and _is_written(directory):
+            directory.request_stop()
             self.audit("stop", run, who)
-            return "Stop requested."
-        raise RunError(f"{run}: nothing of it is at work on this machine")
+            return "Stop requested: it saves a checkpoint after the current step, then exits."
+        newest = self._at_work(run)
+        if newest is None:
+            raise RunError(f"{run}: nothing of it is at work on this machine")
+        # Still preparing data, or training an earlier experiment, which stops and saves too.
+        os.kill(newest.process.pid, signal.SIGTERM)
+        self.audit("stop", run, who)
+        return "Stop requested."
 
     def kill(self, run: str, who: str = "") -> str:
         """Kills a run's recorded processes; its last checkpoint stays valid.
@@ -284,18 +295,13 @@ class Launcher:
         Raises:
             RunError: the run is not running on this machine.
         """
-        path = run_path(self._home, run)
-        writers: list[process_info.Process | None] = []
-        if (path / "run.json").exists():
-            status = RunDirectory(path).status()
-            if liveness_of(status) in ("running", "silent"):
-                writers.append(writer_of(status))
-        newest = self.newest(run)
-        writers.append(newest.process if newest is not None else None)
-        alive = [writer for writer in writers if writer is not None and writer.is_alive()]
-        if not alive:
+        directory, newest = self._directory(run), self._at_work(run)
+        writer = writer_of(directory.status()) if directory is not None and _is_written(directory) else None
+        pids = {newest.process.pid} if newest is not None else set[int]()
+        pids |= {writer.pid} if writer is not None and writer.is_alive() else set()
+        if not pids:
             raise RunError(f"{run}: nothing of it is at work on this machine")
-        for pid in {writer.pid for writer in alive}:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
@@ -313,8 +319,7 @@ class Launcher:
         path = run_path(self._home, run)
         if not (path / "run.json").exists():
             raise RunError(f"{run}: there is no such run")
-        newest = self.newest(run)
-        if newest is not None and newest.is_alive:
+        if self._at_work(run) is not None:
             raise RunError(f"{run} is running; stop it first")
         trash = self._home / ".trash" / f"{run}-{time.time_ns()}"
         with RunLock(path):
@@ -344,15 +349,14 @@ class Launcher:
 
     def waiting(self) -> list[Waiting]:
         """Returns the queued runs, the next one first."""
-        place = self._own / "queue"
-        names = sorted(entry.name for entry in os.scandir(place)) if place.is_dir() else []
         found: list[Waiting] = []
-        for name in names:
-            text, _, run = name.partition("-")
+        for path in self._entries("queue"):
+            text, _, run = path.name.partition("-")
             stamp = whole(text)
-            if stamp is not None and (place / name / "experiment.json").is_file():
-                recipe = (place / name / "recipe").read_text("utf-8") if (place / name / "recipe").is_file() else ""
-                found.append(Waiting(place / name, run, _iso(stamp), recipe))
+            if stamp is not None and (path / "experiment.json").is_file():
+                since = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(stamp / 1e9))
+                recipe = (path / "recipe").read_text("utf-8") if (path / "recipe").is_file() else ""
+                found.append(Waiting(path, run, since, recipe))
         return found
 
     def move(self, run: str, places: int, who: str = "") -> str:
@@ -425,10 +429,10 @@ class Launcher:
         replace(directory / "experiment.py", to_python(experiment).encode())
         write_json(directory / "experiment.json", to_dict(experiment))
 
-    def _forget_oldest(self) -> None:
-        for old in self.launches(MAX_LAUNCHES):
-            if not old.is_alive:
-                shutil.rmtree(old.directory, ignore_errors=True)
+
+def _is_written(directory: RunDirectory) -> bool:
+    """Whether a process writes a run."""
+    return liveness_of(directory.status()) in ("running", "silent")
 
 
 def tail(path: Path, limit: int) -> str:
@@ -443,23 +447,3 @@ def tail(path: Path, limit: int) -> str:
     if size > limit:
         data = data.partition(b"\n")[2]
     return process_info.redact(data.decode("utf-8", errors="replace"))
-
-
-def _opened(directory: Path) -> Launch:
-    record = read_json(directory / "launch.json")
-    try:
-        who = process_info.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
-        return Launch(directory, str(record["run"]), who, record, str(record.get("recipe", "")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{directory / 'launch.json'}: damaged") from error
-
-
-def _wait(child: subprocess.Popen[bytes], directory: Path) -> None:
-    """Records a child's exit code if the app is still running then."""
-    code = child.wait()
-    with contextlib.suppress(RunError):
-        write_json(directory / "ended.json", {"exit_code": code, "time": process_info.utc()})
-
-
-def _iso(nanoseconds: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(nanoseconds / 1e9))

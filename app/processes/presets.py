@@ -6,6 +6,7 @@ that rewards and classes which the file defines are available.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +17,11 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError, SpecError
 
 from ..store.experiments import from_tree
-from .jobs import Job, Jobs, files_of
+from .jobs import Job, Jobs
 
 LIMIT_SECONDS = 60.0
-MOST = 60
+MOST, READ = 60, 100_000
+"""Most recipes, and characters of a file that are looked at."""
 
 
 class Presets:
@@ -33,26 +35,26 @@ class Presets:
 
     def names(self) -> list[str]:
         """Names of the files that look like experiments, without `.py`."""
-        if not self.place.is_dir():
-            return []
-        found = [path for path in sorted(self.place.glob("*.py")) if "Experiment(" in _beginning(path)]
-        return [path.stem for path in found[:MOST]]
+        found: list[str] = []
+        for path in sorted(self.place.glob("*.py")):
+            with contextlib.suppress(OSError, UnicodeError):
+                found += [path.stem] if "Experiment(" in path.read_text("utf-8")[:READ] else []
+        return found[:MOST]
 
     def file(self, name: str) -> Path:
         """Path of a preset."""
         return self.place / f"{name}.py"
 
     def job(self, name: str, *, again: bool = False) -> Job | None:
-        """Returns the job that reads a preset; None if there is no such preset.
+        """Returns the job that reads a preset; None if there is none of this name.
 
-        Args:
-            name: Name of its file, without `.py`.
-            again: Whether to retry a failed read; otherwise files are reread only when they change.
+        Files are read again when they change, or on request.
         """
         if name not in self.names():
             return None
         # Recipes import each other, so any file may change any of them.
-        key = name + files_of({path.name: path for path in sorted(self.place.glob("*.py"))})
+        stats = [(path.name, path.stat()) for path in sorted(self.place.glob("*.py")) if path.is_file()]
+        key = f"{name} {[(file, stat.st_mtime_ns, stat.st_size) for file, stat in stats]}"
         found = self._jobs.get(key)
         if found is not None and not again:
             return found
@@ -107,10 +109,3 @@ class Presets:
     def close(self) -> None:
         """Cancels running jobs."""
         self._jobs.close()
-
-
-def _beginning(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")[:100_000]
-    except (OSError, UnicodeError):
-        return ""

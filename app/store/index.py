@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -68,24 +69,13 @@ class Row:
         return " ".join([self.id, self.state, *self.facts.values()]).lower()
 
 
-@attrs.define
-class _CachedRow:
-    signature: tuple[Any, ...]
-    status: Status | None
-    facts: dict[str, str]
-    metrics: dict[str, Any]
-    created: str | None
-    problem: str | None
-    doubt: str | None = None
-
-
 class Index:
     """A cache of a home's runs; a refresh costs one `stat` per unchanged file."""
 
     def __init__(self, home: Path) -> None:
         """Creates an empty cache; files are read on first use."""
         self.home = home
-        self._rows: dict[str, _CachedRow] = {}
+        self._rows: dict[str, tuple[tuple[Any, ...], Row]] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
@@ -120,59 +110,43 @@ class Index:
     def _row(self, name: str) -> Row:
         path = self.home / name
         signature = tuple(_stamp(path / file) for file in FILES)
-        cached = self._rows.get(name)
-        if cached is None or cached.signature != signature:
-            cached = self._rows[name] = _read(path, signature, cached)
-        status = cached.status
-        if status is None:
-            return Row(
-                id=name,
-                path=path,
-                state="damaged",
-                facts=cached.facts,
-                created=cached.created,
-                problem=cached.problem,
-            )
-        quiet = process_info.seconds_since(status.get("heartbeat") or {})
-        state = "lost" if cached.doubt else state_of(status)
-        began = parsed(cached.created)
-        beat = (status.get("heartbeat") or {}).get("wall")
-        lasted = beat - began.timestamp() if began is not None and isinstance(beat, int | float) else None
-        return Row(
-            id=name,
-            path=path,
-            state=state,
-            status=status,
-            facts=cached.facts,
-            metrics=cached.metrics,
-            created=cached.created,
-            doubt=cached.doubt,
-            seconds=lasted,
-            quiet=quiet,
+        before, cached = self._rows.get(name, ((), None))
+        if cached is None or before != signature:
+            facts = cached.facts if cached is not None and before[0] == signature[0] else {}
+            cached = _read(path, facts)
+            self._rows[name] = signature, cached
+        if cached.problem is not None:
+            return cached
+        beat, began = cached.status.get("heartbeat") or {}, parsed(cached.created)
+        is_timed = began is not None and isinstance(beat.get("wall"), int | float)
+        return attrs.evolve(
+            cached,
+            state="lost" if cached.doubt else state_of(cached.status),
+            seconds=beat["wall"] - began.timestamp() if began is not None and is_timed else None,
+            quiet=process_info.seconds_since(beat),
         )
 
 
 def state_of(status: Status) -> str:
     """State of a run as one word: the one in its status, if its process and heartbeat confirm it."""
     alive = liveness_of(status)
-    state = status.get("state", "queued")
-    return state if alive == "running" else alive
+    return status.get("state", "queued") if alive == "running" else alive
 
 
-def _read(path: Path, signature: tuple[Any, ...], before: _CachedRow | None) -> _CachedRow:
+def _read(path: Path, facts: dict[str, str]) -> Row:
+    """Reads a row as it is whatever the time; its facts, if they are not known already."""
     try:
         run = RunDirectory(run_path(path.parent, path.name))
-        created = run.created
-        status, doubt = run.status(), run.doubt()
+        created, status, doubt = run.created, run.status(), run.doubt()
     except RunError as error:
-        return _CachedRow(signature, None, {}, {}, None, str(error))
-    facts = before.facts if before is not None and before.signature[0] == signature[0] else {}
+        return Row(id=path.name, path=path, state="damaged", problem=str(error))
     if not facts:
-        try:
+        with contextlib.suppress(RunError):
             facts = facts_of(read_json(path / "experiment.json"))
-        except RunError:
-            facts = {}
-    return _CachedRow(signature, status, facts, last_row(path / "metrics.jsonl"), created, None, doubt)
+    metrics = last_row(path / "metrics.jsonl")
+    return Row(
+        id=path.name, path=path, state="", status=status, facts=facts, metrics=metrics, created=created, doubt=doubt
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

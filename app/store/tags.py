@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import threading
 from collections.abc import Iterable
@@ -10,6 +12,8 @@ from pathlib import Path
 from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
+
+from .growing import GrowingFiles
 
 MOST, LONGEST = 12, 32
 _ALLOWED = re.compile(r"[\w.:/+-]+")
@@ -38,8 +42,7 @@ class Tags:
     def __init__(self, path: Path) -> None:
         """Sets the file, which is read on first use."""
         self._file, self._lock = JsonLines(path), threading.Lock()
-        self._stamp: tuple[int, int] | None = None
-        self._tags: dict[str, tuple[str, ...]] = {}
+        self._tags = GrowingFiles[dict[str, tuple[str, ...]]](dict, _add)
 
     def of(self, run: str) -> tuple[str, ...]:
         """Returns the tags of a run."""
@@ -58,19 +61,17 @@ class Tags:
         """
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file.append({"time": process_info.utc(), "run": run, "tags": list(tags), "by": who}, durable=True)
+            row = {"time": process_info.utc(), "run": run, "tags": list(tags), "by": who}
+            self._file.append(row, durable=True)
 
     def _all(self) -> dict[str, tuple[str, ...]]:
-        try:
-            stat = self._file.path.stat()
-        except OSError:
-            return {}
-        with self._lock:
-            if self._stamp != (stat.st_mtime_ns, stat.st_size):
-                try:
-                    rows = self._file.read()
-                    self._tags = {str(row.get("run")): tuple(map(str, row.get("tags", ()))) for row in rows}
-                except (RunError, TypeError):  # damaged: the page works without tags
-                    self._tags = {}
-                self._stamp = (stat.st_mtime_ns, stat.st_size)
-            return self._tags
+        with contextlib.suppress(RunError):  # unreadable: pages work without tags
+            return self._tags.of(self._file.path)
+        return {}
+
+
+def _add(tags: dict[str, tuple[str, ...]], lines: list[bytes], _offset: int) -> None:
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # a damaged line
+            row = json.loads(line)
+            tags[str(row.get("run"))] = tuple(map(str, row.get("tags", ())))

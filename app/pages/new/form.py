@@ -27,7 +27,7 @@ from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import join
 
-from .form_texts import NONE, Parts, choices_of, is_named, is_optional, item_count, item_parts, items_of, member_of
+from .form_texts import NONE, Parts, choices_of, is_named, is_optional, item_count, item_parts, items_of
 from .form_texts import spec_in as spec_of
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -125,7 +125,7 @@ def _nested(look: Look, path: str, field: Field, doc: str, label: str = "") -> N
         _members(look, path, item_parts(field.type), doc)
         return
     chosen = look.texts.get(f"{path}.type", NONE)
-    member, choices = member_of(spec, chosen), list(choices_of(spec))
+    member, choices = choices_of(spec).get(chosen), list(choices_of(spec))
     optional, label = is_optional(field.type), label or _label(path)
     with gr.Column(elem_classes=["nested"]):
         if optional or len(choices) > 1:

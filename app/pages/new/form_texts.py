@@ -8,6 +8,7 @@ of a spec and a plain value: `data.sources.0.0.path` and the weight `data.source
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import types
 import typing
@@ -46,17 +47,16 @@ def texts_of(value: Spec, path: str = "") -> dict[str, str]:
 
 
 def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
-    spec = spec_in(annotation)
-    if spec is not None:
+    if spec_in(annotation) is not None:
         return {join(path, "type"): NONE} if value is None else texts_of(cast("Spec", value), path)
     parts = item_parts(annotation)
-    if parts and isinstance(value, tuple):
-        found = {path: str(len(value))}
-        for index, item in enumerate(cast("tuple[Any, ...]", value)):
-            for (suffix, part), each in zip(parts, (item,) if len(parts) == 1 else item, strict=True):
-                found |= _texts(each, part, join(join(path, str(index)), suffix))
-        return found
-    return {path: written(value, annotation)}
+    if not parts or not isinstance(value, tuple):
+        return {path: written(value, annotation)}
+    found = {path: str(len(value))}
+    for items, member in zip(cast("tuple[Any, ...]", value), members_at(parts, path, len(value)), strict=True):
+        for (where, part), each in zip(member, (items,) if len(parts) == 1 else items, strict=True):
+            found |= _texts(each, part, where)
+    return found
 
 
 def written(value: object, annotation: Any) -> str:
@@ -81,8 +81,9 @@ def written(value: object, annotation: Any) -> str:
             return ", ".join(map(str, value))
         if is_named(annotation):
             lines = [f"{name}: {each}" for name, each in cast("tuple[tuple[str, object], ...]", value)]
-            if _parsed_lines("\n".join(lines), kind) == [list(each) for each in value]:
-                return "\n".join(lines)
+            with contextlib.suppress(ValueError):
+                if _parsed_lines("\n".join(lines), kind) == [list(each) for each in value]:
+                    return "\n".join(lines)
     return render(value)
 
 
@@ -93,69 +94,57 @@ def read(texts: Mapping[str, str]) -> tuple[Experiment | None, list[Problem]]:
     """Parses a form's texts: returns the experiment, or None and all problems; unknown fields are ignored."""
     problems: list[Problem] = []
     tree = _tree(Experiment, texts, "", problems, 0)
-    if problems:
-        wrong = {problem.path for problem in problems}
-        try:
-            from_dict({"type": "Experiment", **tree}, Experiment)
-        except SpecError as error:
-            problems += [problem for problem in error.problems if problem.path not in wrong]
-        return None, problems
+    wrong = {problem.path for problem in problems}
     try:
-        return from_dict({"type": "Experiment", **tree}, Experiment), []
+        made = from_dict({"type": "Experiment", **tree}, Experiment)
     except SpecError as error:
-        return None, list(error.problems)
+        return None, [*problems, *(problem for problem in error.problems if problem.path not in wrong)]
+    return None if problems else made, problems
 
 
 def _tree(cls: type[Spec], texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, field in declared(cls).items():
-        where = join(path, name)
-        value = _value(field.type, texts, where, problems, depth)
-        if value is not _MISSING:
-            found[name] = value
-    return found
-
-
-def _value(annotation: Any, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
-    spec, parts = spec_in(annotation), item_parts(annotation)
-    if spec is not None:
-        return _node(spec, is_optional(annotation), texts, path, problems, depth)
-    if path not in texts:
-        return _MISSING
-    return _items(parts, texts, path, problems, depth) if parts else _parsed(texts[path], annotation, path, problems)
+    values = {
+        name: _value(field.type, texts, join(path, name), problems, depth) for name, field in declared(cls).items()
+    }
+    return {name: value for name, value in values.items() if value is not _MISSING}
 
 
 _MISSING = object()
 
 
-def _node(
-    spec: type[Spec], optional: bool, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int
-) -> Any:
-    chosen = texts.get(join(path, "type"))
+def _value(annotation: Any, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
+    """The JSON value of a field; where it has none, what is wrong is appended to the problems."""
+    spec, parts = spec_in(annotation), item_parts(annotation)
+    chosen = texts.get(path if spec is None else join(path, "type"))
     if chosen is None or depth >= DEEPEST:
         return _MISSING
+    try:
+        if spec is None and not parts:
+            return _parsed(chosen, annotation)
+        if spec is None:
+            return _items(parts, texts, path, problems, depth)
+    except ValueError as error:
+        problems.append(Problem(path, str(error)))
+        return _MISSING
     if chosen == NONE:
-        return None if optional else _MISSING
-    member = member_of(spec, chosen)
+        return None if is_optional(annotation) else _MISSING
+    member = choices_of(spec).get(chosen)
     if member is None:
         problems.append(Problem(path, f"there is no {chosen[:40]!r} here"))
         return _MISSING
     return {"type": member.tag, **_tree(member, texts, path, problems, depth + 1)}
 
 
-def _items(parts: Parts, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> Any:
+def _items(parts: Parts, texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> list[Any]:
     count = item_count(texts, path)
     if count is None:
-        problems.append(Problem(path, f"expected a number of members up to {MAX_ITEMS}, got {texts[path][:40]!r}"))
-        return _MISSING
+        raise ValueError(f"expected a number of members up to {MAX_ITEMS}, got {texts[path][:40]!r}")
     found: list[Any] = []
-    for index in range(count):
+    for member in members_at(parts, path, count):
         values: list[Any] = []
-        for suffix, part in parts:
-            where = join(join(path, str(index)), suffix)
-            value = _value(part, texts, where, problems, depth)
+        for where, part in member:
+            value, spec = _value(part, texts, where, problems, depth), spec_in(part)
             if value is _MISSING and not any(problem.path == where for problem in problems):
-                spec = spec_in(part)
                 wanted = f"choose one of {', '.join(choices_of(spec))}" if spec else "needs a value"
                 problems.append(Problem(where, wanted))
             values.append(None if value is _MISSING else value)
@@ -169,89 +158,66 @@ def item_count(texts: Mapping[str, str], path: str) -> int | None:
     return count if count is not None and count <= MAX_ITEMS else None
 
 
-def _parsed(text: str, annotation: Any, path: str, problems: list[Problem]) -> Any:
-    """Parses a text into a JSON value; appends to `problems` if it is invalid."""
+def _parsed(text: str, annotation: Any) -> Any:
+    """Parses a text into a JSON value; one that is none stays a text, which the experiment's own check refuses.
+
+    Raises:
+        ValueError: It is too long or empty, or is no line `name: value`.
+    """
     if len(text) > LONGEST:
-        problems.append(Problem(path, f"{len(text):,} characters; at most {LONGEST:,}"))
-        return _MISSING
-    kinds, optional = [arm for arm in arms(annotation) if arm is not types.NoneType], is_optional(annotation)
-    kind = kinds[0]
+        raise ValueError(f"{len(text):,} characters; at most {LONGEST:,}")
+    kinds = [arm for arm in arms(annotation) if arm is not types.NoneType]
+    kind, items, stripped = kinds[0], items_of(annotation), text.strip()
     if kind is bool:
         return text == "true"
-    if text.strip() == "" and kind is not str and typing.get_origin(kind) is not tuple:
-        if optional:
-            return None
-        problems.append(Problem(path, "needs a value"))
-        return _MISSING
-    if kind is str and (len(kinds) == 1 or items_of(annotation) is str):
-        if len(kinds) > 1 and (text.strip().startswith("(") or len(text.split("\n")) > 1):
-            return _parsed_tuple(text, kinds[1], optional, path, problems)
-        return None if optional and not text else text
+    if is_optional(annotation) and not (text if kind is str else stripped):
+        return None
+    if kind is str and (len(kinds) == 1 or not (stripped.startswith("(") or "\n" in text)):
+        return text
     if typing.get_origin(kind) is typing.Literal:
-        choices = {str(choice): choice for choice in typing.get_args(kind)}
-        return choices.get(text, text)
-    if typing.get_origin(kind) is tuple and len(kinds) == 1:
-        return _parsed_tuple(text, kind, optional, path, problems)
+        return {str(choice): choice for choice in typing.get_args(kind)}.get(text, text)
+    is_tuple = kind is str or typing.get_origin(kind) is tuple
+    if not stripped and not is_tuple:
+        raise ValueError("needs a value")
+    if is_tuple and not stripped.startswith("("):
+        if items is str or not stripped:
+            return [line for line in text.splitlines() if line.strip()]
+        if typing.get_origin(items) is typing.Literal:
+            return [word.strip() for word in stripped.split(",") if word.strip()]
+        if is_named(annotation):
+            return _parsed_lines(text, items)
     if kind is JsonObject:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return _literal(text, kind, path, problems)  # Python's True and None
-    return _literal(text, kind, path, problems)
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)  # or else Python's True and None
+    try:
+        return _as_json(ast.literal_eval(stripped))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
 
 
-def _parsed_tuple(text: str, kind: Any, optional: bool, path: str, problems: list[Problem]) -> Any:
-    stripped = text.strip()
-    if not stripped:
-        return None if optional else []
-    items = items_of(kind)
-    if items is str and not stripped.startswith("("):
-        return [line for line in text.splitlines() if line.strip()]
-    if typing.get_origin(items) is typing.Literal and not stripped.startswith("("):
-        return [word.strip() for word in stripped.split(",") if word.strip()]
-    if is_named(kind) and not stripped.startswith("("):
-        found = _parsed_lines(text, items)
-        if found is None:
-            problems.append(Problem(path, f"expected lines `name: {type_name(typing.get_args(items)[1])}`"))
-        return _MISSING if found is None else found
-    return _literal(text, kind, path, problems)
-
-
-def _parsed_lines(text: str, pair: Any) -> list[list[Any]] | None:
-    """Pairs of the lines `name: value`; None if a line is none."""
+def _parsed_lines(text: str, pair: Any) -> list[list[Any]]:
     kind, found = typing.get_args(pair)[1], []
     for line in filter(str.strip, text.splitlines()):
-        name, colon, value = (part.strip() for part in line.partition(":"))
+        name, _, value = (part.strip() for part in line.partition(":"))
         try:
+            if not name or not value:
+                raise ValueError
             found.append([name, kind(value)])
         except ValueError:
-            return None
-        if not (name and colon and value):
-            return None
+            raise ValueError(f"expected lines `name: {type_name(kind)}`") from None
     return found
-
-
-def _literal(text: str, kind: Any, path: str, problems: list[Problem]) -> Any:
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        problems.append(Problem(path, f"expected {type_name(kind)}, got {text[:40]!r}"))
-        return _MISSING
-    return _as_json(value)
 
 
 def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+# Fields
+
+
 def choices_of(spec: type[Spec]) -> dict[str, type[Spec]]:
     """Classes that are allowed in a field of a class or family, by name."""
     return members(spec) if is_family(spec) else {spec.__name__: spec}
-
-
-def member_of(spec: type[Spec], name: str) -> type[Spec] | None:
-    """Class of a choice."""
-    return choices_of(spec).get(name)
 
 
 def spec_in(annotation: Any) -> type[Spec] | None:
@@ -271,6 +237,11 @@ def item_parts(annotation: Any) -> Parts:
     if typing.get_origin(items) is tuple and any(spec_in(part) for part in typing.get_args(items)):
         return tuple((str(index), part) for index, part in enumerate(typing.get_args(items)))
     return () if items is None or spec_in(items) is None else (("", items),)
+
+
+def members_at(parts: Parts, path: str, count: int) -> list[Parts]:
+    """Paths and types of the parts of each member of a tuple of specs."""
+    return [tuple((join(f"{path}.{index}", suffix), part) for suffix, part in parts) for index in range(count)]
 
 
 def is_named(annotation: Any) -> bool:
@@ -298,35 +269,26 @@ def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str 
     found: dict[str, str] = {join(path, "type"): cls.tag}
     for name, field in declared(cls).items():
         where = join(path, name)
-        spec, parts = spec_in(field.type), item_parts(field.type)
-        is_given = (where if spec is None else join(where, "type")) in texts
+        is_given = (where if spec_in(field.type) is None else join(where, "type")) in texts
         if not is_given and field.default is not attrs.NOTHING:
             found |= _texts(field.default, field.type, where)
-        elif parts:
-            found[where] = texts.get(where, "0")
-            for index in range(item_count(texts, where) or 0):
-                for suffix, part in parts:
-                    found |= _completed_part(texts, part, join(join(where, str(index)), suffix), depth)
-        elif spec is not None:
-            found |= _completed_node(texts, spec, where, depth)
         else:
-            found[where] = texts.get(where, "")
+            found |= _completed(texts, field.type, where, depth)
     return found
 
 
-def _completed_part(texts: Mapping[str, str], part: Any, path: str, depth: int) -> dict[str, str]:
-    """Texts of a part of a member; a new one is of the only class, or its weight is 1."""
-    spec = spec_in(part)
-    if spec is None:
-        return {path: texts.get(path, "1" if part in (int, float) else "")}
-    choices = choices_of(spec)
-    type_path = join(path, "type")
-    only = {type_path: next(iter(choices))} if len(choices) == 1 else {}
-    return _completed_node({**only, **texts}, spec, path, depth)
-
-
-def _completed_node(texts: Mapping[str, str], spec: type[Spec], path: str, depth: int) -> dict[str, str]:
-    member = member_of(spec, texts.get(join(path, "type"), NONE))
-    if member is None or depth >= DEEPEST:
-        return {join(path, "type"): NONE}
-    return completed(texts, member, path, depth + 1)
+def _completed(texts: Mapping[str, str], annotation: Any, path: str, depth: int) -> dict[str, str]:
+    spec, parts = spec_in(annotation), item_parts(annotation)
+    if spec is not None:
+        member = choices_of(spec).get(texts.get(join(path, "type"), NONE))
+        if member is None or depth >= DEEPEST:
+            return {join(path, "type"): NONE}
+        return completed(texts, member, path, depth + 1)
+    found = {path: texts.get(path, "0" if parts else "")}
+    for member in members_at(parts, path, item_count(texts, path) or 0 if parts else 0):
+        for where, part in member:  # a new one is of the only class, or its weight is 1
+            choices = list(choices_of(of)) if (of := spec_in(part)) else []
+            new = {where: "1"} if part in (int, float) else {}
+            new |= {join(where, "type"): choices[0]} if len(choices) == 1 else {}
+            found |= _completed({**new, **texts}, part, where, depth)
+    return found
