@@ -38,7 +38,8 @@ from .markdown import plain
 QUERY_CHARACTERS = 4_000
 EVERY = "*"
 """Instead of the name of a control: all of them are left as they are."""
-_UNQUEUED: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+UNQUEUED: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+"""Options of events that a script or a short function answers."""
 
 NARROW = 800
 """Width of a window, in pixels, below which charts stand one below the other."""
@@ -75,7 +76,7 @@ class View:
         self._changed = gr.Textbox(visible="hidden", label="changed")
         self._controls: dict[str, Block] = {}
         self._problems = gr.Column()
-        self._done.change(None, [self._done], [self._changed], js="(done) => nnx.done(done)", **_UNQUEUED)
+        self._done.change(None, [self._done], [self._changed], js="(done) => nnx.done(done)", **UNQUEUED)
 
     def control(self, name: str, component: Component, initial: str = "") -> Any:
         """Returns a component whose value is the part `name` of the query; without it, it is `initial`."""
@@ -84,7 +85,7 @@ class View:
         # sets its value, which then equals the query's.
         trigger = component.change if isinstance(component, gr.Textbox) else component.input  # type: ignore[attr-defined]
         written = f"nnx.set({json.dumps(name)}, value, {json.dumps(initial)})"
-        trigger(None, [component], [self._changed], js=f"(value) => {written}", **_UNQUEUED)
+        trigger(None, [component], [self._changed], js=f"(value) => {written}", **UNQUEUED)
         return component
 
     def tabs(self, name: str, tabs: gr.Tabs) -> gr.Tabs:
@@ -101,12 +102,12 @@ class View:
     def sets(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
         """Writes the value of a JavaScript expression into the part `name` of the query when something is triggered."""
         written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)})"
-        trigger(None, None, [self._changed], js=f"() => {written}", **_UNQUEUED)
+        trigger(None, None, [self._changed], js=f"() => {written}", **UNQUEUED)
 
     def follows(self, text: gr.Textbox, script: str) -> None:
         """Passes a text to a JavaScript function whenever it changes, then shows the page anew."""
         shows = "return JSON.stringify({ count: ++nnx.count });"
-        text.change(None, [text], [self._changed], js=f"(text) => {{ {script}(text); {shows} }}", **_UNQUEUED)
+        text.change(None, [text], [self._changed], js=f"(text) => {{ {script}(text); {shows} }}", **UNQUEUED)
 
     def shows(
         self, values: Callable[[Query], Values], outputs: Sequence[Block], every: float | gr.Timer | None = None
@@ -140,7 +141,7 @@ class View:
                 [*shown, sent],
                 js=f"(changed, _, sent) => [{begin}, nnx.query(), {again}]",
                 trigger_mode="always_last",
-                **_UNQUEUED,
+                **UNQUEUED,
             )
 
     def does(

@@ -6,10 +6,10 @@ import gradio as gr
 
 from ..html import link, tag
 from ..processes.alerts import CHECK_SECONDS, Alerts
+from ..view import UNQUEUED
 
 MOST = 4
 """Alerts that are shown at a time; of others their number."""
-_UNQUEUED = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
 def add(alerts: Alerts, root: str) -> None:
@@ -39,7 +39,7 @@ def add(alerts: Alerts, root: str) -> None:
             notice(tag("a", alert.text, href=f"{root}{link('/run', id=alert.run)}"), title=TITLES[alert.kind])
 
     for trigger in (gr.context.Context.root_block.load, gr.Timer(CHECK_SECONDS).tick):  # type: ignore[union-attr]
-        trigger(check, [span], [span], js="() => sessionStorage.nnxAlerts ?? ''", **_UNQUEUED)
+        trigger(check, [span], [span], js="() => sessionStorage.nnxAlerts ?? ''", **UNQUEUED)
     seen = "(span) => { sessionStorage.nnxAlerts = span.split(':')[1] ?? ''; return span; }"
     span.change(show, [span], None, js=seen, show_progress="hidden", concurrency_limit=None, api_visibility="private")
 

@@ -80,8 +80,7 @@ def drawn(texts: dict[str, str], base: dict[str, str] | None = None, *, only_cha
 
     async def build() -> gr.Blocks:
         with gr.Blocks() as blocks:
-            origin, texts_now = gr.Textbox(), gr.Textbox()
-            form.draw(form.Look(texts, base or texts, only_changed, origin, texts_now), Experiment)
+            form.draw(form.Look(texts, base or texts, only_changed, gr.Textbox()), Experiment)
         return blocks
 
     return asyncio.run(build())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nnxdsl import to_json
 from tests.app.conftest import ROOT, RunningApp
 from tests.app.many import experiment, write_many, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow
@@ -159,6 +160,18 @@ def test_what_was_typed_while_the_app_was_gone_comes_back(app: RunningApp, open_
     until_saved(app, shown, seed="22", steps="21", notes="typed after it was noticed")
     until_value(shown, "seed", "22")
     until_value(shown, "steps", "21")
+
+
+def test_a_text_that_is_loaded_takes_nothing_of_the_draft_before_it(emptied_app: RunningApp, open_page: Open) -> None:
+    shown = opened(open_page, emptied_app, "preset=tiny")
+    field(shown, "steps").fill("21")
+    until_saved(emptied_app, shown, steps="21")
+    shown.get_by_role("tab", name="Import").click()
+    shown.get_by_role("textbox", name="Python or JSON").fill(to_json(experiment(5)))
+    shown.get_by_role("button", name="Load", exact=True).click()
+    until_value(shown, "seed", "5")
+    field(shown, "notes").fill("of the new draft")
+    until_saved(emptied_app, shown, notes="of the new draft", seed="5", steps="100")
 
 
 def test_answers_that_come_late_change_nothing_that_is_typed(emptied_app: RunningApp, open_page: Open) -> None:

@@ -27,7 +27,18 @@ from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import join
 
-from .form_texts import NONE, Parts, choices_of, is_named, is_optional, item_count, item_parts, items_of
+from ...view import UNQUEUED
+from .form_texts import (
+    NONE,
+    Parts,
+    choices_of,
+    is_named,
+    is_optional,
+    item_count,
+    item_parts,
+    items_of,
+    members_at,
+)
 from .form_texts import spec_in as spec_of
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -56,21 +67,19 @@ class Look:
         texts: Current texts by path.
         base: Texts of the experiment that it was copied from.
         only_changed: Whether fields that equal those of `base` are left out.
-        origin: The draft as it was opened, as JSON.
         form: All texts as the browser has them, as JSON.
     """
 
     texts: Mapping[str, str]
     base: Mapping[str, str]
-    only_changed: bool
-    origin: gr.Textbox
-    form: gr.Textbox
+    only_changed: bool = False
+    form: gr.Textbox | None = None
 
     def differs(self, path: str) -> bool:
         """Whether a field, or a field below it, differs from the base."""
 
         def below(texts: Mapping[str, str]) -> dict[str, str]:
-            return {name: text for name, text in texts.items() if name == path or name.startswith(f"{path}.")}
+            return {name: text for name, text in texts.items() if f"{name}.".startswith(f"{path}.")}
 
         return below(self.texts) != below(self.base)
 
@@ -148,32 +157,29 @@ def _members(look: Look, path: str, parts: Parts, doc: str) -> None:
     name = _label(path)
     with gr.Column(elem_classes=["nested"]):
         gr.Markdown(f"**{name}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
-        for index in range(item_count(look.texts, path) or 0):
+        for index, member in enumerate(members_at(parts, path, item_count(look.texts, path) or 0)):
             label = f"{name} {index + 1}"
             with gr.Column(elem_classes=["member"]):
-                for suffix, part in parts:
-                    where, field = join(f"{path}.{index}", suffix), Field(part, attrs.NOTHING, None, positional=False)
+                for where, part in member:
+                    field = Field(part, attrs.NOTHING, None, positional=False)
                     if _is_nested(part):
                         _nested(look, where, field, "", label)
                     else:
                         _plain(look, where, field, "", f"weight of {label}" if part is float else label)
                 remove = gr.Button(f"Remove {label}", size="sm", scale=0, min_width=120)
-                _edits(look, remove, f"nnx.remove({json.dumps(path)}, {index}, origin, form)")
+                _edits(look, remove, f"nnx.remove({json.dumps(path)}, {index})")
         add = gr.Button(f"Add to {name}", size="sm", scale=0, min_width=120)
-        _edits(look, add, f"nnx.add({json.dumps(path)}, origin, form)")
+        _edits(look, add, f"nnx.add({json.dumps(path)})")
 
 
 def _edits(look: Look, button: gr.Button, script: str) -> None:
-    button.click(None, [look.origin, look.form], [look.form], js=f"(origin, form) => {script}", **_QUIET)
+    button.click(None, None, [look.form], js=f"() => {script}", **UNQUEUED)
 
 
 def _keep(look: Look, path: str, component: Any) -> None:
     """Keeps what is typed or chosen in the browser's copy of the texts."""
-    script = f"(value, origin, form) => nnx.edit({json.dumps(path)}, value, origin, form)"
-    component.change(None, [component, look.origin, look.form], [look.form], js=script, **_QUIET)
-
-
-_QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    script = f"(value) => nnx.edit({json.dumps(path)}, value)"
+    component.change(None, [component], [look.form], js=script, **UNQUEUED)
 
 
 def _common(path: str) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import attrs
 import gradio as gr
 import pandas as pd
 
@@ -15,6 +17,7 @@ from nnxdsl.config.core.codegen import render, to_python
 from nnxdsl.config.core.serialization import diff, get, to_json
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem
+from nnxdsl.terminal.plan_format import pluralize
 
 from ...html import link
 from ...markdown import link as markdown_link
@@ -23,7 +26,7 @@ from ...page import Page
 from ...state import Site
 from ...store.drafts import Draft
 from ...store.experiments import from_tree
-from ...view import Done, Query, Values, View
+from ...view import UNQUEUED, Done, Query, Values, View, if_any
 from ..layout.request import plan_job
 from . import drafting, form_texts
 from .form import GROUPS, OPEN, Look, draw, gist, shape
@@ -38,7 +41,35 @@ SHOWN = 20_000
 MOST_PROBLEMS = 20
 CHANGED = "changed"
 """Which fields are shown: those that differ from the experiment that the draft was copied from."""
-_QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+
+
+@attrs.frozen
+class Opened:
+    """A draft that is shown.
+
+    Attributes:
+        query: Query of the URL.
+        draft: The draft.
+        base: The experiment that it was copied from.
+        experiment: Its experiment; None with problems.
+        problems: What is wrong.
+    """
+
+    query: Query
+    draft: Draft
+    base: Experiment
+    experiment: Experiment | None
+    problems: Sequence[Problem]
+
+    @classmethod
+    def of(cls, site: Site, query: Query) -> Opened:
+        """Loads the draft of a query."""
+        draft = site.drafts.load(query["draft"])
+        return cls(query, draft, from_tree(draft.base), *form_texts.read(draft.texts))
+
+
+Updates = dict[Any, Any]
+"""New values by component."""
 
 
 def build(site: Site) -> None:
@@ -47,171 +78,144 @@ def build(site: Site) -> None:
     if site.settings.read_only:
         gr.Markdown("# New run\n\nThis app is read-only: runs cannot be started.")
         return
+    # What is typed goes into `form`, which is saved; `opened` names the draft whose fields are shown, `origin` has it.
     opened, origin, form, saved, marks = (gr.Textbox(visible="hidden") for _ in range(5))
-    states = {
-        title: gr.Textbox(visible="hidden") for title in GROUPS
-    }  # not in a row that is hidden: it would show them
-    reading = gr.Timer(0.7, active=False)
-    with gr.Column(elem_id="new-head"):
-        with gr.Row():
-            with gr.Column(min_width=300):
-                gr.Markdown("# New run")
-            plan = gr.Button("Plan", scale=0, min_width=90, visible=False)
-            queue = gr.Button("Queue", scale=0, min_width=90, visible=False)
-            launch = gr.Button("Launch", variant="primary", scale=0, min_width=90, visible=False)
-        about = gr.Markdown()
-    with gr.Column(visible=False) as beginning:
-        start = gr.Markdown()
-        retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
-        with gr.Column() as paste:
-            _paste(site, view)
-    with gr.Column(visible=False) as damaged:
-        wrong = gr.Markdown()
-        with gr.Row():
-            discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160)
-            gr.Button("Start another draft", link="/new", scale=0, min_width=160)
-        contents = gr.Code(label="Contents of its file", interactive=False, max_lines=20)
+    states = {title: gr.Textbox(visible="hidden") for title in GROUPS}
+    reading = gr.Timer(0.7, active=False)  # asks for the draft until there is one
+    about, buttons = _head(site, view, form)
+    begun, fill_start = _start(site, view)
+    broken, fill_damaged = _damaged(site, view)
     with gr.Row(visible=False) as body:
         with gr.Column(scale=11, min_width=320, elem_id="new-form"):
             only = gr.Checkbox(label="Changed fields only", container=False)
             view.control("changed", only)
-            groups = _groups(site, view, states, origin, form)
+            groups = _groups(site, view, states, form)
         with gr.Column(scale=10, min_width=320, elem_id="new-panel"):
             problems = gr.Markdown(elem_classes=["problems"], visible=False)
-            with gr.Tabs() as tabs:
-                with gr.Tab("Python", id="python"):
-                    python = gr.Code(
-                        label="Python", language="python", interactive=False, max_lines=32, elem_id="new-python"
-                    )
-                    command = gr.Code(
-                        label="In a terminal",
-                        elem_id="new-command",
-                        language="shell",
-                        lines=1,
-                        interactive=False,
-                        wrap_lines=True,
-                    )
-                    why = gr.Markdown(visible=False)
-                with gr.Tab("JSON", id="json"):
-                    text = gr.Code(label="JSON", language="json", interactive=False, max_lines=36, elem_id="new-json")
-                with gr.Tab("Changes", id="diff") as changes_tab:
-                    verdict = gr.Markdown()
-                    changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
-                with gr.Tab("Plan", id="plan"):
-                    plan_outputs, fill_plan = plan_section(site, view, lambda query: drafting.require(site, query)[1])
-                with gr.Tab("Import", id="import"):
-                    _paste(site, view)
-    view.tabs("tab", tabs)
-
-    # What is typed goes into `form`, which is saved; `opened` names the draft whose fields are shown.
-    opened.change(lambda name: drafting.origin(site, name), [opened], [origin], **_QUIET)
-    origin.change(None, [origin, form], [form], js="(origin, form) => nnx.opened(origin, form)", **_QUIET)
+            panel, fill_panel = _panel(site, view)
+    opened.change(partial(drafting.origin, site), [opened], [origin], **UNQUEUED)
+    origin.change(None, [origin], [form], js="nnx.opened", **UNQUEUED)
     form.change(
-        lambda form: drafting.answer(site, form),
-        [form],
-        [saved],
-        js="nnx.settled",
-        trigger_mode="always_last",
-        **_QUIET,
+        partial(drafting.answer, site), [form], [saved], js="nnx.settled", trigger_mode="always_last", **UNQUEUED
     )
     view.follows(saved, "nnx.saved")
-    marks.change(None, [marks], None, js="(marks) => nnx.mark(marks)", **_QUIET)
-    begin_from = gr.context.Context.root_block.load  # type: ignore[union-attr]
-    for trigger in (begin_from, reading.tick):
+    marks.change(None, [marks], None, js="nnx.mark", **UNQUEUED)
+    for trigger in (gr.context.Context.root_block.load, reading.tick):  # type: ignore[union-attr]
         view.does(trigger, lambda query, client: drafting.begin(site, query))
-    view.does(retry.click, lambda query, client: _retry(site, query))
-    view.does(discard.click, lambda query, client: _discard(site, query))
-    view.does(launch.click, lambda query, client, form: drafting.launch(site, query, client, form), [form])
-    view.does(queue.click, lambda query, client, form: drafting.enqueue(site, query, client, form), [form])
-    view.does(plan.click, lambda query, client, form: _plan(site, query, form), [form])
-
-    code = [python, command, why, text, verdict, changes, changes_tab]
-    outputs = [
-        *(opened, marks, reading, about, plan, queue, launch, beginning, start, retry, paste, damaged, wrong),
-        *(discard, contents, body, only, problems, tabs, *code, *plan_outputs),
-        *groups.values(),
-        *states.values(),
-    ]
 
     def shown(query: Query) -> Values:
-        hidden: dict[Any, Any] = dict.fromkeys(
-            (plan, queue, launch, beginning, damaged, body), gr.update(visible=False)
-        )
+        hidden = dict.fromkeys((*buttons, begun[0], broken[0], body), gr.update(visible=False))
         hidden |= {reading: gr.Timer(active=False), about: ""}
         if not query.get("draft"):
-            return {**hidden, beginning: gr.update(visible=True), **_started(query)}
+            values, is_reading = fill_start(query)
+            return {**hidden, **values, reading: gr.Timer(active=is_reading)}
         try:
-            return {**hidden, **_drafted(query)}
-        except Exception as error:  # the file may come from another version of the app: it can be discarded
-            message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
-            stored = site.drafts.text(query["draft"])
+            found = Opened.of(site, query)
+            values, is_busy = fill_panel(found)
+            head = [COPIED] if query.get("copied") else []
             return {
                 **hidden,
-                damaged: gr.update(visible=True),
-                wrong: f"**! This draft cannot be opened: {plain(message)}**",
-                discard: gr.update(visible=bool(stored)),
-                contents: gr.update(value=stored[:SHOWN], visible=bool(stored)),
+                opened: found.draft.id,
+                marks: _marks(found),
+                about: "\n\n".join([*head, _about(site, found)]),
+                **dict.fromkeys(buttons, gr.update(visible=True, interactive=found.experiment is not None)),
+                body: gr.update(visible=True),
+                only: query.get("changed") == "1",
+                problems: if_any(_problems(found.problems)),
+                reading: gr.Timer(active=is_busy),
+                **values,
+                **_fields(found, groups, states),
             }
+        except Exception as error:  # the file may come from another version of the app: it can be discarded
+            return {**hidden, **fill_damaged(query, error)}
 
-    def _started(query: Query) -> Values:
-        """The choice of a beginning, or the state of the one that was chosen."""
-        choice = {start: _choice(site), retry: gr.update(visible=False), paste: gr.update(visible=True)}
+    parts = [opened, marks, reading, about, *buttons, *begun, *broken, body, only, problems, *panel]
+    view.shows(shown, [*parts, *groups.values(), *states.values()])
+
+
+def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[gr.Button]]:
+    """Adds what stays in sight: the buttons that plan and start the draft, and what is known of it."""
+
+    def plan(site: Site, query: Query, _client: str, form: str) -> Done:  # again, if it could not be planned
+        plan_job(site, drafting.require(site, query, form)[1], device_of(query), start=True)
+        return Done(query={"tab": "plan"})
+
+    buttons: list[gr.Button] = []
+    with gr.Column(elem_id="new-head"):
+        with gr.Row():
+            with gr.Column(min_width=300):
+                gr.Markdown("# New run")
+            for text, act in (("Plan", plan), ("Queue", drafting.enqueue), ("Launch", drafting.launch)):
+                variant = "primary" if text == "Launch" else "secondary"
+                buttons.append(gr.Button(text, variant=variant, scale=0, min_width=90, visible=False))
+                view.does(buttons[-1].click, partial(act, site), [form])
+        return gr.Markdown(), buttons
+
+
+def _start(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[Updates, bool]]]:
+    """Adds the choice of a beginning; it also tells whether the one that was chosen is being opened."""
+    with gr.Column(visible=False) as group:
+        words = gr.Markdown()
+        retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
+        with gr.Column() as paste:
+            _paste(site, view)
+
+    def again(query: Query, _client: str) -> None:
+        site.presets.job(query.get("preset", ""), again=True)
+
+    view.does(retry.click, again)
+
+    def fill(query: Query) -> tuple[Updates, bool]:
+        choice: Updates = {group: gr.update(visible=True), words: _choice(site)}
+        choice |= {retry: gr.update(visible=False), paste: gr.update(visible=True)}
         try:
             job = drafting.reading(site, query)
         except NnxdslError as error:
-            return {**choice, start: f"**! {plain(str(error))}**\n\n{_choice(site)}"}
+            return {**choice, words: f"**! {plain(str(error))}**\n\n{_choice(site)}"}, False
         if not any(query.get(name) for name in drafting.BEGINNINGS):
-            return choice
+            return choice, False
+        choice[paste] = gr.update(visible=False)
+        if job is not None and job.is_over and job.state != "done":
+            told = f"experiments/{query['preset']}.py cannot be read: {job.error or job.state}"
+            return {**choice, words: f"**✘ {plain(told)}**", retry: gr.update(visible=True)}, False
         is_reading = job is not None and not job.is_over
-        can_begin = job is None or is_reading or job.state == "done"  # the timer asks for the draft until there is one
-        waiting = {**choice, paste: gr.update(visible=False), reading: gr.Timer(active=can_begin)}
-        if can_begin:
-            return {**waiting, start: "Reading the recipe ..." if is_reading else "Opening the draft ..."}
-        told = f"experiments/{query['preset']}.py cannot be read: {job.error or job.state}"
-        return {**waiting, start: f"**✘ {plain(told)}**", retry: gr.update(visible=True)}
+        return {**choice, words: "Reading the recipe ..." if is_reading else "Opening the draft ..."}, True
 
-    def _drafted(query: Query) -> Values:
-        draft = site.drafts.load(query["draft"])
-        experiment, found = form_texts.read(draft.texts)
-        base = from_tree(draft.base)
-        planned, is_busy = fill_plan(query, experiment)
-        panel, is_read = _panel(site, draft, base, experiment)
-        base_texts = form_texts.texts_of(base)
-        look = Look(draft.texts, base_texts, False, origin, form)
-        values: dict[Any, Any] = {
-            opened: draft.id,
-            marks: _marks(draft.texts, base_texts, found),
-            about: "\n\n".join(
-                filter(None, [COPIED if query.get("copied") else "", _about(site, draft, experiment, found)])
-            ),
-            **dict.fromkeys((plan, queue, launch), gr.update(visible=True, interactive=experiment is not None)),
-            body: gr.update(visible=True),
-            only: query.get("changed") == "1",
-            tabs: gr.Tabs(selected=query.get("tab") or "python"),
-            problems: gr.update(value=_problems(found), visible=bool(found)),
-            reading: gr.Timer(active=is_busy or not is_read),
-            **dict(zip(code, panel, strict=True)),
-            **planned,
+    return [group, words, retry, paste], fill
+
+
+def _damaged(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Exception], Updates]]:
+    """Adds what is shown of a draft that cannot be opened."""
+    with gr.Column(visible=False) as group:
+        words = gr.Markdown()
+        with gr.Row():
+            discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160)
+            gr.Button("Start another draft", link="/new", scale=0, min_width=160)
+        contents = gr.Code(label="Contents of its file", interactive=False, max_lines=20)
+
+    def discarded(query: Query, _client: str) -> Done:
+        site.drafts.discard(query.get("draft", ""))
+        return Done("The draft was discarded.", goto="/new")
+
+    view.does(discard.click, discarded)
+
+    def fill(query: Query, error: Exception) -> Updates:
+        message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
+        stored = site.drafts.text(query["draft"])
+        return {
+            group: gr.update(visible=True),
+            words: f"**! This draft cannot be opened: {plain(message)}**",
+            discard: gr.update(visible=bool(stored)),
+            contents: if_any(stored[:SHOWN]),
         }
-        which = CHANGED if query.get("changed") == "1" else "all"
-        for title, accordion in groups.items():
-            names, told = GROUPS[title], gist(draft.texts, GROUPS[title])
-            is_shown = which == "all" or any(map(look.differs, names))
-            is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
-            values[accordion] = gr.update(
-                label=f"{title} · {told}" if told else title, visible=is_shown, **({"open": True} if is_open else {})
-            )
-            if is_shown and (is_open or title in OPEN):
-                key = json.dumps([draft.id, which, shape(draft.texts, names)])
-                values[states[title]] = f"{draft.id} {which} {hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        return values
 
-    view.shows(shown, outputs)
+    return [group, words, discard, contents], fill
 
 
-def _groups(
-    site: Site, view: View, states: Mapping[str, gr.Textbox], origin: gr.Textbox, form: gr.Textbox
-) -> dict[str, gr.Accordion]:
+# The form
+
+
+def _groups(site: Site, view: View, states: dict[str, gr.Textbox], form: gr.Textbox) -> dict[str, gr.Accordion]:
     """Adds the groups of the form; each draws its fields again when its text, which names the draft, changes."""
     found: dict[str, gr.Accordion] = {}
     for title, names in GROUPS.items():
@@ -230,13 +234,31 @@ def _groups(
                 draft = site.drafts.load(draft_id)
                 base = form_texts.texts_of(from_tree(draft.base))
                 with gr.Column(elem_classes=["shape"], elem_id=f"shape-{names[0]}-{shape}"):
-                    draw(Look(draft.texts, base, which == CHANGED, origin, form), Experiment, names=names)
+                    draw(Look(draft.texts, base, which == CHANGED, form), Experiment, names=names)
 
         found[title] = accordion
         if title not in OPEN:
             for trigger, is_open in ((accordion.expand, "true"), (accordion.collapse, "false")):
                 view.sets(trigger, "open", f"nnx.unfolded({json.dumps(names[0])}, {is_open})")
     return found
+
+
+def _fields(found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr.Textbox]) -> Updates:
+    """Which groups are shown and unfolded, and what they draw."""
+    query, texts = found.query, found.draft.texts
+    which = CHANGED if query.get("changed") == "1" else "all"
+    base, values = form_texts.texts_of(found.base), dict[Any, Any]()
+    for title, names in GROUPS.items():
+        told = gist(texts, names)
+        is_shown = which == "all" or any(Look(texts, base).differs(name) for name in names)
+        is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
+        values[groups[title]] = gr.update(
+            label=f"{title} · {told}" if told else title, visible=is_shown, **({"open": True} if is_open else {})
+        )
+        if is_shown and (is_open or title in OPEN):
+            key = json.dumps([found.draft.id, which, shape(texts, names)])
+            values[states[title]] = f"{found.draft.id} {which} {hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return values
 
 
 def _paste(site: Site, view: View) -> None:
@@ -259,93 +281,100 @@ def _choice(site: Site) -> str:
     recipes = [
         f"- {markdown_link(name, link('/new', preset=name))} experiments/{plain(name)}.py"
         for name in site.presets.names()
+    ] or [
+        f"- [demo]({link('/new', demo=1)}) a tiny DPO run with its own data; takes a few minutes",
+        "",
+        f"Recipes are read from {plain(str(site.presets.place))}.",
     ]
     runs = [f"- {markdown_link(row.id, link('/new', **{'from': row.id}))}" for row in site.index.rows()[:8]]
-    if not recipes:
-        recipes = [
-            f"- [demo]({link('/new', demo=1)}) a tiny DPO run with its own data; takes a few minutes",
-            "",
-            f"Recipes are read from {plain(str(site.presets.place))}.",
-        ]
     parts = ["Start from a copy: a recipe, an earlier run, or pasted text.", "## Recipes", "\n".join(recipes)]
     return "\n\n".join([*parts, *(["## Earlier runs", "\n".join(runs)] if runs else []), "## Python or JSON"])
 
 
-def _about(site: Site, draft: Draft, experiment: Experiment | None, problems: Sequence[Problem]) -> str:
-    if experiment is None:
-        note = f"**{_count(problems)} to fix first**"
-    elif site.index.row(experiment.id) is not None:
-        note = f"this run exists already: {markdown_link(experiment.id, link('/run', id=experiment.id))}"
+def _about(site: Site, found: Opened) -> str:
+    if found.experiment is None:
+        note = f"**{pluralize(len(found.problems), 'problem')} to fix first**"
+    elif site.index.row(run := found.experiment.id) is not None:
+        note = f"this run exists already: {markdown_link(run, link('/run', id=run))}"
     else:
-        note = f"run id: {plain(experiment.id)}"
-    return f"Copied from {plain(draft.base_name)}; {note}"
-
-
-def _count(problems: Sequence[Problem]) -> str:
-    return f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        note = f"run id: {plain(run)}"
+    return f"Copied from {plain(found.draft.base_name)}; {note}"
 
 
 def _problems(problems: Sequence[Problem]) -> str:
+    if not problems:
+        return ""
     lines = [
         f"- {f'[{plain(one.path)}](#f-{one.path}): ' if one.path else ''}{plain(one.message)}"
         for one in problems[:MOST_PROBLEMS]
     ]
-    return "\n".join([f"### {_count(problems)}", "", *lines])
+    return "\n".join([f"### {pluralize(len(problems), 'problem')}", "", *lines])
 
 
-def _marks(texts: dict[str, str], base: dict[str, str], problems: Sequence[Problem]) -> str:
+def _marks(found: Opened) -> str:
     """Fields to mark, as JSON: those that differ from the base, or where it has none from defaults, and problems."""
-    plain_base = form_texts.completed(shape(texts, tuple(declared(Experiment)))) | base
-    changed = sorted({path.removesuffix(".type") for path, text in texts.items() if plain_base.get(path) != text})
-    return json.dumps({"changed": changed, "problems": {one.path: one.message for one in problems}})
+    texts = found.draft.texts
+    base = form_texts.completed(shape(texts, tuple(declared(Experiment)))) | form_texts.texts_of(found.base)
+    changed = sorted({path.removesuffix(".type") for path, text in texts.items() if base.get(path) != text})
+    return json.dumps({"changed": changed, "problems": {one.path: one.message for one in found.problems}})
 
 
-def _panel(site: Site, draft: Draft, base: Experiment, experiment: Experiment | None) -> tuple[list[Any], bool]:
-    """Values of the tabs but for the plan, and whether the recipe of the command has been read."""
-    if experiment is None:
-        fix = "Fix the problems above to see the changes."
-        gone = gr.update(visible=False)
-        return [gone, gone, gr.update(visible=True, value="Fix the problems above."), gone, fix, gone, gr.skip()], True
-    differing = diff(base, experiment)
-    same = (
-        "Same run id: only placement or cadence differ." if base.id == experiment.id else "This is a different run id."
-    )
-    rows = [
-        [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
-    ]
-    words, why, is_read = "", "", True
-    try:
-        words = drafting.command(site, draft, experiment)
-    except NnxdslError as error:
-        job, why = site.presets.job(draft.recipe), plain(str(error))
-        is_read = job is None or job.is_over
-    table = pd.DataFrame(rows, columns=["field", "was", "is"])
-    told = f"{len(rows)} {'difference' if len(rows) == 1 else 'differences'} from {plain(draft.base_name)}. {same}"
-    return [
-        gr.update(value=to_python(experiment), visible=True),
-        gr.update(value=words, visible=not why),
-        gr.update(value=why, visible=bool(why)),
-        gr.update(value=to_json(experiment), visible=True),
-        told if rows else f"Nothing differs from {plain(draft.base_name)}.",
-        gr.update(value=table, visible=bool(rows)),
-        gr.Tab(label=f"Changes ({len(rows)})"),
-    ], is_read
+# The panel
 
 
-def _plan(site: Site, query: Query, form: str) -> Done:
-    """Shows the plan, and plans again what could not be planned."""
-    plan_job(site, drafting.require(site, query, form)[1], device_of(query), start=True)
-    return Done(query={"tab": "plan"})
+def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Opened], tuple[Updates, bool]]]:
+    """Adds the tabs; what fills them also tells whether a child process is at work for them."""
+    code: dict[str, Any] = {"interactive": False}
+    with gr.Tabs() as tabs:
+        with gr.Tab("Python", id="python"):
+            python = gr.Code(label="Python", language="python", max_lines=32, elem_id="new-python", **code)
+            looks: dict[str, Any] = {"language": "shell", "lines": 1, "wrap_lines": True, "elem_id": "new-command"}
+            command = gr.Code(label="In a terminal", **looks, **code)
+            why = gr.Markdown(visible=False)
+        with gr.Tab("JSON", id="json"):
+            text = gr.Code(label="JSON", language="json", max_lines=36, elem_id="new-json", **code)
+        with gr.Tab("Changes", id="diff") as changes_tab:
+            verdict = gr.Markdown()
+            changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
+        with gr.Tab("Plan", id="plan"):
+            plan, fill_plan = plan_section(site, view, lambda query: drafting.require(site, query)[1])
+        with gr.Tab("Import", id="import"):
+            _paste(site, view)
+    view.tabs("tab", tabs)
 
+    def fill(found: Opened) -> tuple[Updates, bool]:
+        experiment, base = found.experiment, found.base
+        planned, is_busy = fill_plan(found.query, experiment)
+        values = {tabs: gr.Tabs(selected=found.query.get("tab") or "python"), **planned}
+        if experiment is None:
+            values |= dict.fromkeys((python, command, text, changes), gr.update(visible=False))
+            values |= {why: if_any("Fix the problems above."), verdict: "Fix the problems above to see the changes."}
+            return values, is_busy
+        words = told = ""
+        try:
+            words = drafting.command(site, found.draft, experiment)
+        except NnxdslError as error:
+            job, told = site.presets.job(found.draft.recipe), plain(str(error))
+            is_busy = is_busy or (job is not None and not job.is_over)
+        differing, name = diff(base, experiment), plain(found.draft.base_name)
+        rows = [
+            [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
+        ]
+        is_same = base.id == experiment.id
+        same = "Same run id: only placement or cadence differ." if is_same else "This is a different run id."
+        count = pluralize(len(rows), "difference")
+        return {
+            **values,
+            python: gr.update(value=to_python(experiment), visible=True),
+            command: if_any(words),
+            why: if_any(told),
+            text: gr.update(value=to_json(experiment), visible=True),
+            verdict: f"{count} from {name}. {same}" if rows else f"Nothing differs from {name}.",
+            changes: if_any(pd.DataFrame(rows, columns=["field", "was", "is"])),
+            changes_tab: gr.Tab(label=f"Changes ({len(rows)})"),
+        }, is_busy
 
-def _retry(site: Site, query: Query) -> None:
-    """Reads a recipe again that could not be read."""
-    site.presets.job(query.get("preset", ""), again=True)
-
-
-def _discard(site: Site, query: Query) -> Done:
-    site.drafts.discard(query.get("draft", ""))
-    return Done("The draft was discarded.", goto="/new")
+    return [tabs, python, command, why, text, verdict, changes, changes_tab, *plan], fill
 
 
 PAGE = Page(name="new", path="/new", title="New run", build=build)
