@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 import gradio as gr
+import numpy as np
 
+from nnxdsl.terminal.array_view import blocks
 from nnxdsl.terminal.plan_format import PALETTE, format_axes, format_shape, mesh_axes, pluralize
 
 from ..html import Html, join, tag
@@ -21,57 +22,10 @@ MOST = 256
 WIDEST = 16
 """Devices per row if one axis has more."""
 
-CSS = """
-.devices { display: flex; flex-wrap: wrap; gap: 14px 20px; margin: 8px 0; }
-.devices figure { margin: 0; }
-.devices figcaption { font-size: 12.5px; opacity: 0.8; margin-bottom: 4px; }
-.device-grid { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 54px)); gap: 3px; }
-button.device { border: 2px solid transparent; border-radius: 4px; min-width: 0; height: 32px; padding: 0;
-  font: 600 12px/1 system-ui, sans-serif; color: #14181d; font-variant-numeric: tabular-nums; }
-button.device.same { border-color: currentColor; outline: 2px solid var(--body-text-color); }
-.devices.pointed button.device:not(.same) { filter: saturate(0.35) brightness(0.9); }
-.reading-cell { min-height: 3em; margin: 0; }
-@media (max-width: 760px) {
-  .device-grid { grid-template-columns: repeat(var(--columns), minmax(14px, 34px)); gap: 2px; }
-  button.device { height: 24px; font-size: 10.5px; border-width: 1px; }
-}
-"""
 
-SCRIPT = """
-const point = (cell) => {
-  const devices = element.querySelector(".devices");
-  if (!devices) return;
-  devices.classList.toggle("pointed", Boolean(cell));
-  for (const one of devices.querySelectorAll("button.device"))
-    one.classList.toggle("same", Boolean(cell) && one.dataset.block === cell.dataset.block);
-  if (cell) element.querySelector(".reading-cell").textContent = cell.getAttribute("aria-label");
-};
-const cellAt = (event) => event.target.closest?.("button.device");
-element.addEventListener("pointerover", (event) => { if (cellAt(event)) point(cellAt(event)); });
-element.addEventListener("pointerleave", () => point(element.querySelector("button.device:focus")));
-element.addEventListener("focusin", (event) => point(cellAt(event)));
-element.addEventListener("focusout", () => point(null));
-element.addEventListener("keydown", (event) => {
-  const cell = cellAt(event);
-  if (!cell) return;
-  const all = [...element.querySelectorAll("button.device")], at = all.indexOf(cell);
-  const columns = parseInt(cell.parentElement.dataset.columns);
-  const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -at,
-    End: all.length - 1 - at };
-  const next = all[at + steps[event.key]];
-  if (!next) return;
-  event.preventDefault();
-  cell.tabIndex = -1;
-  next.tabIndex = 0;
-  next.focus();
-});
-"""
-"""Pointing at a device, or focusing it, tells its block and marks its replicas; arrow keys move the focus."""
-
-
-def device_grid(**arguments: Any) -> gr.HTML:
+def device_grid() -> gr.HTML:
     """Returns the component that shows what `drawing` returns; it is empty at first."""
-    return gr.HTML("", css_template=CSS, js_on_load=SCRIPT, apply_default_css=False, **arguments)
+    return gr.HTML("", apply_default_css=False)
 
 
 @attrs.frozen
@@ -99,22 +53,19 @@ def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str,
         mesh: Size of every mesh axis, slowest-varying first.
         shown: Number of indices to include per axis; 1 for axes that are not named.
     """
-    axes = [axis for axis, count in mesh.items() if count > 1]
-    for places in itertools.product(*(range(shown.get(axis, 1)) for axis in axes)):
-        place = dict(zip(axes, places, strict=True))
-        number = 0
-        for axis, count in mesh.items():
-            number = number * count + place.get(axis, 0)
-        block, slices = 0, []
-        for dimension, whole in enumerate(array["shape"]):
-            entry = array["spec"][dimension] if dimension < len(array["spec"]) else None
-            index = 0
-            for axis in mesh_axes(entry):
-                index = index * mesh[axis] + place.get(axis, 0)
-                block = block * mesh[axis] + place.get(axis, 0)
-            length = array["device_shape"][dimension]
-            slices.append((min(index * length, whole), min((index + 1) * length, whole)))
-        yield Cell(number, place, block, tuple(slices))
+    part = tuple(slice(shown.get(axis, 1)) for axis in mesh)
+    numbers = np.arange(math.prod(mesh.values())).reshape(*mesh.values())[part]
+    cuts = [math.prod(mesh[axis] for axis in mesh_axes(entry)) for entry in array["spec"]]
+    cuts += [1] * (len(array["shape"]) - len(cuts))
+    for place, block in np.ndenumerate(blocks(array["shape"], array["spec"], mesh)[part]):
+        where = {axis: index for axis, index in zip(mesh, place, strict=True) if mesh[axis] > 1}
+        held = [
+            (min(index * length, whole), min((index + 1) * length, whole))
+            for index, length, whole in zip(
+                map(int, np.unravel_index(block, cuts)), array["device_shape"], array["shape"], strict=True
+            )
+        ]
+        yield Cell(int(numbers[place]), where, int(block), tuple(held))
 
 
 def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
@@ -203,14 +154,6 @@ def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int
 def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
     place = ", ".join(f"{axis} {index}" for axis, index in cell.place.items())
     words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, {held_words(cell, array)}"
-    return tag(
-        "button",
-        cell.block,
-        type="button",
-        cls="device",
-        style=f"background:{PALETTE[cell.block % len(PALETTE)]}",
-        data_block=cell.block,
-        tabindex=0 if first else -1,
-        title=words,
-        aria_label=words,
-    )
+    style, index = f"background:{PALETTE[cell.block % len(PALETTE)]}", 0 if first else -1
+    names = {"cls": "device", "data_block": cell.block, "title": words, "aria_label": words}
+    return tag("button", cell.block, type="button", style=style, tabindex=index, **names)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -14,6 +15,7 @@ import pandas as pd
 
 from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.errors import RunError
+from nnxdsl.terminal.plan_format import pluralize
 
 from ..components.confirm import Confirmation
 from ..components.states import signed, sparkline
@@ -44,6 +46,7 @@ COLUMNS = {
     "Heartbeat": 110,
 }  # fmt: skip
 """Columns of the table and their widths in pixels."""
+QUESTION = "The ticked runs will be moved to the directory .trash next to the runs."
 
 
 def build(site: Site) -> None:
@@ -61,11 +64,7 @@ def build(site: Site) -> None:
             ticked = view.control(
                 "ids", gr.Dropdown([], multiselect=True, label="Ticked runs", scale=3, info="Here, or in the table")
             )
-        with gr.Row(elem_classes=["buttons"]):
-            view.does(_button("Compare").click, compare)
-            view.does(_button("Compare what is shown").click, lambda query, client: compare_shown(site, query))
-            remove, queue = (None, []) if site.settings.read_only else _writing(site, view)
-        confirmations = [] if remove is None else _asking(site, view, remove)
+        queue, questions = _actions(site, view)
         table = gr.Dataframe(
             interactive=False,
             column_widths=list(COLUMNS.values()),
@@ -84,9 +83,8 @@ def build(site: Site) -> None:
         states = [one for one in STATES if counts[one] or query.get("state") == one]
         tags = sorted({*site.tags.used(row.id for row in rows), *filter(None, [query.get("tag")])})
         is_live = any(row.is_live or row.state == "queued" for row in rows)
-        what = f"{len(found):,} {'run' if len(found) == 1 else 'runs'} in {site.settings.home}"
-        if len(found) > SHOWN:
-            what += f", the newest {SHOWN:,} are listed: search for others"
+        more = f", the newest {SHOWN:,} are listed: search for others" if len(found) > SHOWN else ""
+        what = f"{pluralize(len(found), 'run')} in {site.settings.home}{more}"
         return {
             **offer.shown(not rows),
             body: gr.update(visible=bool(rows)),
@@ -100,80 +98,74 @@ def build(site: Site) -> None:
             table: gr.update(value=_table(site, found[:SHOWN], query), label=what),
             timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
             **{button: gr.update(visible=bool(counts["queued"])) for button in queue},
-            **{name: value for question in confirmations for name, value in question.shown(query).items()},
+            **{name: value for question in questions for name, value in question.shown(query).items()},
         }
 
     outputs = [body, state, search, tag, ticked, table, timer, *offer.outputs, *queue]
-    view.shows(shown, [*outputs, *(one for question in confirmations for one in question.outputs)], every=timer)
+    view.shows(shown, [*outputs, *(one for question in questions for one in question.outputs)], every=timer)
 
 
-def _button(text: str, **more: Any) -> gr.Button:
-    return gr.Button(text, scale=0, min_width=100, **more)
+def _actions(site: Site, view: View) -> tuple[list[gr.Button], list[Confirmation]]:
+    """Adds the buttons; returns those for queued runs, and the question before a deletion."""
 
+    def button(text: str, **more: Any) -> gr.Button:
+        return gr.Button(text, scale=0, min_width=100, **more)
 
-def _writing(site: Site, view: View) -> tuple[gr.Button, list[gr.Button]]:
-    """Adds the buttons of actions that write; returns that of the deletion, and those of queued runs."""
-    view.does(_button("Clone").click, clone)
-    view.does(_button("Stop and save").click, lambda query, client: stop(site, query, client))
-    earlier, later, drop = queue = [_button(text, visible=False) for text in ("↑ Earlier", "↓ Later", "Do not run")]
-    view.does(earlier.click, lambda query, client: move(site, query, client, -1))
-    view.does(later.click, lambda query, client: move(site, query, client, 1))
-    view.does(drop.click, lambda query, client: unqueue(site, query, client))
-    remove = _button("Delete", variant="stop")
-    _button("New run", variant="primary", link="/new")
-    return remove, queue
-
-
-def _asking(site: Site, view: View, remove: gr.Button) -> list[Confirmation]:
-    """Adds what asks before runs are deleted, and the field for tags."""
-    question = "The ticked runs will be moved to the directory .trash next to the runs."
-    confirmations = Confirmation(view, remove, "delete", question, lambda *given: delete(site, *given), _deleted)
+    with gr.Row(elem_classes=["buttons"]):
+        view.does(button("Compare").click, _compare)
+        view.does(button("Compare what is shown").click, partial(_compare_shown, site))
+        if site.settings.read_only:
+            return [], []
+        view.does(button("Clone").click, _clone)
+        view.does(button("Stop and save").click, partial(_stop, site))
+        earlier, later, drop = queue = [button(text, visible=False) for text in ("↑ Earlier", "↓ Later", "Do not run")]
+        view.does(earlier.click, lambda query, client: move(site, query, client, -1))
+        view.does(later.click, lambda query, client: move(site, query, client, 1))
+        view.does(drop.click, partial(unqueue, site))
+        remove = button("Delete", variant="stop")
+        button("New run", variant="primary", link="/new")
+    question = Confirmation(view, remove, "delete", QUESTION, partial(delete, site), _deleted)
     with gr.Accordion("Tag the ticked runs", open=False), gr.Row(elem_classes=["buttons"]):
         words = gr.Textbox(show_label=False, label="Tags", placeholder="baseline, -old", max_lines=1, scale=0)
-        add = _button("Tag")
+        add = button("Tag")
     for trigger in (add.click, words.submit):
-        view.does(trigger, lambda query, client, text: retag(site, query, client, text), [words])
-    return [confirmations]
+        view.does(trigger, partial(retag, site), [words])
+    return queue, [question]
 
 
 # Actions
 
 
-def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
+def _selected(query: Query, _client: str, event: gr.SelectData) -> Done:
     """Ticks a run, or opens it."""
     _, column = event.index
-    run = str(event.row_value[RUN])
+    run, ids = str(event.row_value[RUN]), _ids(query)
     if column == RUN:
         return Done(goto=link("/run", id=run))
-    ids = _ids(query)
     if column == TICK:
         ids = [one for one in ids if one != run] if run in ids else [*ids, run]
     return Done(query={"ids": ",".join(ids)})
 
 
-def compare(query: Query, client: str) -> Done:
-    """Opens the Compare page for the ticked runs."""
+def _compare(query: Query, _client: str) -> Done:
     ids = _ids(query)
     if not 2 <= len(ids) <= COMPARED:
         raise RunError(f"Tick 2 to {COMPARED} runs to compare them.")
     return Done(goto=link("/compare", ids=",".join(ids)))
 
 
-def compare_shown(site: Site, query: Query) -> Done:
-    """Opens the Compare page for the runs that the filter finds."""
+def _compare_shown(site: Site, query: Query, _client: str) -> Done:
     wanted = _filter(query)
     if len(filtered(site, {"filter": wanted})) < 2:
         raise RunError("Fewer than two runs with a directory are shown.")
     return Done(goto=link("/compare", filter=wanted))
 
 
-def clone(query: Query, client: str) -> Done:
-    """Opens a new draft that is copied from the ticked run."""
+def _clone(query: Query, _client: str) -> Done:
     return Done(goto=link("/new", **{"from": _one(query, "clone it")}))
 
 
-def stop(site: Site, query: Query, client: str) -> Done:
-    """Requests that all ticked runs save a checkpoint and stop."""
+def _stop(site: Site, query: Query, client: str) -> Done:
     ids = _some(query, "stop")
     for run in ids:
         site.launcher.stop(run, client)
@@ -191,7 +183,7 @@ def retag(site: Site, query: Query, client: str, text: str) -> Done:
     for run, tags in changed.items():
         if site.index.row(run) is not None:
             site.tags.set(run, tags, client)
-    return Done(f"Tagged {len(ids)} {'run' if len(ids) == 1 else 'runs'}.")
+    return Done(f"Tagged {pluralize(len(ids), 'run')}.")
 
 
 def delete(site: Site, query: Query, client: str) -> Done:
@@ -228,8 +220,7 @@ def _ids(query: Query) -> list[str]:
 
 
 def _some(query: Query, what: str) -> list[str]:
-    ids = _ids(query)
-    if not ids:
+    if not (ids := _ids(query)):
         raise RunError(f"Tick the runs to {what}.")
     return ids
 
@@ -246,26 +237,22 @@ def _one(query: Query, what: str) -> str:
 
 def _without_directory(site: Site) -> list[Row]:
     """Runs that are starting, queued, or were refused within a day: there is no directory of them."""
-    newest = {one.run: one for one in reversed(site.launcher.launches(0, LAUNCHES))}
-    queued = [one.run for one in site.launcher.waiting()]
-    states = {run: state for run, one in reversed(newest.items()) if (state := _state_of(one)) and run not in queued}
-    states |= dict.fromkeys(queued, "queued")
-    return [
-        Row(id=run, path=site.settings.home / run, state=state, doubt=_place(queued, run))
+    home, queued = site.settings.home, [one.run for one in site.launcher.waiting()]
+    states: dict[str, str] = {}
+    for launch in site.launcher.launches(0, LAUNCHES):  # the newest start of a run comes first
+        states.setdefault(launch.run, _state_of(launch))
+    found = [
+        Row(id=run, path=home / run, state=state)
         for run, state in states.items()
-        if run in queued or site.index.row(run) is None
+        if state and run not in queued and site.index.row(run) is None
     ]
+    places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
+    return found + [Row(id=run, path=home / run, state="queued", doubt=place) for run, place in places]
 
 
-def _place(queued: Sequence[str], run: str) -> str | None:
-    return f"{queued.index(run) + 1} of {len(queued)}" if run in queued else None
-
-
-def _state_of(launch: Launch) -> str | None:
-    if launch.is_alive:
-        return "starting"
+def _state_of(launch: Launch) -> str:
     is_recent = time.time() - launch.began < REFUSED_SECONDS
-    return "refused" if launch.exit_code == REFUSED and is_recent else None
+    return "starting" if launch.is_alive else "refused" if launch.exit_code == REFUSED and is_recent else ""
 
 
 def _filter(query: Query) -> str:
@@ -300,10 +287,8 @@ def _cells(site: Site, row: Row, zone: str) -> list[object]:
 def _progress(row: Row) -> str:
     status = row.status
     step, total, seconds = status.get("step") or 0, status.get("total"), status.get("eta_seconds")
-    if not total:
-        return ""
     left = f", {duration(seconds)} left" if row.is_live and seconds is not None else ""
-    return f"{step:,} of {total:,}{left}"
+    return f"{step:,} of {total:,}{left}" if total else ""
 
 
 def _rounded(metrics: Mapping[str, Any], *names: str) -> object:
