@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -16,7 +17,7 @@ from ..html import link
 from ..markdown import plain
 from ..processes import demo_data
 from ..state import Site
-from ..view import Done, Values, View
+from ..view import Done, Values, View, if_any
 
 NAME = "the app's demo"
 START = "Start a tiny DPO run on this machine"
@@ -82,8 +83,8 @@ class Offer:
 
     def __init__(self, site: Site, view: View) -> None:
         """Adds the components."""
-        self._site = site
-        with gr.Column(visible=False, elem_classes=["empty-state"]) as column:
+        self._site, self._parts = site, list[Any]()
+        with gr.Column(visible=False, elem_classes=["empty-state"]) as self._column:
             gr.Markdown(f"## No runs yet\n\n{RUN}")
             if not site.settings.read_only:
                 with gr.Row(elem_classes=["buttons"]):
@@ -93,38 +94,25 @@ class Offer:
                 problem = gr.Markdown(visible=False, elem_classes=["problem"])
                 command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
                 view.does(button.click, lambda query, client: Done(goto=link("/run", id=begin(site, client))))
+                self._parts = [button, review, problem, command]
             gr.Markdown(f"Runs are read from {plain(str(site.settings.home))}")
-        self._column, self.outputs = column, [column]
-        if not site.settings.read_only:
-            self._button, self._review, self._problem, self._command = button, review, problem, command
-            self.outputs += [button, review, problem, command]
+        self.outputs = [self._column, *self._parts]
 
     def shown(self, is_empty: bool) -> Values:
         """Returns the updates of the components; nothing is written or read while there are runs."""
         column = {self._column: gr.update(visible=is_empty)}
-        if not is_empty or self._site.settings.read_only:
+        if not is_empty or not self._parts:
             return column
-        is_ready, file, wrong = _state(self._site)
-        name = recipe(self._site)
+        site, name = self._site, recipe(self._site)
+        job = None if name is None else site.presets.job(name)
+        file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
+        is_ready = name is None or (job is not None and job.state == "done")
+        is_broken = job is not None and job.is_over and not is_ready
+        wrong = f"{file} cannot be read: {job.error or job.state}" if job is not None and is_broken else ""
         change = link("/new", preset=name) if name is not None else link("/new", demo=1)
-        words = f"python {shlex.quote(file)} --home {shlex.quote(str(self._site.settings.home))}"
-        return {
-            **column,
-            self._button: gr.update(interactive=is_ready),
-            self._review: gr.update(link=change),
-            self._problem: gr.update(value=plain(wrong), visible=bool(wrong)),
-            self._command: words,
-        }
-
-
-def _state(site: Site) -> tuple[bool, str, str]:
-    """Whether the demo can be started, its file, and why it cannot be read."""
-    name = recipe(site)
-    job = None if name is None else site.presets.job(name)
-    file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
-    is_broken = job is not None and job.is_over and job.state != "done"
-    wrong = f"{file} cannot be read: {job.error or job.state}" if job is not None and is_broken else ""
-    return name is None or (job is not None and job.state == "done"), file, wrong
+        words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
+        updates = gr.update(interactive=is_ready), gr.update(link=change), if_any(plain(wrong)), words
+        return {**column, **dict(zip(self._parts, updates, strict=True))}
 
 
 def begin(site: Site, client: str) -> str:

@@ -52,19 +52,17 @@ class Drafts:
 
     def new(self, texts: dict[str, str], base: dict[str, Any], base_name: str, recipe: str = "") -> Draft:
         """Creates a draft."""
-        draft = Draft(secrets.token_hex(6), texts, base, base_name, recipe)
-        self._place.mkdir(parents=True, exist_ok=True)
-        self.save(draft)
+        draft = self._saved(Draft(secrets.token_hex(6), texts, base, base_name, recipe))
         files = sorted(self._place.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in files[:-MAX_DRAFTS]:
             with contextlib.suppress(OSError):
                 old.unlink()
         return draft
 
-    def save(self, draft: Draft) -> None:
-        """Writes a draft to its file."""
+    def _saved(self, draft: Draft) -> Draft:
         self._place.mkdir(parents=True, exist_ok=True)
         write_json(self._place / f"{draft.id}.json", attrs.asdict(draft))
+        return draft
 
     def change(self, name: str, texts: dict[str, str], tab: str = "", revision: str = "") -> Draft:
         """Saves the form of a browser tab; as a new draft if another tab has changed this one since.
@@ -85,9 +83,7 @@ class Drafts:
             if tab and draft.tab not in ("", tab) and str(draft.revision) != revision:
                 own = hashlib.sha256(f"{name} {tab}".encode()).hexdigest()[:12]
                 draft = attrs.evolve(draft, id=own)
-            draft = attrs.evolve(draft, texts=texts, tab=tab, revision=draft.revision + 1)
-            self.save(draft)
-            return draft
+            return self._saved(attrs.evolve(draft, texts=texts, tab=tab, revision=draft.revision + 1))
 
     def text(self, name: str) -> str:
         """Contents of a draft's file, even if damaged; empty if there is none."""

@@ -17,7 +17,7 @@ from nnxdsl.errors import Problem, RunError, SpecError
 from nnxdsl.launch.driver import STOP
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, write_json
-from nnxdsl.sweep.results import DEFAULT_METRICS, usual_direction
+from nnxdsl.sweep import results
 from nnxdsl.sweep.stored import FILE
 from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
 
@@ -71,12 +71,12 @@ class Found:
     def metrics(self) -> list[str]:
         """Names of metrics that a point has, the usual ones first."""
         names = sorted({name for point in self.points for name in point.metrics})
-        first = [name for name in (self.metric, *DEFAULT_METRICS) if name in names]
+        first = [name for name in (self.metric, *results.DEFAULT_METRICS) if name in names]
         return list(dict.fromkeys([*first, *names]))
 
     def is_minimized(self, metric: str) -> bool:
         """Whether small values of a metric are good."""
-        direction = self.direction if metric == self.metric and self.direction else usual_direction(metric)
+        direction = self.direction if metric == self.metric and self.direction else results.usual_direction(metric)
         return direction == "minimize"
 
     def ranked(self, metric: str) -> list[Point]:
@@ -87,9 +87,8 @@ class Found:
     @property
     def fields(self) -> list[str]:
         """Paths in which points differ."""
-        paths = dict.fromkeys(path for point in self.points for path in point.changes)
-        several = [path for path in paths if len({point.changes.get(path) for point in self.points}) > 1]
-        return several or list(paths)
+        rows = [results.Row(point.number, point.run, point.changes, point.state) for point in self.points]
+        return results.differing(rows) or list(dict.fromkeys(path for row in rows for path in row.changes))
 
 
 def names(home: Path) -> list[str]:
@@ -110,22 +109,17 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
     path = directory_path(home / DIRECTORY, name)
     if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
-    described, results = _object(path / FILE), {}
-    if (path / "results.json").is_file():
-        results = _object(path / "results.json")
-    listed: list[Any] = described.get("points") or sorted(
-        (one for one in results.get("rows") or () if isinstance(one, dict)), key=lambda one: one.get("point", 0)
-    )
+    described, found = _object(path / FILE), _object(path / "results.json")
+    ended = [one for one in found.get("rows") or () if isinstance(one, dict)]
+    states = {one.get("run"): str(one.get("state")) for one in ended}
     rows = {row.id: row for row in index.rows()}
-    ended = {one.get("run"): str(one.get("state")) for one in results.get("rows") or () if isinstance(one, dict)}
     points: list[Point] = []
-    for number, one in enumerate(listed):
-        run = str(one.get("run"))
+    for number, one in enumerate(described.get("points") or sorted(ended, key=lambda one: one.get("point", 0))):
+        row = rows.get(run := str(one.get("run")))
         changes = {str(key): str(value) for key, value in dict(one.get("changes") or {}).items()}
-        row = rows.get(run)
         columns = {} if row is None else series.of(row.path / "metrics.jsonl").columns
         metrics = {metric: column.values[-1] for metric, column in list(columns.items()) if column.values}
-        state = ended.get(run, NOT_RUN) if row is None else row.state
+        state = states.get(run, NOT_RUN) if row is None else row.state
         points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
     metric, direction = described.get("metric"), described.get("direction")
     return Found(name, path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
@@ -175,7 +169,8 @@ def ask_to_stop(found: Found) -> None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
+    """A JSON object; an empty one if there is no such file."""
+    value = read_json(path) if path.is_file() else {}
     if not isinstance(value, dict):
         raise RunError(f"{path}: expected a JSON object")
     return value

@@ -150,7 +150,7 @@ def _choice(site: Site, view: View) -> Section:
         with gr.Accordion("Python or JSON", open=False):
             text = gr.Textbox(label="Experiment", info="As `nnxdsl show FILE --python` prints it, or JSON", lines=8)
             load = gr.Button("Show its layout", size="sm", scale=0)
-        view.does(load.click, lambda query, client, text: _loaded(site, text), [text])
+        view.does(load.click, lambda query, client, text: _loaded(site, query, text), [text])
     notes = gr.Markdown()
     view.does(of.input, lambda query, client, chosen: _chosen(query, chosen), [of])
     view.does(apply.click, lambda query, client, *texts: _ruled(site, query, *texts), [rules, array_rules])
@@ -203,14 +203,10 @@ def _empty(site: Site) -> str:
 
 
 def _chosen(query: Query, chosen: str | None) -> Done | None:
-    """Opens the chosen experiment; a dropdown tells its value also when the focus only passes through it."""
-    of = named(query)
-    return None if chosen == f"{of.kind}:{of.name}" else _other_experiment(chosen)
-
-
-def _other_experiment(chosen: str | None) -> Done:
-    """Another experiment has its own mesh and rules."""
-    kind, _, name = (chosen or "").partition(":")
+    """Opens another experiment, with its own mesh and rules."""
+    of, (kind, _, name) = named(query), (chosen or "").partition(":")
+    if (of.kind, of.name) == (kind, name):  # a dropdown tells its value also when the focus only passes through it
+        return None
     return Done(query={**dict.fromkeys((*SOURCES, "mesh", "rules", "arrays", "array"), ""), kind: name})
 
 
@@ -230,7 +226,7 @@ def _ruled(site: Site, query: Query, *texts: str) -> Done:
     return Done(query={"rules": written[0], "arrays": written[1]})
 
 
-def _loaded(site: Site, text: str) -> Done:
+def _loaded(site: Site, query: Query, text: str) -> Done | None:
     """Creates a draft from a pasted text.
 
     Raises:
@@ -238,7 +234,7 @@ def _loaded(site: Site, text: str) -> Done:
     """
     experiment = from_text(text)
     draft = site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), "pasted text")
-    return _other_experiment(f"draft:{draft.id}")
+    return _chosen(query, f"draft:{draft.id}")
 
 
 # Whether it fits
