@@ -10,7 +10,7 @@ import gradio as gr
 
 from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, Weights
 from nnxdsl.config.core.codegen import to_python
-from nnxdsl.errors import RunError
+from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.storage.jsonl import replace
 
 from ..html import link
@@ -103,12 +103,12 @@ class Offer:
         column = {self._column: gr.update(visible=is_empty)}
         if not is_empty or not self._parts:
             return column
-        site, name = self._site, recipe(self._site)
-        job = None if name is None else site.presets.job(name)
+        site, name, wrong = self._site, recipe(self._site), ""
         file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
-        is_ready = name is None or (job is not None and job.state == "done")
-        is_broken = job is not None and job.is_over and not is_ready
-        wrong = f"{file} cannot be read: {job.error or job.state}" if job is not None and is_broken else ""
+        try:
+            is_ready = name is None or site.presets.experiment(name) is not None
+        except NnxdslError as error:
+            is_ready, wrong = False, str(error)
         change = link("/new", preset=name) if name is not None else link("/new", demo=1)
         words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
         updates = gr.update(interactive=is_ready), gr.update(link=change), if_any(plain(wrong)), words

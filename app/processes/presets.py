@@ -64,10 +64,15 @@ class Presets:
         """Returns the experiment of a preset; None until it has been read.
 
         Raises:
+            RunError: there is none of this name, or it cannot be read.
             SpecError: it names classes of other packages that are not allowed.
         """
-        job = self.job(name)
-        return from_tree(job.result) if job is not None and job.state == "done" else None
+        job, file = self.job(name), self.file(name)
+        if job is None:
+            raise RunError(f"{file} does not exist; restore it, or import the draft's JSON as a new draft")
+        if job.is_over and job.state != "done":
+            raise RunError(f"{file.relative_to(self._project)} cannot be read: {job.error or job.state}")
+        return from_tree(job.result) if job.is_over else None
 
     def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
         """Returns the arguments of `python` that run an experiment through a recipe: the file, and `path=value`s.
@@ -80,17 +85,11 @@ class Presets:
         Raises:
             RunError: The recipe is missing or cannot be read, or arguments cannot change it into this experiment.
         """
-        job, until = self.job(name), time.monotonic() + wait_seconds
-        if job is None:
-            raise RunError(f"{self.file(name)} does not exist; restore it, or import the draft's JSON as a new draft")
-        while not job.is_over and time.monotonic() < until:
-            time.sleep(0.05)
-        file = self.file(name).relative_to(self._project)
-        if not job.is_over:
-            raise RunError(f"{file} is still being read; try again in a moment")
-        if job.state != "done":
-            raise RunError(f"{file} cannot be read: {job.error or job.state}")
-        recipe = from_tree(job.result)
+        file, until = self.file(name).relative_to(self._project), time.monotonic() + wait_seconds
+        while (recipe := self.experiment(name)) is None:
+            if time.monotonic() >= until:
+                raise RunError(f"{file} is still being read; try again in a moment")
+            time.sleep(0.1)
         changes = {path: render(value) for path, value in diff(recipe, experiment).items()}
         try:
             is_reached = evolve(recipe, {path: parse_value(text) for path, text in changes.items()}) == experiment

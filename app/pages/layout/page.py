@@ -278,9 +278,7 @@ def _side(layout: Layout) -> str:
 
 def _again(site: Site, query: Query) -> None:
     """Restarts what failed or was cancelled: reading a recipe, and plans."""
-    recipe = site.presets.job(query.get("exp", ""))
-    if recipe is not None and recipe.is_over and recipe.state != "done":
-        site.presets.job(query["exp"], again=True)
+    site.presets.job(query.get("exp", ""), again=True)
     for one in layouts(site, query):
         plan_job(site, one.experiment, one.device, start=True)
 

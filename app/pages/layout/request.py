@@ -229,11 +229,6 @@ def _loaded(site: Site, kind: str, name: str) -> Experiment | None:
             raise SpecError(problems, "this draft")
         return experiment
     if kind == "exp":
-        job = site.presets.job(name)
-        if job is None:
-            raise RunError(f"there is no {site.presets.file(name)}")
-        if job.is_over and job.state != "done":
-            raise RunError(f"experiments/{name}.py cannot be read: {job.error or job.state}")
         return site.presets.experiment(name)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 
@@ -9,10 +10,9 @@ import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, RunError, SpecError
+from nnxdsl.errors import NnxdslError, SpecError
 
 from ...html import link
-from ...processes.jobs import Job
 from ...state import Site
 from ...store.drafts import Draft
 from ...store.experiments import from_text
@@ -24,18 +24,27 @@ BEGINNINGS = ("demo", "preset", "from")
 """Parts of a query that a draft begins from."""
 
 
-def begin(site: Site, query: Query) -> Done | None:
-    """Creates the draft that a query asks for: of the demo, a recipe or an earlier run.
+def beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
+    """The experiment that a draft begins from, its name and its recipe; None if a query asks for none, or none yet.
 
-    Returns:
-        Nothing if the query asks for none, or if its recipe has not been read yet.
+    Raises:
+        RunError: there is no such recipe or run, or the app cannot read its experiment.
     """
-    if query.get("draft") or not any(query.get(name) for name in BEGINNINGS):
-        return None
-    try:
-        found = _beginning(site, query)
-    except NnxdslError:
-        return None  # the page says why
+    if query.get("demo"):
+        return demo.written(site)[0], demo.NAME, ""
+    if preset := query.get("preset"):
+        experiment = site.presets.experiment(preset)
+        return None if experiment is None else (experiment, f"experiments/{preset}.py", preset)
+    run = query.get("from")
+    return (site.experiment(run), run, site.launcher.recipe_of(run)) if run else None
+
+
+def begin(site: Site, query: Query) -> Done | None:
+    """Creates the draft that a query asks for, if it can be read by now."""
+    found = None
+    if not query.get("draft"):
+        with contextlib.suppress(NnxdslError):  # the page says why
+            found = beginning(site, query)
     if found is None:
         return None
     experiment, name, recipe = found
@@ -45,33 +54,6 @@ def begin(site: Site, query: Query) -> Done | None:
 def begun(draft: Draft) -> Done:
     """Shows a new draft."""
     return Done(query={"draft": draft.id, **dict.fromkeys((*BEGINNINGS, "copied"), "")})
-
-
-def _beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
-    if query.get("demo"):
-        return demo.written(site)[0], demo.NAME, ""
-    if preset := query.get("preset"):
-        experiment = site.presets.experiment(preset)
-        return None if experiment is None else (experiment, f"experiments/{preset}.py", preset)
-    run = query["from"]
-    return site.experiment(run), run, site.launcher.recipe_of(run)
-
-
-def reading(site: Site, query: Query) -> Job | None:
-    """The job that reads the recipe of a query; None if there is none.
-
-    Raises:
-        RunError: there is no such recipe or run, or the app cannot read its experiment.
-    """
-    if query.get("from"):
-        site.experiment(query["from"])
-    name = query.get("preset", "")
-    job = site.presets.job(name) if name else None
-    if name and job is None:
-        raise RunError(f"there is no recipe {name}")
-    if job is not None and job.state == "done":
-        site.presets.experiment(name)
-    return job
 
 
 def loaded(site: Site, query: Query, text: str) -> Done:

@@ -169,17 +169,14 @@ def _start(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[U
         choice: Updates = {group: gr.update(visible=True), words: _choice(site)}
         choice |= {retry: gr.update(visible=False), paste: gr.update(visible=True)}
         try:
-            job = drafting.reading(site, query)
+            found = drafting.beginning(site, query)
         except NnxdslError as error:
-            return {**choice, words: f"**! {plain(str(error))}**\n\n{_choice(site)}"}, False
+            choice |= {words: f"**✘ {plain(str(error))}**\n\n{_choice(site)}"}
+            return {**choice, retry: gr.update(visible=query.get("preset") in site.presets.names())}, False
         if not any(query.get(name) for name in drafting.BEGINNINGS):
             return choice, False
-        choice[paste] = gr.update(visible=False)
-        if job is not None and job.is_over and job.state != "done":
-            told = f"experiments/{query['preset']}.py cannot be read: {job.error or job.state}"
-            return {**choice, words: f"**✘ {plain(told)}**", retry: gr.update(visible=True)}, False
-        is_reading = job is not None and not job.is_over
-        return {**choice, words: "Reading the recipe ..." if is_reading else "Opening the draft ..."}, True
+        told = "Reading the recipe ..." if found is None else "Opening the draft ..."
+        return {**choice, paste: gr.update(visible=False), words: told}, True
 
     return [group, words, retry, paste], fill
 
