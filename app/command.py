@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -70,13 +69,19 @@ def settings_of(args: Namespace) -> Settings:
         )
     if args.slots < 1:
         raise RunError(f"--slots: expected a value > 0, got {args.slots}")
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token and len(token) < SHORTEST_TOKEN:
+        raise RunError(
+            f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more: whoever guesses it "
+            "can start processes as you. Unset it to generate a random one"
+        )
     return Settings(
         home=args.home.absolute(),
         project=Path.cwd(),
         host=args.host,
         port=args.port,
         read_only=args.read_only,
-        token=_token(),
+        token=token or None,
         password=password,
         proxy=None if args.proxy is None else _proxy(args.proxy),
         allowed_hosts=tuple(args.allow_host),
@@ -86,30 +91,23 @@ def settings_of(args: Namespace) -> Settings:
     )
 
 
-def _token() -> str | None:
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token and len(token) < SHORTEST_TOKEN:
-        raise RunError(
-            f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more: whoever guesses it "
-            "can start processes as you. Unset it to generate a random one"
-        )
-    return token or None
-
-
-def _split(url: str, option: str) -> SplitResult:
+def _http(url: str, option: str, expected: str) -> SplitResult:
+    """The parts of an HTTP URL without a user."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is not a number
     except ValueError as error:
         raise RunError(f"{option}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not url.isprintable():
+        raise RunError(f"{option}: expected {expected}")
     return parts
 
 
 def _proxy(url: str) -> str:
-    parts = _split(url, f"--proxy {url}")
-    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc) and PATHS.fullmatch(parts.path)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
-        raise RunError(f"--proxy {url}: expected an address such as https://lab.example or https://lab.example/nnxdsl")
+    expected = "an address such as https://lab.example or https://lab.example/nnxdsl"
+    parts = _http(url, f"--proxy {url}", expected)
+    if parts.query or parts.fragment or not PATHS.fullmatch(parts.path):
+        raise RunError(f"--proxy {url}: expected {expected}")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
 
@@ -124,9 +122,8 @@ def _alert_command(text: str) -> tuple[str, ...]:
 
 
 def _alert_webhook(url: str) -> str:
-    parts = _split(url, "--alert-webhook")  # without the URL, which may hold a secret
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not url.isprintable():
-        raise RunError("--alert-webhook: expected a URL such as https://lab.example/alerts, without user and password")
+    # Errors are without the URL, which may hold a secret.
+    _http(url, "--alert-webhook", "a URL such as https://lab.example/alerts, without user and password")
     return url
 
 
@@ -152,20 +149,18 @@ def serve(settings: Settings) -> int:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
-    site_module = app.module("site")
+    site = app.module("site")
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
     try:
-        served = site_module.served(settings)
+        served = site.served(settings)
     except OSError as error:
         raise RunError(f"--port {settings.port}: {error}; choose another one, or --port 0") from error
-    password_note = "; sign in with the password" if settings.password else ""
-    password_note = password_note or (f"; sign in with the token of {TOKEN_VARIABLE}" if settings.token else "")
-    sys.stdout.write(
-        f"nnxdsl app on {served.address} (runs in {settings.home}){password_note}; Ctrl-C stops the app, not its runs\n"
-    )
-    sys.stdout.flush()
+    secret = "password" if settings.password else f"token of {TOKEN_VARIABLE}" if settings.token else ""
+    note = f"; sign in with the {secret}" if secret else ""
+    text = f"nnxdsl app on {served.address} (runs in {settings.home}){note}; Ctrl-C stops the app, not its runs"
+    print(text, flush=True)
     ended.wait()
     served.close()
     return 0

@@ -121,7 +121,7 @@ class View:
             values: The new values, or updates, of those outputs that change.
             outputs: Components that it may change; controls among them.
             every: Seconds after which values that are not controls are updated again, or a timer of the page, which
-                may be among the outputs so that it rests while nothing changes; None for never.
+                may be among the outputs.
         """
         sent = gr.Textbox(visible="hidden", label="digests")
         timer = gr.Timer(every) if isinstance(every, int | float) else every
@@ -152,17 +152,11 @@ class View:
         *,
         has_event: bool = False,
     ) -> None:
-        """Calls a function when something is triggered, then shows its notice and the page anew.
+        """Calls a function when something is triggered (`button.click`), then shows its notice and the page anew.
 
-        An `NnxdslError` is shown as a notice. In a read-only app, actions that write must not be built at all: what
-        is built can be called.
-
-        Args:
-            trigger: An event of a component, such as `button.click`.
-            function: Takes the query, the client's address, and the values of the inputs.
-            inputs: Components.
-            has_event: Whether the function also takes, after the client's address, which part of a component was
-                selected: `gr.SelectData`.
+        The function takes the query, the client's address, with `has_event` the `gr.SelectData` of what was selected,
+        and the values of the inputs. An `NnxdslError` is shown as a notice. In a read-only app, actions that write must
+        not be built at all: what is built can be called.
         """
 
         def handle(request: gr.Request, query: str, *values: Any) -> str:
@@ -208,10 +202,7 @@ def is_narrow(query: Query) -> bool:
 def _handler(
     values: Callable[[Query], Values], outputs: list[Block], controls: Mapping[str, Block]
 ) -> Callable[[str, str, str], list[Any]]:
-    """What gradio calls: the outputs whose values changed, but for the control that the user changed.
-
-    The last output is for what goes wrong.
-    """
+    """What gradio calls: returns outputs whose values changed, but for the control that the user changed."""
     problem = outputs[-1]
 
     def handle(changed: str, query: str, sent: str) -> list[Any]:

@@ -36,7 +36,7 @@ class Confirmation:
         name: str,
         question: str,
         act: Callable[[Query, str], Done | None],
-        expected: Callable[[Query], str] | None = None,
+        expected: Callable[[Query], str] = lambda query: "",
     ) -> None:
         """Adds the components.
 
@@ -46,12 +46,12 @@ class Confirmation:
             name: What is asked, for the query.
             question: The question.
             act: Takes the query and the client's address.
-            expected: What has to be typed for a query, or an empty text where nothing has; None for no field.
+            expected: What has to be typed for a query; an empty text where nothing has.
         """
         self._name, self._act, self._expected = name, act, expected
         with gr.Group(visible=False, elem_classes=["question"]) as group:
             gr.Markdown(plain(question), padding=True)
-            typed = gr.Textbox(visible=expected is not None, autofocus=True)
+            typed = gr.Textbox(visible=False, autofocus=True)
             with gr.Row():
                 yes = gr.Button(str(button.value), variant="stop")
                 no = gr.Button("Cancel")
@@ -63,14 +63,14 @@ class Confirmation:
 
     def shown(self, query: Query) -> Values:
         """Returns the updates of the components for a query."""
-        expected = self._expected(query) if self._expected is not None else ""
+        expected = self._expected(query)
         return {
             self._group: gr.update(visible=query.get(PARAMETER) == self._name),
             self._typed: gr.update(label=f"Type {expected} to confirm", value="", visible=expected != ""),
         }
 
     def _acted(self, query: Query, client: str, typed: str | None) -> Done:
-        expected = self._expected(query) if self._expected is not None else ""
+        expected = self._expected(query)
         if expected and (typed or "").strip() != expected:
             raise RunError(f"Type {expected} to confirm.")
         done = self._act(query, client) or Done()

@@ -46,13 +46,7 @@ class Cell:
 
 
 def cells(array: Mapping[str, Any], mesh: Mapping[str, int], shown: Mapping[str, int]) -> Iterator[Cell]:
-    """Yields the devices of a part of a mesh, by ascending number.
-
-    Args:
-        array: An array of `nnxdsl plan --json`.
-        mesh: Size of every mesh axis, slowest-varying first.
-        shown: Number of indices to include per axis; 1 for axes that are not named.
-    """
+    """Yields devices of a mesh by ascending number, `shown` indices of each axis (or 1), for an array of a plan."""
     part = tuple(slice(shown.get(axis, 1)) for axis in mesh)
     numbers = np.arange(math.prod(mesh.values())).reshape(*mesh.values())[part]
     cuts = [math.prod(mesh[axis] for axis in mesh_axes(entry)) for entry in array["spec"]]
@@ -90,12 +84,7 @@ def held_words(cell: Cell, array: Mapping[str, Any]) -> str:
 
 
 def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
-    """Returns the grid of devices with what its blocks are; texts of the array are escaped.
-
-    Args:
-        array: One of a plan's arrays.
-        mesh: Size of every mesh axis, slowest-varying first.
-    """
+    """Returns the grid of devices with what its blocks are; texts of the array are escaped."""
     shown = chosen(array, mesh)
     drawn = list(cells(array, mesh, shown))
     devices = math.prod(mesh.values())

@@ -13,12 +13,7 @@ MOST = 4
 
 
 def add(alerts: Alerts, root: str) -> None:
-    """Adds a timer, which gradio stops while the page is hidden, to a page.
-
-    Args:
-        alerts: The alerts of the home.
-        root: Root path of the app.
-    """
+    """Adds a timer, which gradio stops while the page is hidden, to a page of an app with a root path."""
     span = gr.Textbox(visible="hidden", label="alerts")
 
     def check(seen: str) -> object:

@@ -97,11 +97,9 @@ class Jobs:
         self._slots = threading.Semaphore(width)
 
     def start(self, key: str, words: Sequence[str]) -> Job:
-        """Returns the existing job of this key; starts a new one if there is none, or if it failed or was cancelled.
+        """Returns the job of a key, which covers all that its result depends on.
 
-        Args:
-            key: Cache key of everything that the result depends on.
-            words: Arguments of `python`, for example `("-m", "nnxdsl", "plan", file, "--json")`.
+        It is started as `python WORDS` if there is none, or if it failed or was cancelled.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -174,15 +172,7 @@ def run(
     begun: Callable[[subprocess.Popen[bytes]], object],
     given: bytes = b"",
 ) -> tuple[int | None, str, str]:
-    """Runs a command in a process group of its own, and kills that after a time.
-
-    Args:
-        words: The command.
-        cwd: Its directory.
-        variables: Its environment.
-        seconds: Its time.
-        begun: Called with the process when it has started.
-        given: Its standard input.
+    """Runs a command in a process group of its own, and kills that after a time; `begun` is told its process.
 
     Returns:
         Its exit code, or None if it was killed for its time; its output; its last errors, with secrets redacted.

@@ -126,11 +126,7 @@ class Launcher:
     def launch(self, experiment: Experiment, who: str = "", recipe: str = "", verb: str = "run") -> Launch:
         """Starts an experiment, or resumes its run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
-        Args:
-            experiment: The experiment to run.
-            who: Who requested it, for the audit log.
-            recipe: The recipe whose file is started, with the changes as `path=value` arguments; empty for none.
-            verb: Name of the action in the audit log.
+        The audit log gets the verb, and who requested it.
 
         Raises:
             RunError: the run is running or has finished, or the recipe cannot be changed into this experiment.
@@ -162,13 +158,7 @@ class Launcher:
             return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
 
     def sweep(self, directory: Path, who: str = "", *, parallel: int = 1, retry_failed: bool = False) -> Launch:
-        """Starts the command that drives a sweep, or resumes it, as `nnxdsl sweep HOME/sweeps/NAME` would.
-
-        Args:
-            directory: The sweep's directory, with its `sweep.json`.
-            who: Who requested it, for the audit log.
-            parallel: Maximum number of concurrent runs.
-            retry_failed: Whether failed runs are started again.
+        """Starts the command that drives the sweep of a directory, or resumes it, as `nnxdsl sweep DIRECTORY` would.
 
         Raises:
             RunError: the app drives it already, or `parallel` is no positive number.

@@ -77,10 +77,7 @@ class Presets:
     def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
         """Returns the arguments of `python` that run an experiment through a recipe: the file, and `path=value`s.
 
-        Args:
-            name: Name of the recipe's file, without `.py`.
-            experiment: The experiment to run: the recipe with some fields changed.
-            wait_seconds: Timeout for the child process that reads the recipe.
+        Waits so long for the child process that reads the recipe.
 
         Raises:
             RunError: The recipe is missing or cannot be read, or arguments cannot change it into this experiment.

@@ -89,11 +89,7 @@ class Usage:
         self._processes: dict[int, psutil.Process] = {}
 
     def samples(self, pids: Mapping[str, int]) -> list[Sample]:
-        """Returns all samples, oldest first, with a new one if the last is older than `SECONDS`.
-
-        Args:
-            pids: Process numbers of live runs on this machine.
-        """
+        """Returns all samples, oldest first, with a new one of these live runs if the last is older than `SECONDS`."""
         with self._lock:
             if not self._samples or time.time() - self._samples[-1].time >= SECONDS:
                 self._samples.append(self._sample(pids))
@@ -130,11 +126,8 @@ class Usage:
 
 def gpus() -> tuple[GPU, ...]:
     """GPUs of this machine by `nvidia-smi`, which initializes none; empty without it, or if it fails."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
+    words = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
     try:
-        words = [command, _QUERY, "--format=csv,noheader,nounits"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):
         return ()

@@ -64,13 +64,7 @@ class Access:
 
     @classmethod
     def of(cls, settings: Settings, port: int | None = None, key: bytes | None = None) -> Access:
-        """Returns the authentication of an app.
-
-        Args:
-            settings: Settings of the app; without a token, a random one is generated.
-            port: Port that the app listens on; by default that of the settings.
-            key: Signs cookies; random by default.
-        """
+        """Returns the authentication of an app on a port; without a token or a key for cookies they are random."""
         # A new configured token or password invalidates earlier cookies; a random token does not, so that open pages
         # keep working after the app is restarted.
         chosen = f"{settings.password or ''}\0{settings.token or ''}".encode()

@@ -38,15 +38,9 @@ def refusal(status: int, has_password: bool) -> str:
 
 
 def page(status: int, has_password: bool, root: str, next_url: str, *, again: bool) -> str:
-    """Returns the sign-in page.
+    """Returns the sign-in page, which opens a path below the root afterwards.
 
-    Args:
-        status: 401 without a secret, else the error of the last attempt.
-        has_password: Whether the form asks for the password instead of the token.
-        root: Root path of the app.
-        next_url: Path to open afterwards, below `root`.
-        again: Whether the page reloads itself once: a link on another site sends no SameSite=Strict cookie, a reload
-            from the app's own page does.
+    It may reload itself once: a link on another site sends no SameSite=Strict cookie, a reload of the app's page does.
     """
     wrong = f'<p role="alert"><strong>{_WRONG[status]}</strong></p>' if status in _WRONG else ""
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">

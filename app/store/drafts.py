@@ -65,13 +65,9 @@ class Drafts:
         return draft
 
     def change(self, name: str, texts: dict[str, str], tab: str = "", revision: str = "") -> Draft:
-        """Saves the form of a browser tab; as a new draft if another tab has changed this one since.
+        """Saves the form of a browser tab, which received a revision of the draft.
 
-        Args:
-            name: Id of the draft that the tab shows.
-            texts: Current texts of the form's fields by path.
-            tab: Id of the tab; empty if the caller is not a browser.
-            revision: The draft's revision when the tab received it.
+        If another tab has changed it since, the form becomes a new draft.
 
         Raises:
             RunError: there is no such draft (any more).

@@ -13,6 +13,7 @@ from typing import Any
 from nnxdsl.config.core.imports import require_allowed
 from nnxdsl.config.core.serialization import from_dict, from_json, to_dict
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.errors import NnxdslError, Problem, SpecError
 from nnxdsl.storage.jsonl import read_json, write_json
 
@@ -50,14 +51,18 @@ def from_tree(tree: Any) -> Experiment:
     return from_dict(tree, Experiment)
 
 
+def file_of(directory: Path, experiment: Experiment) -> Path:
+    """Returns the path of an experiment's file in a directory, which is named after its content."""
+    digest = hashlib.sha256(json.dumps(to_dict(experiment), sort_keys=True).encode()).hexdigest()[:16]
+    return directory / f"{digest}.json"
+
+
 def written(directory: Path, experiment: Experiment) -> Path:
-    """Returns the file of an experiment in a directory, named after its content and written unless it exists."""
-    tree = to_dict(experiment)
-    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
-    file = directory / f"{digest}.json"
+    """Returns `file_of` an experiment, which is written unless it exists."""
+    file = file_of(directory, experiment)
     if not file.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(file, tree)
+        write_json(file, to_dict(experiment))
     return file
 
 
@@ -78,8 +83,7 @@ def facts_of(tree: Any) -> dict[str, str]:
     if isinstance(model, dict) and isinstance(model.get("size"), str):
         found["model"] += f" {model['size']}"
     if isinstance(mesh, dict):
-        names = ("stage", "data", "fsdp", "expert", "context", "tensor")
-        sizes = [f"{name} {mesh[name]}" for name in names if isinstance(mesh.get(name), int) and mesh[name] > 1]
+        sizes = [f"{name} {mesh[name]}" for name in MESH_AXES if isinstance(mesh.get(name), int) and mesh[name] > 1]
         found["mesh"] = " x ".join(sizes) or "1 device"
     found["adapter"] = str(tree["adapter"].get("type")) if isinstance(tree.get("adapter"), dict) else "all weights"
     return found

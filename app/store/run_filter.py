@@ -16,13 +16,9 @@ def kind_of(row: Row) -> str:
 
 
 def is_found(row: Row, tags: Sequence[str], text: str) -> bool:
-    """Whether a run matches every word of a text.
+    """Whether a run with these tags matches every word of a text.
 
-    Args:
-        row: The run.
-        tags: Its tags.
-        text: Words, separated by spaces: `state:NAME` and `tag:NAME` match as a whole, all others as a part of the
-            id, state, objective, model, mesh, adapter or tags.
+    `state:NAME` and `tag:NAME` match as a whole, others a part of id, state, objective, model, mesh, adapter or tags.
     """
     searched = f"{row.text} {' '.join(tags).lower()}"
 

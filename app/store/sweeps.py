@@ -126,15 +126,10 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
 
 
 def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, limit: int) -> Path:
-    """Returns the directory of a new sweep over an experiment; nothing of it is started.
+    """Returns the directory of a new sweep over an experiment, of which nothing is started.
 
-    Args:
-        home: Directory of all runs.
-        base: The experiment that every point changes.
-        text: A line `path=value, value, ...` for each field.
-        zipped_values: Whether the first values of all fields make a point, then the second ones; else every
-            combination does.
-        limit: Maximum number of points.
+    Each line `path=value, value, ...` is a field. The first values of all fields make a point, then the second ones,
+    or else every combination does.
 
     Raises:
         SpecError: A line or a point is invalid, or names code that is not allowed.

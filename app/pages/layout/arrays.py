@@ -65,13 +65,7 @@ def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
 
 
 def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[str, pd.DataFrame]:
-    """Returns what the table has, and the table: a row for equal arrays of all layers.
-
-    Args:
-        found: A plan.
-        second: The plan on the second mesh, if there is one.
-        query: Query of the URL, which filters and sorts.
-    """
+    """Returns what the table has, and the table: a row for equal arrays of all layers, as a query filters and sorts."""
     matching = filtered(found["arrays"], query)
     kinds = folded(matching)
     if not kinds:

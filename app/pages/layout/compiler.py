@@ -34,13 +34,7 @@ class Compiler:
     """
 
     def __init__(self, site: Site, view: View, chosen: Callable[[Query], Chosen]) -> None:
-        """Adds the components.
-
-        Args:
-            site: State of the app.
-            view: The page.
-            chosen: What a query asks for; an `NnxdslError` says why there is none.
-        """
+        """Adds the components; `chosen` is what a query asks for, an `NnxdslError` of it says why there is none."""
         self._site, self._chosen = site, chosen
         self._words = gr.Markdown()
         with gr.Row():

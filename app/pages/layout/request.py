@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,7 @@ from typing import Any
 import attrs
 
 from nnxdsl import Adapter, Data, Model, Objective, Optimizer, Schedule
-from nnxdsl.config.core.serialization import evolve, to_dict
+from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, suggest
@@ -22,7 +20,7 @@ from nnxdsl.sharding import hardware
 
 from ...processes.jobs import Job
 from ...state import Site
-from ...store.experiments import written
+from ...store.experiments import file_of, written
 from ...words import whole
 from ..new import form_texts
 from .arrays import filtered, to_csv
@@ -69,11 +67,7 @@ def device_parts(query: Mapping[str, str]) -> tuple[str, str]:
 
 
 def mesh_of(text: str, most: int) -> dict[str, int]:
-    """Parses mesh sizes such as `fsdp:16,tensor:8`; other axes have size 1.
-
-    Args:
-        text: Value in the URL; `slices` is accepted as well.
-        most: Maximum number of devices.
+    """Parses sizes of mesh axes, and `slices`, such as `fsdp:16,tensor:8` of at most so many devices.
 
     Raises:
         SpecError: all problems at once.
@@ -176,13 +170,7 @@ def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, 
 
 @attrs.frozen
 class Source:
-    """Origin of the experiment in a URL.
-
-    Attributes:
-        kind: One of `SOURCES`; empty if the URL names none.
-        name: Id of a run, or name of a preset or draft.
-        experiment: The experiment; None while a preset is being read.
-    """
+    """Kind (of `SOURCES`) and name of the experiment in a URL, empty if it names none, and the experiment once read."""
 
     kind: str = ""
     name: str = ""
@@ -284,13 +272,7 @@ def models_in(project: Path) -> list[str]:
 
 @attrs.frozen
 class Layout:
-    """One of the layouts on the page.
-
-    Attributes:
-        experiment: The experiment with its mesh.
-        device: Name in the catalogue, or `NO_DEVICE`.
-        job: Job that computes its plan; None before it was started.
-    """
+    """An experiment with its mesh, a device or `NO_DEVICE`, and the job that computes their plan if it was started."""
 
     experiment: Experiment
     device: str
@@ -303,15 +285,9 @@ class Layout:
 
 
 def layouts(site: Site, query: Mapping[str, str], of: Source | None = None, *, start: bool = False) -> list[Layout]:
-    """Returns the layout on the query's mesh, and that on its second mesh if there is one.
+    """Returns the layout on the query's mesh, and that on its second one; none before the experiment has been read.
 
-    A job that failed or was cancelled is restarted on request only.
-
-    Args:
-        site: State of the app.
-        query: Query of the URL.
-        of: The query's experiment if it was loaded; there are no layouts before it has been read.
-        start: Whether to start the jobs that plan them.
+    `start` starts jobs that have never been started: one that failed or was cancelled is restarted on request only.
 
     Raises:
         RunError: the experiment does not exist, or the app cannot read it.
@@ -353,23 +329,16 @@ def arrays_csv(site: Site, query: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, compiled: bool = False) -> Job | None:
-    """Returns the job that plans an experiment; its key covers all that the plan depends on.
+    """Returns the job that plans an experiment for a device, or also compiles its step with XLA.
 
-    Args:
-        site: State of the app.
-        experiment: The experiment with its mesh.
-        device: Name in the catalogue, or `NO_DEVICE`.
-        start: Whether to start it if there is none, or if it failed or was cancelled.
-        compiled: Whether XLA compiles the step as well.
+    `start` starts it if there is none, or if it failed or was cancelled.
     """
     device = "" if device == NO_DEVICE else device
-    tree: dict[str, Any] = to_dict(experiment)
-    digest = hashlib.sha256(f"{json.dumps(tree, sort_keys=True)} {device}".encode()).hexdigest()[:16]
-    key = f"{'compiled plan' if compiled else 'plan'} {digest}"
-    jobs = site.compiles if compiled else site.jobs
+    file = file_of(site.settings.own / "plans", experiment)
+    key, jobs = f"plan {file} {device}", site.compiles if compiled else site.jobs
     if not start:
         return jobs.get(key)
-    file = written(site.settings.own / "plans", experiment)
+    written(file.parent, experiment)
     words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
     words += ["--device", device] if device else []
     return jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))

@@ -100,14 +100,7 @@ def gist(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def draw(look: Look, cls: type[Spec], path: str = "", names: tuple[str, ...] | None = None) -> None:
-    """Adds the components of a class's fields: plain ones side by side, nested ones below each other.
-
-    Args:
-        look: What they show.
-        cls: The class.
-        path: Path of its value.
-        names: The fields to show; None for all.
-    """
+    """Adds the components of a class's fields, or of some: plain ones side by side, nested ones below each other."""
     docs, fields = field_docs(cls), declared(cls)
     shown = [
         (join(path, name), fields[name], docs.get(name, ""))

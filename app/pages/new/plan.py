@@ -31,16 +31,11 @@ def device_of(query: Query) -> str:
 
 
 def plan_section(site: Site, view: View, current: Callable[[Query], Experiment]) -> tuple[list[Component], Fill]:
-    """Adds the components of the plan.
-
-    Args:
-        site: State of the app.
-        view: The page.
-        current: Loads the experiment of a query.
+    """Adds the components of the plan; `current` loads the experiment of a query.
 
     Returns:
-        The outputs, and a function that fills them and tells whether a child process is at work; without an
-        experiment they are hidden, and a plan is computed only for the tab that is shown.
+        The outputs, and a function that fills them and tells whether a child process is at work; a plan is computed
+        only for the tab that is shown.
     """
     with gr.Row():
         choices = [(name or "this machine", name) for name in DEVICES]
