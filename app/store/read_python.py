@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from typing import Any
 
-from nnxdsl.config.core.base import Spec, is_family, members_hint, registry
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.codegen import Reader, brief
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import Problem, SpecError, nearest
+from nnxdsl.errors import Problem, SpecError
 
 HINT = "the app parses plain constructor calls only; `nnxdsl show FILE --python` prints any experiment in this form"
-DEEPEST = 60
 DEEPEST_BRACKETS = 60
+
+
+class _Reader(Reader):
+    """Names the place of what it does not understand."""
+
+    def construct(self, node: ast.Call, cls: type[Spec], positional: list[object], named: dict[str, object]) -> Spec:
+        """Adds the line to the problems of an object."""
+        try:
+            return cls(*positional, **named)
+        except TypeError as error:
+            raise self.refused(node, f"{cls.__qualname__}: {error}") from error
+        except SpecError as error:
+            problems = [Problem(problem.path, f"{problem.message} (line {node.lineno})") for problem in error.problems]
+            raise SpecError(problems, error.where or cls.__qualname__) from error
+
+    def refused(self, node: Any, message: str) -> SpecError:
+        """Adds line and column, and what is understood."""
+        return SpecError([Problem(f"line {node.lineno}, column {node.col_offset + 1}", f"{message}; {HINT}")])
 
 
 def read_python(text: str) -> Experiment:
@@ -26,63 +44,22 @@ def read_python(text: str) -> Experiment:
     """
     if _brackets(text) > DEEPEST_BRACKETS:
         raise SpecError([Problem("", "is nested too deeply")])
+    reader = _Reader()
     try:
-        module = ast.parse(text)
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                reader.names[node.targets[0].id] = reader.value(node.value)
+            elif not (_is_docstring(node) or _is_import(node) or _is_main(node)):
+                raise reader.refused(node, f"{brief(node)} is not understood")
     except SyntaxError as error:
         raise SpecError([Problem(f"line {error.lineno}", f"is no Python: {error.msg}")]) from error
-    except (ValueError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise SpecError([Problem("", f"is no Python: {error}")]) from error
-    names: dict[str, object] = {}
-    for node in module.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            names[node.targets[0].id] = _value(node.value, names, 0)
-        elif not (_is_docstring(node) or _is_import(node) or _is_main(node)):
-            raise _refused(node, f"{_what(node)} is not understood")
-    found = names.get("experiment")
+    found = reader.names.get("experiment")
     if not isinstance(found, Experiment):
         wrong = "there is no `experiment = Experiment(...)`"
         raise SpecError([Problem("", wrong if found is None else f"{wrong}: it is {type(found).__name__}")])
     return found
-
-
-def _value(node: ast.expr, names: Mapping[str, object], depth: int) -> object:
-    if depth > DEEPEST:
-        raise _refused(node, "is nested too deeply")
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        number = _value(node.operand, names, depth + 1)
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return -number if isinstance(node.op, ast.USub) else number
-    if isinstance(node, ast.Tuple | ast.List) and not any(isinstance(item, ast.Starred) for item in node.elts):
-        items = [_value(item, names, depth + 1) for item in node.elts]
-        return tuple(items) if isinstance(node, ast.Tuple) else items
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.Call):
-        return _built(node, names, depth)
-    raise _refused(node, f"{_what(node)} is neither a literal nor a constructor call")
-
-
-def _built(node: ast.Call, names: Mapping[str, object], depth: int) -> Spec:
-    called = ast.unparse(node.func).removeprefix("nnxdsl.")
-    cls = registry.get(called)
-    if cls is None:
-        raise _refused(node, f"there is no {called[:60]!r}{nearest(called, registry)}")
-    if is_family(cls) and not (cls.default_member and node.args):
-        raise _refused(node, f"{called} is a family; use one of its members: {members_hint(cls)}")
-    given = [keyword.arg for keyword in node.keywords]
-    if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):
-        raise _refused(node, "* and ** are not understood")
-    positional = [_value(argument, names, depth + 1) for argument in node.args]
-    keywords = {str(keyword.arg): _value(keyword.value, names, depth + 1) for keyword in node.keywords}
-    try:
-        return cls(*positional, **keywords)
-    except TypeError as error:
-        raise _refused(node, f"{called}: {error}") from error
-    except SpecError as error:
-        problems = [Problem(problem.path, f"{problem.message} (line {node.lineno})") for problem in error.problems]
-        raise SpecError(problems, error.where or called) from error
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -97,15 +74,6 @@ def _is_import(node: ast.stmt) -> bool:
 
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" and not node.orelse
-
-
-def _what(node: ast.AST) -> str:
-    text = ast.unparse(node).partition("\n")[0]
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _refused(node: ast.expr | ast.stmt, message: str) -> SpecError:
-    return SpecError([Problem(f"line {node.lineno}, column {node.col_offset + 1}", f"{message}; {HINT}")])
 
 
 def _brackets(text: str) -> int:

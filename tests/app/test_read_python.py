@@ -7,7 +7,7 @@ import json
 import pytest
 
 from app.store.experiments import from_text
-from nnxdsl import Model, SpecError, Weights, to_json, to_python
+from nnxdsl import Data, Model, SpecError, Weights, to_json, to_python
 from tests.app.many import experiment
 
 HEAD = "from nnxdsl import *\n"
@@ -18,8 +18,9 @@ HEAD = "from nnxdsl import *\n"
     [
         experiment(1),
         experiment(2, model=Model.Gemma3("tiny", weights=Weights.From(experiment(1))), adapter=None, notes='a "b" \n'),
+        experiment(3, data=Data.Preferences("a.jsonl", template_args={"thinking": True, "of": ["a", None]})),
     ],
-    ids=["plain", "nested"],
+    ids=["plain", "nested", "names and values"],
 )
 def test_what_is_written_is_read_back(made) -> None:
     assert from_text(to_python(made)) == made
@@ -65,6 +66,8 @@ def test_what_would_have_to_run_is_refused_with_its_place(line: str, told: str) 
         ("x = 1\0", "is no Python"),
         ("(" * 5_000, "nested too deeply"),
         ("x = " + "-" * 100_000 + "1", "is no Python"),
+        ("x = a" + ".a" * 50_000, "is no Python"),
+        ("x = {[]: 1}", "is no Python"),
         ("x" * 300_000, "characters; expected at most"),
         ("x = 1", "there is no `experiment"),
         ("experiment = Mesh()", "it is Mesh"),

@@ -74,7 +74,7 @@ def parse_value(text: str) -> object:
         return text
     try:
         node = ast.parse(text.strip(), mode="eval").body
-        return _build(node) if _is_call(node) else ast.literal_eval(node)
+        return Reader().value(node) if _is_call(node) else ast.literal_eval(node)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return text
 
@@ -84,40 +84,75 @@ def _is_call(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) or any(item is not None and _is_call(item) for item in inner)
 
 
-def _build(node: ast.expr) -> object:
-    if isinstance(node, ast.Tuple):
-        return tuple(_build(item) for item in node.elts)
-    if isinstance(node, ast.Dict) and _is_call(node) and None not in node.keys:  # a mixture's sources
-        return {_build(key): _build(value) for key, value in zip(node.keys, node.values, strict=True) if key}
-    if isinstance(node, ast.Call):
-        return _construct(node)
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise _refused(f"{ast.unparse(node)} is neither a literal nor a constructor call") from None
+class Reader:
+    """Reads values from Python expressions, of which nothing is executed or imported.
+
+    These are literals, constructor calls of known classes, and names of earlier values.
+
+    Attributes:
+        names: Values by name.
+    """
+
+    def __init__(self) -> None:
+        """Knows no names yet."""
+        self.names: dict[str, object] = {}
+
+    def value(self, node: ast.expr) -> object:
+        """Returns the value of an expression.
+
+        Raises:
+            SpecError: It is another expression, or an object has problems.
+        """
+        if isinstance(node, ast.Name) and node.id in self.names:
+            return self.names[node.id]
+        if isinstance(node, ast.Tuple):
+            return tuple(self.value(item) for item in node.elts)
+        if isinstance(node, ast.List):
+            return [self.value(item) for item in node.elts]
+        if isinstance(node, ast.Dict) and None not in node.keys:  # such as a mixture's sources
+            return {
+                self.value(key): self.value(value) for key, value in zip(node.keys, node.values, strict=True) if key
+            }
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError):
+            raise self.refused(node, f"{brief(node)} is neither a literal nor a constructor call") from None
+
+    def construct(self, node: ast.Call, cls: type[Spec], positional: list[object], named: dict[str, object]) -> Spec:
+        """Returns the object of a constructor call."""
+        return cls(*positional, **named)
+
+    def refused(self, node: ast.AST, message: str) -> SpecError:
+        """Returns the error for an expression."""
+        return SpecError([Problem("", message)])
+
+    def _called(self, node: ast.Call) -> Spec:
+        called = ast.unparse(node.func).removeprefix("nnxdsl.")[:60]
+        cls = registry.get(called)
+        if cls is None:
+            family = registry.get(called.partition(".")[0])
+            names = registry if family is None else [cls.__qualname__ for cls in members(family).values()]
+            hint = nearest(called, names) or "; text with parentheses needs quotes"
+            raise self.refused(node, f"there is no '{called}'{hint}")
+        if is_family(cls) and not (cls.default_member and node.args):
+            raise self.refused(node, f"{called} is a family; use one of its members: {members_hint(cls)}")
+        given = [keyword.arg for keyword in node.keywords]
+        if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):
+            raise self.refused(node, f"* and ** are not understood in {called}(...)")
+        twice = sorted({str(name) for name in given if given.count(name) > 1})
+        if twice:
+            raise self.refused(node, f"{called}(...) is given {', '.join(twice)} twice")
+        positional = [self.value(argument) for argument in node.args]
+        named = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        return self.construct(node, cls, positional, named)
 
 
-def _construct(node: ast.Call) -> Spec:
-    called = ast.unparse(node.func)
-    cls = registry.get(called)
-    if cls is None:
-        family = registry.get(called.partition(".")[0])
-        names = registry if family is None else [cls.__qualname__ for cls in members(family).values()]
-        raise _refused(f"there is no '{called}'{nearest(called, names) or '; text with parentheses needs quotes'}")
-    if is_family(cls) and not (cls.default_member and node.args):
-        raise _refused(f"{called} is a family; use one of its members: {members_hint(cls)}")
-    given = [keyword.arg for keyword in node.keywords]
-    if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):
-        raise _refused(f"* and ** are not understood in {called}(...)")
-    twice = sorted({str(name) for name in given if given.count(name) > 1})
-    if twice:
-        raise _refused(f"{called}(...) is given {', '.join(twice)} twice")
-    positional = [_build(argument) for argument in node.args]
-    return cls(*positional, **{str(keyword.arg): _build(keyword.value) for keyword in node.keywords})
-
-
-def _refused(message: str) -> SpecError:
-    return SpecError([Problem("", message)])
+def brief(node: ast.AST) -> str:
+    """The first line of a node's source, with at most 60 characters."""
+    text = ast.unparse(node).partition("\n")[0]
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _arguments(spec: Spec) -> Iterator[tuple[str, object]]:
