@@ -152,9 +152,9 @@ def _head(root: str, pages: tuple[Page, ...]) -> str:
     """All static files, `app.*` first, with what the scripts know of the app."""
     css, js = ("\n".join(file.read_text("utf-8") for file in sorted(STATIC.glob(kind))) for kind in ("*.css", "*.js"))
     titles = {page.path: page.title for page in pages}
-    known = f"window.nnx = {{ root: {json.dumps(root)}, titles: {json.dumps(titles)} }};"
+    shared = f"window.nnx = {{ root: {json.dumps(root)}, titles: {json.dumps(titles)} }};"
     # `css=` is not used: it rewrites selectors and drops those inside @media.
-    return f'<style>{css}</style><script>{known}\n{js}</script><link rel="icon" href="data:,">'
+    return f'<style>{css}</style><script>{shared}\n{js}</script><link rel="icon" href="data:,">'
 
 
 def _header(site: Site, pages: tuple[Page, ...], current: str) -> None:
