@@ -27,29 +27,9 @@ from ...store.experiments import from_text
 from ...view import Done, Query, Values, View, if_any, is_narrow
 from ..new import form_texts
 from . import arrays as layout_arrays
-from . import plan_texts
+from . import plan_texts, request
 from .compiler import TABLE, Chosen, Compiler
 from .memory import memory_bars, memory_parts
-from .request import (
-    DEVICE,
-    EXAMPLE,
-    NO_DEVICE,
-    NONE,
-    SOURCES,
-    Layout,
-    Source,
-    array_rules_of,
-    array_rules_text,
-    device_parts,
-    first_layout,
-    layouts,
-    models_in,
-    named,
-    plan_job,
-    rules_of,
-    rules_text,
-    source,
-)
 
 MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tensor:8", "fsdp:64,tensor:4")
 MEMORIES = ("16", "24", "40", "48", "80", "141")
@@ -60,7 +40,7 @@ ABOUT = (
 AXES = "If not the experiment's. Axes: stage, data, fsdp, expert, context, tensor, slices"
 RULES = "The first applicable rule of a dimension wins. One per line: embed: fsdp, mlp: tensor+fsdp, vocab: -"
 ARRAY_RULES = "Applied before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
-MODEL = f"A directory of the project with a config.json; without an experiment: {EXAMPLE}"
+MODEL = f"A directory of the project with a config.json; without an experiment: {request.EXAMPLE}"
 RUNS_SHOWN = 60
 WHY_WIDTHS = ["8%", "17%", "9%", "22%", "17%", "27%"]
 NARROW_WIDTHS = [50, 130, 60, 150, 120, 220]
@@ -79,8 +59,8 @@ class Shown:
     """
 
     query: Query
-    of: Source
-    layouts: Sequence[Layout] = ()
+    of: request.Source
+    layouts: Sequence[request.Layout] = ()
     problem: str = ""
 
     @property
@@ -109,10 +89,10 @@ def build(site: Site) -> None:
     sections += [_arrays(site, view), _selected_array()]
 
     def values(query: Query) -> Values:
-        of = named(query)
+        of = request.named(query)
         try:
-            of = source(site, query)
-            shown = Shown(query, of, layouts(site, query, of, start=True))
+            of = request.source(site, query)
+            shown = Shown(query, of, request.layouts(site, query, of, start=True))
         except NnxdslError as error:
             shown = Shown(query, of, problem=str(error))
         return {component: value for _, fill in sections for component, value in fill(shown).items()}
@@ -128,7 +108,7 @@ def _choice(site: Site, view: View) -> Section:
         (f"{entry.description}{f', {entry.memory / 2**30:.0f} GiB' if entry.memory else ''}", name)
         for name, entry in hardware.DEVICES.items()
     ]
-    devices.append(("no device (no memory check)", NO_DEVICE))
+    devices.append(("no device (no memory check)", request.NO_DEVICE))
 
     def free(name: str, choices: Sequence[str], label: str, info: str) -> gr.Dropdown:
         chooser = gr.Dropdown(list(choices), value=None, label=label, info=info, allow_custom_value=True)
@@ -138,7 +118,9 @@ def _choice(site: Site, view: View) -> Section:
         of = gr.Dropdown([], label="Experiment", info="A recipe, a run or a draft", min_width=240)
         model = free("model", [], "Other model", MODEL)
     with gr.Row():
-        device = view.control("device", gr.Dropdown(devices, label="Device", info="It need not be present"), DEVICE)
+        device = view.control(
+            "device", gr.Dropdown(devices, label="Device", info="It need not be present"), request.DEVICE
+        )
         memory = free("memory", MEMORIES, "Memory per device (GiB)", "If not the catalogue's")
         mesh = free("mesh", MESHES, "Mesh", AXES)
         mesh2 = free("mesh2", MESHES, "Compare with mesh", "A second one, such as fsdp:4,tensor:2")
@@ -157,15 +139,18 @@ def _choice(site: Site, view: View) -> Section:
 
     def fill(shown: Shown) -> Updates:
         experiment, query = shown.of.experiment, shown.query
-        kind, other_memory = device_parts(query)
+        kind, other_memory = request.device_parts(query)
         own = _own_rules(experiment.mesh) if experiment else ("", "")
         given = (query.get("rules"), query.get("arrays"))
-        texts = [mine if text is None else "" if text == NONE else text for text, mine in zip(given, own, strict=True)]
+        texts = [
+            mine if text is None else "" if text == request.NONE else text
+            for text, mine in zip(given, own, strict=True)
+        ]
         count = sum(len(text.splitlines()) for text in texts)
         return {
             of: gr.update(choices=_experiments(site, shown.of), value=f"{shown.of.kind}:{shown.of.name}"),
-            model: gr.update(choices=models_in(site.settings.project), value=query.get("model") or None),
-            device: kind if kind in (NO_DEVICE, *hardware.DEVICES) else None,
+            model: gr.update(choices=request.models_in(site.settings.project), value=query.get("model") or None),
+            device: kind if kind in (request.NO_DEVICE, *hardware.DEVICES) else None,
             memory: other_memory or None,
             mesh: query.get("mesh") or None,
             mesh2: query.get("mesh2") or None,
@@ -179,10 +164,10 @@ def _choice(site: Site, view: View) -> Section:
 
 
 def _own_rules(mesh: Any) -> tuple[str, str]:
-    return rules_text(mesh.rules), array_rules_text(mesh.array_rules)
+    return request.rules_text(mesh.rules), request.array_rules_text(mesh.array_rules)
 
 
-def _experiments(site: Site, of: Source) -> list[tuple[str, str]]:
+def _experiments(site: Site, of: request.Source) -> list[tuple[str, str]]:
     names = {f"{of.kind}:{of.name}": of.words if of.kind else "none"}
     names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
     names |= {f"run:{row.id}": f"run {row.id}" for row in site.index.rows()[:RUNS_SHOWN]}
@@ -204,10 +189,10 @@ def _empty(site: Site) -> str:
 
 def _chosen(query: Query, chosen: str | None) -> Done | None:
     """Opens another experiment, with its own mesh and rules."""
-    of, (kind, _, name) = named(query), (chosen or "").partition(":")
+    of, (kind, _, name) = request.named(query), (chosen or "").partition(":")
     if (of.kind, of.name) == (kind, name):  # a dropdown tells its value also when the focus only passes through it
         return None
-    return Done(query={**dict.fromkeys((*SOURCES, "mesh", "rules", "arrays", "array"), ""), kind: name})
+    return Done(query={**dict.fromkeys((*request.SOURCES, "mesh", "rules", "arrays", "array"), ""), kind: name})
 
 
 def _ruled(site: Site, query: Query, *texts: str) -> Done:
@@ -216,13 +201,15 @@ def _ruled(site: Site, query: Query, *texts: str) -> Done:
     Raises:
         SpecError: an invalid line.
     """
-    experiment = source(site, query).experiment
+    experiment = request.source(site, query).experiment
     if experiment is None:
         raise RunError("Choose an experiment first: a recipe, a run or a draft.")
-    rules_of(texts[0])
-    array_rules_of(texts[1])
+    request.rules_of(texts[0])
+    request.array_rules_of(texts[1])
     own = _own_rules(experiment.mesh)
-    written = ["" if text.strip() == mine else text.strip() or NONE for text, mine in zip(texts, own, strict=True)]
+    written = [
+        "" if text.strip() == mine else text.strip() or request.NONE for text, mine in zip(texts, own, strict=True)
+    ]
     return Done(query={"rules": written[0], "arrays": written[1]})
 
 
@@ -264,7 +251,7 @@ def _verdicts(site: Site, view: View) -> Section:
     return [problem, *sides, again, cancel], fill
 
 
-def _side(layout: Layout) -> str:
+def _side(layout: request.Layout) -> str:
     """The verdict on a mesh, or how far its plan is."""
     if layout.plan is not None:
         return plan_texts.summary(layout.plan)
@@ -279,12 +266,12 @@ def _side(layout: Layout) -> str:
 def _again(site: Site, query: Query) -> None:
     """Restarts what failed or was cancelled: reading a recipe, and plans."""
     site.presets.job(query.get("exp", ""), again=True)
-    for one in layouts(site, query):
-        plan_job(site, one.experiment, one.device, start=True)
+    for one in request.layouts(site, query):
+        request.plan_job(site, one.experiment, one.device, start=True)
 
 
 def _cancel(site: Site, query: Query) -> Done:
-    for one in layouts(site, query):
+    for one in request.layouts(site, query):
         if one.job is not None:
             site.jobs.cancel(one.job.key)
     return Done("Ended.")
@@ -324,7 +311,7 @@ def _compiler(site: Site, view: View, timer: gr.Timer) -> Section:
     """Adds the check by the compiler; the timer is active while a child process works for the page."""
 
     def chosen(query: Query) -> Chosen:
-        first = first_layout(site, query)
+        first = request.first_layout(site, query)
         return first.experiment, first.device
 
     with gr.Column(visible=False) as group:
@@ -361,7 +348,7 @@ def _arrays(site: Site, view: View) -> Section:
         table = gr.Dataframe(label="Arrays; select one to see where its blocks are", interactive=False, max_height=420)
 
     def select(query: Query, _client: str, event: gr.SelectData) -> Done | None:
-        plan, number = first_layout(site, query).plan, str(event.row_value[0])
+        plan, number = request.first_layout(site, query).plan, str(event.row_value[0])
         array = layout_arrays.array_of_row(plan, query, int(number)) if plan and number.isdecimal() else None
         return Done(query={"array": layout_arrays.name_of(array)}) if array is not None else None
 
