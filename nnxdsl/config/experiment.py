@@ -197,6 +197,11 @@ class Experiment(Spec):
         return self.model.router_aux_loss_coef
 
     @property
+    def indexer_loss_coef(self) -> float:
+        """Strength of the loss of indexers; 0 where the model has none."""
+        return self.model.indexer_loss_coef
+
+    @property
     def mtp_loss_weight(self) -> float:
         """Strength of multi-token prediction; 0 where the objective has none."""
         return self.objective.mtp_loss_weight

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from nnxdsl.models.families import (
         deepseek_v2,
         deepseek_v3,
+        deepseek_v32,
         gemma,
         gemma2,
         gemma3,
         gemma4,
         glm4_moe,
         glm4_moe_lite,
+        glm5,
         gpt_oss,
         granite,
         kimi,
@@ -54,6 +56,16 @@ if TYPE_CHECKING:
     )
 
 
+IndexerStage = Literal["sparse", "dense_warmup"]
+# What only training reads, and its values where it has no effect.
+_TRAINING: Mapping[str, Any] = {
+    "router_aux_loss_coef": 0.0,
+    "mtp_layers": 0,
+    "indexer_loss_coef": 0.0,
+    "indexer_stage": "sparse",
+}
+
+
 @attrs.frozen(kw_only=True)
 class Model(Spec):
     """A language model: its architecture, its first weights and its tokenizer.
@@ -69,16 +81,23 @@ class Model(Spec):
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
             of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
             is, and is exported with the rest.
+        indexer_loss_coef: Strength of the loss that trains the indexers of sparse attention (DeepSeek-V3.2,
+            arXiv:2512.02556, section 2.1.1): the KL divergence from each layer's own attention, a mean over tokens and
+            layers. It is added to the loss in training, and trains nothing else. 0: indexers stay as they are.
+        indexer_stage: "sparse": attention is to the tokens that the indexer selects, and all is trained;
+            "dense_warmup": attention is to all tokens, and the indexers alone are trained, from a model that had none.
     """
 
     DeepSeekV2: ClassVar[type[deepseek_v2.DeepSeekV2]]
     DeepSeekV3: ClassVar[type[deepseek_v3.DeepSeekV3]]
+    DeepSeekV32: ClassVar[type[deepseek_v32.DeepSeekV32]]
     Gemma: ClassVar[type[gemma.Gemma]]
     Gemma2: ClassVar[type[gemma2.Gemma2]]
     Gemma3: ClassVar[type[gemma3.Gemma3]]
     Gemma4: ClassVar[type[gemma4.Gemma4]]
     GLM4MoE: ClassVar[type[glm4_moe.GLM4MoE]]
     GLM4MoELite: ClassVar[type[glm4_moe_lite.GLM4MoELite]]
+    GLM5: ClassVar[type[glm5.GLM5]]
     GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]
     Granite: ClassVar[type[granite.Granite]]
     HF: ClassVar[type[members.HF]]
@@ -107,6 +126,10 @@ class Model(Spec):
     """Strength of the load-balancing loss of routers."""
     mtp_layers: ClassVar[int] = 0
     """Multi-token prediction (MTP) layers."""
+    indexer_loss_coef: ClassVar[float] = 0.0
+    """Strength of the loss of indexers."""
+    indexer_stage: ClassVar[IndexerStage] = "sparse"
+    """What is trained of a model with indexers, and what attention is to."""
 
     weights: Weights = Random()
     tokenizer: Tokenizer = Auto()
@@ -127,6 +150,8 @@ class Model(Spec):
             self._check_mtp,
             self._check_adapter,
             lambda: self._check_router(experiment),
+            lambda: self._check_indexer(experiment),
+            lambda: self._check_warmup(experiment),
         )
 
     def check_earlier(self, path: str) -> Iterable[Problem]:
@@ -143,7 +168,7 @@ class Model(Spec):
     @property
     def network(self) -> Model:
         """The model without its weights and tokenizer, and without what only its training reads."""
-        training = {name: 0 for name in ("router_aux_loss_coef", "mtp_layers") if name in declared(type(self))}
+        training = {name: value for name, value in _TRAINING.items() if name in declared(type(self))}
         return attrs.evolve(self, weights=Random(), tokenizer=Auto(), **training)
 
     def _check_mtp(self) -> Iterable[Problem]:
@@ -164,6 +189,38 @@ class Model(Spec):
             message = "router statistics are not available under pipeline parallelism; set 0"
             yield Problem("model.router_aux_loss_coef", message)
 
+    def _check_indexer(self, experiment: Experiment) -> Iterable[Problem]:
+        path = "model.indexer_loss_coef"
+        if not self.indexer_loss_coef:
+            if self.indexer_stage == "dense_warmup":
+                yield Problem(path, "is 0, and nothing else is trained in indexer_stage='dense_warmup'; set it above 0")
+            return
+        if experiment.mesh.stage > 1:
+            yield Problem(path, "statistics of indexers are not available under pipeline parallelism; set 0")
+        if experiment.adapter is not None:
+            name = type(experiment.adapter).__qualname__
+            yield Problem(path, f"indexers are trained whole, without {name}; set 0, or adapter=None")
+
+    def _check_warmup(self, experiment: Experiment) -> Iterable[Problem]:
+        if self.indexer_stage != "dense_warmup":
+            return
+        objective, trains = experiment.objective, "indexer_stage='dense_warmup' trains the indexers alone"
+        if objective.batch_kind != "sequences" or experiment.has_reference:
+            name = type(objective).__qualname__
+            yield Problem("objective", f"{trains}, from texts, and {name} has no effect on them; use Objective.SFT()")
+        off = {
+            "objective.z_loss": getattr(objective, "z_loss", 0.0),
+            "objective.mtp_loss_weight": experiment.mtp_loss_weight,
+            "model.router_aux_loss_coef": self.router_aux_loss_coef,
+        }
+        for path in (path for path, value in off.items() if value):
+            yield Problem(path, f"has no effect: {trains}; set 0")
+        if experiment.quantization is not None:
+            name = type(experiment.quantization).__qualname__
+            yield Problem("quantization", f"{trains}, which no quantization applies to: {name} has no use; set None")
+        if experiment.frozen:
+            yield Problem("frozen", f"has no effect: {trains}; leave it empty")
+
 
 @attrs.frozen(kw_only=True)
 class HF(Model):
@@ -175,7 +232,7 @@ class HF(Model):
         weights: Where the first parameters come from; where it is not given, `Weights.HF` of the same directory.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"mtp_layers", "indexer_loss_coef", "indexer_stage"})
     derived: ClassVar[Mapping[str, str]] = {"weights": "path"}
 
     path: str = attrs.field(kw_only=False, validator=filled)
@@ -183,6 +240,8 @@ class HF(Model):
         weights: Weights  # no default of the class: it follows from `path`
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
+    indexer_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
+    indexer_stage: IndexerStage = "sparse"
 
     @classmethod
     def derived_defaults(cls, values: Mapping[str, object]) -> Mapping[str, object]:

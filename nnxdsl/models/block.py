@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
 from nnxdsl.models.attention.max_logits import layer_max_logits
 from nnxdsl.models.attention.view import Context
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
@@ -28,10 +29,12 @@ class LayerStats(NamedTuple):
         router: of its router; None without experts.
         max_logits: the largest attention score of each query head, `[N]` float32; None where these are not recorded
             (see `recording_max_logits`) or there are none.
+        indexer: of its indexer; None without one, and where these are not recorded (see `INDEXER_STATS`).
     """
 
     router: RouterStats | None
     max_logits: jax.Array | None
+    indexer: IndexerStats | None = None
 
 
 class Block(nnx.Module):
@@ -95,7 +98,7 @@ class Block(nnx.Module):
         """
         view, new, stats = context.view(self.kind), None, None
         x = named(x, "layer_input")
-        with layer_max_logits() as max_logits:
+        with layer_max_logits() as max_logits, INDEXER_STATS.layer() as indexer_stats:
             if self.attention is not None:
                 mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
                 x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
@@ -107,7 +110,7 @@ class Block(nnx.Module):
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         x = constrain(x, "batch", "length", "activation_embed")
-        return x, new, LayerStats(stats, max_logits[0] if max_logits else None)
+        return x, new, LayerStats(stats, *(found[0] if found else None for found in (max_logits, indexer_stats)))
 
     def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
         x = _normed(norm, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.dot_product import apply_soft_cap
+from nnxdsl.models.attention.indexer import IndexerStats
 from nnxdsl.models.attention.kv_cache import (
     KV,
     Cache,
@@ -25,7 +26,7 @@ from nnxdsl.models.attention.kv_cache import (
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.attention.view import Context, context
-from nnxdsl.models.block import Block
+from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers.embedding import Embedding, Head
@@ -36,6 +37,9 @@ from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, with_remat
+
+
+StatsT = TypeVar("StatsT", RouterStats, IndexerStats)
 
 
 class LayerGroup(nnx.Module):
@@ -81,7 +85,7 @@ class LayerGroup(nnx.Module):
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
         news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": [], "none": []}
-        routing, given, last, max_logits = None, context.per_layer, {}, []
+        routing, indexing, given, last, max_logits = None, None, context.per_layer, {}, []
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
         context = context._replace(per_layer=None, shared_kv=None)
@@ -90,16 +94,16 @@ class LayerGroup(nnx.Module):
             cached = None if past is None else past.layer(block.kind, len(own))
             vectors = None if given is None else given[:, :, number]
             x, new, stats = run(x, context, shared.get(block.kind, cached), vectors)
-            routing = add_router_stats(routing, stats.router)
+            routing, indexing = add_stats(routing, stats.router), add_stats(indexing, stats.indexer)
             max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
                 last[block.kind] = new
             own.append(_newest(new, context) if block.kind == "local" and return_kv else new)
         if not return_kv or self.shares_kv:
-            return GroupOutput(x, None, routing, last, tuple(max_logits))
+            return GroupOutput(x, None, routing, last, tuple(max_logits), indexing)
         del news["none"]
         stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return GroupOutput(x, LayerCaches(*stacked), routing, last, tuple(max_logits))
+        return GroupOutput(x, LayerCaches(*stacked), routing, last, tuple(max_logits), indexing)
 
 
 class GroupOutput(NamedTuple):
@@ -113,6 +117,7 @@ class GroupOutput(NamedTuple):
             empty.
         max_logits: of each block, the largest attention score of each query head, `[N]`, in a stack `[periods, N]`;
             None where these are not recorded.
+        indexer_stats: the sum over the layers; None without indexers, and where these are not recorded.
     """
 
     x: jax.Array
@@ -120,6 +125,7 @@ class GroupOutput(NamedTuple):
     router_stats: RouterStats | None
     last_kv: dict[LayerKind, KV]
     max_logits: tuple[jax.Array | None, ...]
+    indexer_stats: IndexerStats | None = None
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
@@ -163,12 +169,15 @@ class DecoderOutput(NamedTuple):
         router_stats: the sum over all layers; None without experts and under pipeline parallelism.
         max_logits: the largest attention score of each query head, `[N]`, of stacked blocks `[periods, N]`, by the path
             of the block; empty outside of `recording_max_logits`.
+        indexer_stats: the sum over all layers; None without indexers, outside of `INDEXER_STATS.recording`, and under
+            pipeline parallelism.
     """
 
     hidden: jax.Array
     cache_update: CacheUpdate | None
     router_stats: RouterStats | None
     max_logits: dict[str, jax.Array]
+    indexer_stats: IndexerStats | None = None
 
 
 class Decoder(nnx.Module):
@@ -290,7 +299,7 @@ class Decoder(nnx.Module):
 
         config = self.config
         lead, layers, tail = (None, None, None) if cache is None else (cache.prefix, cache.layers, cache.suffix)
-        routing = last = None
+        routing = last = indexing = None
         last_kv: dict[LayerKind, KV] = {}
         max_logits: dict[str, jax.Array] = {}
 
@@ -302,7 +311,7 @@ class Decoder(nnx.Module):
             with at_layer(LEAD):
                 given = of_layers(0, config.dense_layers)
                 run = _group_runner(self.lead, remat, return_kv)
-                x, lead, _, _, found = run(nnx.state(self.lead), x, given, lead)
+                x, lead, _, _, found, indexing = run(nnx.state(self.lead), x, given, lead)
                 note("lead", found)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
@@ -312,13 +321,16 @@ class Decoder(nnx.Module):
             for kind in self.layers.gives_kv:
                 if kind in config.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
-            x, layers, routing, last_kv, found = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
+            out = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
+            x, layers, routing, last_kv, found, more = out
+            indexing = add_stats(indexing, more)
             note("layers", found)
         if self.tail is not None:
             with at_layer(TAIL):
                 given = of_layers(config.own_layers - len(config.suffix_layers), len(config.suffix_layers))
                 run = _group_runner(self.tail, remat, return_kv)
-                x, tail, last, tail_kv, found = run(nnx.state(self.tail), x, given, tail)
+                x, tail, last, tail_kv, found, more = run(nnx.state(self.tail), x, given, tail)
+                indexing = add_stats(indexing, more)
                 note("tail", found)
                 last_kv |= tail_kv
         if self.kv_sharing is not None:
@@ -332,7 +344,7 @@ class Decoder(nnx.Module):
             x = x / self.config.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
         update = CacheUpdate(layers, tail, positions, lead) if return_kv else None
-        return DecoderOutput(hidden, update, add_router_stats(routing, last), max_logits)
+        return DecoderOutput(hidden, update, add_stats(routing, last), max_logits, indexing)
 
     def mtp_hidden(
         self,
@@ -343,7 +355,7 @@ class Decoder(nnx.Module):
         dtype: DTypeLike,
         remat: Remat = "none",
         method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
-    ) -> tuple[jax.Array, RouterStats | None]:
+    ) -> tuple[jax.Array, LayerStats]:
         """Hidden states `[B, T, D]` from which the output head predicts the token after the next one (MTP).
 
         The state of a sequence's last token is computed with token 0 as the next one, and has no meaning.
@@ -357,7 +369,7 @@ class Decoder(nnx.Module):
             method: how attention is computed.
 
         Returns:
-            The states after the MTP layer's final norm, and the statistics of its router.
+            The states after the MTP layer's final norm, and the layer's statistics.
         """
         assert self.mtp is not None
         state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
@@ -371,7 +383,7 @@ class Decoder(nnx.Module):
         following = self.embed(jnp.where(has_next, after(tokens), 0), dtype)  # [B, T, D]
         following = constrain(following, "batch", "length", "activation_embed")
 
-        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, RouterStats | None]:
+        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, LayerStats]:
             return nnx.merge(graphdef, state)(*given)
 
         return with_remat(run, remat)(state, hidden, following, context(self.config, positions, None, method))
@@ -441,15 +453,16 @@ def _run_stack(
         state, past, number, own = each
         with at_layer(number):
             given = context._replace(per_layer=own)
-            x, caches, stats, last_kv, max_logits = run(shard_weights(state, path), carry[0], given, past)
-        return (x, last_kv), (caches, stats, max_logits)
+            x, caches, routing, last_kv, max_logits, indexing = run(shard_weights(state, path), carry[0], given, past)
+        return (x, last_kv), (caches, (routing, indexing), max_logits)
 
     # They are carried from one period to the next: only those of the last one are read.
     zeros = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
              for kind, kv in last_kv.items()}  # fmt: skip
     numbers = layer_numbers(count, first)
     (x, last_kv), (caches, stats, max_logits) = jax.lax.scan(step, (x, zeros), (state, past, numbers, vectors))
-    return GroupOutput(x, caches, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats), last_kv, max_logits)
+    routing, indexing = jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
+    return GroupOutput(x, caches, routing, last_kv, max_logits, indexing)
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
@@ -475,8 +488,8 @@ def _group_runner(period: LayerGroup, remat: Remat, return_kv: bool) -> Callable
     return with_remat(run, remat)
 
 
-def add_router_stats(one: RouterStats | None, other: RouterStats | None) -> RouterStats | None:
-    """The sum of the statistics of several routers; None without any."""
+def add_stats(one: StatsT | None, other: StatsT | None) -> StatsT | None:
+    """The sum of the statistics of several routers or indexers; None without any."""
     if one is None or other is None:
         return one if other is None else other
     return jax.tree.map(jnp.add, one, other)

@@ -8,12 +8,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.view import Context
-from nnxdsl.models.block import Block
+from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.logical_axes import constrain
-from nnxdsl.models.moe.router import RouterStats
 
 
 class Predictor(nnx.Module):
@@ -47,8 +46,8 @@ class Predictor(nnx.Module):
 
     def __call__(
         self, hidden: jax.Array, following: jax.Array, context: Context
-    ) -> tuple[jax.Array, RouterStats | None]:
-        """The hidden states for the token after the next one, and the router's statistics.
+    ) -> tuple[jax.Array, LayerStats]:
+        """The hidden states for the token after the next one, and the layer's statistics.
 
         Args:
             hidden: the decoder's states after its final norm, `[B, T, D]`.
@@ -58,4 +57,4 @@ class Predictor(nnx.Module):
         both = jnp.concatenate([self.token_norm(following), self.state_norm(hidden)], axis=-1)  # [B, T, 2 D]
         x = constrain(self.join(both), "batch", "length", "activation_embed")
         x, _, stats = self.block(x, context, None)
-        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats.router
+        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats

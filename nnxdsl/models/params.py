@@ -83,6 +83,11 @@ def is_mtp_param(path: str) -> bool:
     return path.startswith("mtp.")
 
 
+def is_indexer_param(path: str) -> bool:
+    """Whether a path is one of the indexer of a layer with sparse attention."""
+    return ".attention.indexer." in path
+
+
 def is_stacked(path: str) -> bool:
     """Whether a path is one of a stack of layers, whose arrays have a leading axis of periods."""
     return path.startswith(("layers.", "kv_sharing."))

@@ -43,7 +43,7 @@ def _(model: HF) -> DecoderConfig:
     if model.mtp_layers and not has_mtp(hf.read_fields(directory)):
         message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
-    return attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers)
+    return _staged(model, attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers))
 
 
 def model_type(experiment: Experiment) -> str | None:
@@ -60,17 +60,32 @@ def model_type(experiment: Experiment) -> str | None:
 def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     """The network of a published size; that of its weights' `config.json`, where there is one."""
     layers = model.mtp_layers
-    config = attrs.evolve(config, mtp_layers=layers)
+    config = _staged(model, attrs.evolve(config, mtp_layers=layers))
     place = weights.parts(model.weights)[0]
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
     # The config of the weights must equal the spec's; the vocabulary may be padded differently.
-    stored = hf.read_config(directory)
+    stored = _staged(model, hf.read_config(directory))
     resized = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
     problems = config_problems(stored, resized, place.path)
     if problems:
         raise PlanError(problems, f"{type(model).__qualname__}({size!r})")
     return attrs.evolve(stored, mtp_layers=layers)
+
+
+def _staged(model: Model, config: DecoderConfig) -> DecoderConfig:
+    """The network in the stage of training its indexers: in their warm-up attention is dense.
+
+    Raises:
+        PlanError: The settings of indexers are set, and it has none.
+    """
+    if config.mla is not None and config.mla.indexer is not None:
+        indexer = attrs.evolve(config.mla.indexer, selects=model.indexer_stage == "sparse")
+        return attrs.evolve(config, mla=attrs.evolve(config.mla, indexer=indexer))
+    if model.indexer_loss_coef or model.indexer_stage != "sparse":
+        message = "has no effect: this network has no indexers; leave it out, and indexer_stage"
+        raise PlanError([Problem("model.indexer_loss_coef", message)], f"{type(model).__qualname__}")
+    return config
 
 
 def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) -> list[Problem]:

@@ -22,7 +22,7 @@ from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_mtp_param
+from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, optimizers, param_filters, qk_clip, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
@@ -212,8 +212,14 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     trained = {path for path in policy.variables if adapter is None or lora_math.is_adapter(path)}
     if not experiment.mtp_loss_weight:  # no gradient reaches it
         trained = {path for path in trained if not is_mtp_param(path)}
+    if not experiment.indexer_loss_coef:  # neither does one reach indexers
+        trained = {path for path in trained if not is_indexer_param(path)}
+    elif experiment.model.indexer_stage == "dense_warmup":
+        trained = {path for path in trained if is_indexer_param(path)}
     problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)
     trained = {path for path in trained if not param_filters.matches(experiment.frozen, path)}
+    if experiment.indexer_loss_coef and not any(map(is_indexer_param, trained)):
+        problems.append(Problem("frozen", "names all indexers, which model.indexer_loss_coef is to train; set that to 0"))
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }

@@ -21,9 +21,10 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, distance, feature_distance
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
 from nnxdsl.losses.lm_head.token_stats import Cuts, ShardContext, TokenStats, token_stats
+from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
 from nnxdsl.models.attention.max_logits import recording_max_logits
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.models.decoder import Decoder, add_router_stats
+from nnxdsl.models.decoder import Decoder, add_stats
 from nnxdsl.models.logical_axes import Constraint, ShardMapCall, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.params import AbstractModel, is_stacked
@@ -46,6 +47,7 @@ class ForwardOutput(NamedTuple):
         mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them. Its
             rows are those of `loss_inputs`.
         max_logits: The largest attention scores, see `DecoderOutput`; None where no optimizer reads them.
+        indexer_stats: Statistics of the indexers of all layers over all real tokens; None where no loss reads them.
     """
 
     loss_inputs: LossInputs
@@ -53,6 +55,25 @@ class ForwardOutput(NamedTuple):
     router_stats: RouterStats | None
     mtp_stats: TokenStats | None = None
     max_logits: dict[str, jax.Array] | None = None
+    indexer_stats: IndexerStats | None = None
+
+
+class _Hidden(NamedTuple):
+    """What a decoder gives; all but the first are None where nothing reads them.
+
+    Attributes:
+        hidden: Final hidden states `[B, T, D]`.
+        router_stats: See `ForwardOutput`.
+        mtp_hidden: The hidden states of multi-token prediction, `[B, T, D]`.
+        max_logits: See `ForwardOutput`.
+        indexer_stats: See `ForwardOutput`.
+    """
+
+    hidden: jax.Array
+    router_stats: RouterStats | None
+    mtp_hidden: jax.Array | None
+    max_logits: dict[str, jax.Array] | None
+    indexer_stats: IndexerStats | None
 
 
 @attrs.frozen
@@ -93,6 +114,7 @@ class ForwardOptions:
         uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
         uses_mtp: Whether a loss reads multi-token prediction.
         uses_max_logits: Whether the optimizer reads the largest attention scores.
+        uses_indexer_stats: Whether a loss reads what indexers differ from attention in.
     """
 
     temperature: float = 1.0
@@ -102,6 +124,7 @@ class ForwardOptions:
     uses_router_stats: bool = False
     uses_mtp: bool = False
     uses_max_logits: bool = False
+    uses_indexer_stats: bool = False
 
 
 def forward_options(experiment: Experiment) -> ForwardOptions:
@@ -115,6 +138,7 @@ def forward_options(experiment: Experiment) -> ForwardOptions:
         uses_router_stats=experiment.router_aux_loss_coef > 0,
         uses_mtp=experiment.mtp_loss_weight > 0,
         uses_max_logits=isinstance(optimizer, Muon) and optimizer.max_attention_logit is not None,
+        uses_indexer_stats=experiment.indexer_loss_coef > 0,
     )
 
 
@@ -141,9 +165,9 @@ class Forward:
     def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
         kind, distill = kind_of(batch), self.options.distill
-        hidden, routing, mtp_hidden, max_logits = self._hidden(model, kind.rows(batch))
-        targets = kind.targets(hidden, batch)
-        mtp_targets = None if mtp_hidden is None else kind.mtp_targets(mtp_hidden, batch)
+        found = self._hidden(model, kind.rows(batch))
+        targets = kind.targets(found.hidden, batch)
+        mtp_targets = None if found.mtp_hidden is None else kind.mtp_targets(found.mtp_hidden, batch)
         further = None if mtp_targets is None else self._stats(mtp_targets, model)
         # No gradient is computed of log-probabilities that the loss does not read.
         is_read = teacher is None or distill is None or distill.hard_weight > 0
@@ -155,7 +179,9 @@ class Forward:
             if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
             scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
-        return ForwardOutput(scored, token_stats, routing, further, max_logits)
+        return ForwardOutput(
+            scored, token_stats, found.router_stats, further, found.max_logits, found.indexer_stats
+        )
 
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""
@@ -197,13 +223,7 @@ class Forward:
             for path, leaf in leaves.items()
         }
 
-    def _hidden(
-        self, model: Decoder, rows: Rows
-    ) -> tuple[jax.Array, RouterStats | None, jax.Array | None, dict[str, jax.Array] | None]:
-        """Final hidden states `[B, T, D]`, router statistics, the hidden states of multi-token prediction, and maxima.
-
-        All but the first are None where nothing reads them.
-        """
+    def _hidden(self, model: Decoder, rows: Rows) -> _Hidden:
         tokens, places, row = rows
         length = tokens.shape[1]
         if fill := -length % self.sharding.length_multiple:
@@ -212,15 +232,18 @@ class Forward:
         method = self.kernels.method(row.filled(tokens.shape[1]))
         with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
             stages = self._stages(len(tokens))
-            with recording_max_logits(self.options.uses_max_logits):
+            indexers = INDEXER_STATS.recording(self.options.uses_indexer_stats)
+            with recording_max_logits(self.options.uses_max_logits), indexers:
                 out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
-            routing, beyond = out.router_stats, None
+            routing, indexing, beyond = out.router_stats, out.indexer_stats, None
             if self.options.uses_mtp:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
-                beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
-                routing, beyond = add_router_stats(routing, more), beyond[:, :length]
+                with INDEXER_STATS.recording(self.options.uses_indexer_stats):
+                    beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
+                routing, indexing = add_stats(routing, more.router), add_stats(indexing, more.indexer)
+                beyond = beyond[:, :length]
         routing = routing if self.options.uses_router_stats else None
-        return out.hidden[:, :length], routing, beyond, out.max_logits or None
+        return _Hidden(out.hidden[:, :length], routing, beyond, out.max_logits or None, indexing)
 
     def _stages(self, rows: int) -> Stages | None:
         if self.sharding.stages == 1:

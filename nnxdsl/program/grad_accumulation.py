@@ -45,7 +45,7 @@ def mean_grads(
         grads, terms = loss.accumulate_grads(None, trainable, frozen, reference, batch, keys)
     else:
         grads, terms = summed_grads(loss, trainable, frozen, reference, *parts)
-    return jax.tree.map(lambda grad: divide(grad, terms.loss.count), grads), terms
+    return {path: divide(grad, loss.loss.divisor(path, terms)) for path, grad in grads.items()}, terms
 
 
 def summed_grads(

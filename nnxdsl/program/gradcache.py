@@ -37,18 +37,19 @@ def summed_grads(
         batch, keys = part
         return loss.policy_and_reference(leaves, frozen, reference, batch, keys)
 
-    (loss_inputs, token_stats, router_stats, mtp_stats, logits), compared = jax.lax.map(outputs, (parts, keys))
-    by_row = loss_inputs, token_stats, mtp_stats, compared
+    stacked, compared = jax.lax.map(outputs, (parts, keys))
+    by_row = stacked.loss_inputs, stacked.token_stats, stacked.mtp_stats, compared
     loss_inputs, token_stats, mtp_stats, compared = (jax.tree.map(_joined, tree) for tree in by_row)
-    # Router statistics are sums over tokens.
-    router_stats = jax.tree.map(lambda x: jnp.sum(x, axis=0), router_stats)
-    max_logits = jax.tree.map(lambda x: jnp.max(x, axis=0), logits)
-    out = ForwardOutput(loss_inputs, token_stats, router_stats, mtp_stats, max_logits)
+    # Statistics of routers and indexers are sums over tokens.
+    sums = stacked.router_stats, stacked.indexer_stats
+    router_stats, indexer_stats = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+    max_logits = jax.tree.map(lambda x: jnp.max(x, axis=0), stacked.max_logits)
+    out = ForwardOutput(loss_inputs, token_stats, router_stats, mtp_stats, max_logits, indexer_stats)
     batch = jax.tree.map(_joined, parts)
 
     def total(out: ForwardOutput) -> tuple[jax.Array, LossTerms]:
         terms = loss.loss(out, compared, batch)
-        return terms.loss.total, terms
+        return loss.loss.minimized(terms), terms
 
     cotangents, terms = jax.grad(total, has_aux=True)(out)
     count = len(jax.tree.leaves(parts)[0])
@@ -58,9 +59,8 @@ def summed_grads(
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
         batch, keys, (of_scored, of_stats, of_further) = part
         _, backward = jax.vjp(loss.make_forward(frozen, batch, reference, keys), leaves)
-        (more,) = backward(
-            ForwardOutput(of_scored, of_stats, cotangents.router_stats, of_further, cotangents.max_logits)
-        )
+        own = {"loss_inputs": of_scored, "token_stats": of_stats, "mtp_stats": of_further}
+        (more,) = backward(cotangents._replace(**own))
         return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
 
     nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}

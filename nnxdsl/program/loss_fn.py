@@ -1,4 +1,4 @@
-"""What is minimised: the objective's loss, that of multi-token prediction and that of routers, as sums and counts."""
+"""What is minimised: the losses of the objective, multi-token prediction, routers and indexers, as sums and counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, row_mean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.moe.router import load_balance
+from nnxdsl.models.params import is_indexer_param
 from nnxdsl.program.batches import LossInputs, kind_of
 from nnxdsl.program.forward import ForwardOutput
+
+INDEXER_LOSS = "indexer_loss"
+"""The metric of the loss of indexers, a mean over the tokens of all layers, in nats."""
 
 
 @attrs.frozen
@@ -21,12 +25,14 @@ class LossFn:
     """The loss of a micro-batch from forward outputs; knows no model.
 
     The losses of multi-token prediction and of routers belong to the batch as a whole. They are added with the count of
-    the objective's own loss, so that dividing by that count, once, leaves them as they are.
+    the objective's own loss, so that dividing by that count, once, leaves them as they are. The loss of indexers trains
+    no array that the others train, so it has its own count.
 
     Attributes:
         objective: The loss of the objective.
         router_aux_loss_coef: Weight of the routers' load-balancing loss.
         mtp_loss_weight: Weight of the multi-token-prediction loss.
+        indexer_loss_coef: Weight of the loss of indexers, which alone trains them, and nothing else.
         mtp_scale: Targets of the whole batch over those that are also predicted one token earlier; None: computed from
             the micro-batch.
     """
@@ -34,6 +40,7 @@ class LossFn:
     objective: Loss
     router_aux_loss_coef: float = 0.0
     mtp_loss_weight: float = 0.0
+    indexer_loss_coef: float = 0.0
     mtp_scale: jax.Array | None = None
 
     def for_batch(self, batch: Batch) -> LossFn:
@@ -74,8 +81,24 @@ class LossFn:
         if out.mtp_stats is not None:
             counted = out.mtp_stats.mask * weight[:, None]
             metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))}
+        if out.indexer_stats is not None:
+            metrics = {**metrics, INDEXER_LOSS: WeightedMean(*out.indexer_stats)}
         metrics = {**metrics, **terms.metrics, **_token_metrics(out.token_stats)}
         return LossTerms(terms.loss, metrics, out.max_logits)
+
+    def minimized(self, terms: LossTerms) -> jax.Array:
+        """The sum whose gradients, each divided by `divisor`, are those of `mean`."""
+        indexer = terms.metrics.get(INDEXER_LOSS)
+        return terms.loss.total if indexer is None else terms.loss.total + self.indexer_loss_coef * indexer.total
+
+    def divisor(self, path: str, terms: LossTerms) -> jax.Array:
+        """What the gradient of an array is divided by: the count of the loss that trains it."""
+        return terms.metrics[INDEXER_LOSS].count if is_indexer_param(path) else terms.loss.count
+
+    def mean(self, terms: LossTerms) -> jax.Array:
+        """The loss of a whole batch, from the sums of its micro-batches."""
+        indexer, loss = terms.metrics.get(INDEXER_LOSS), divide(*terms.loss)
+        return loss if indexer is None else loss + self.indexer_loss_coef * divide(*indexer)
 
     def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms, -inf where the largest is kept; `out` and `reference` may be abstract."""

@@ -162,7 +162,7 @@ class PolicyLoss:
             out, backward = jax.vjp(lambda leaves: forward(leaves, is_policy), leaves)
 
             def gradient() -> GradsAndTerms:
-                cotangents, terms = jax.grad(lambda out: _total(self.loss(out, compared, batch)), has_aux=True)(out)
+                cotangents, terms = jax.grad(lambda out: self._minimized(out, compared, batch), has_aux=True)(out)
                 return backward(cotangents)[0], terms
 
             return out, gradient
@@ -185,6 +185,12 @@ class PolicyLoss:
 
         (_, summed), _ = jax.lax.scan(turn, (nothing, zeros if total is None else total), jnp.asarray(_TURNS))
         return add_grads(None, summed) if total is None else summed
+
+    def _minimized(
+        self, out: ForwardOutput, compared: LossInputs | None, batch: Batch
+    ) -> tuple[jax.Array, LossTerms]:
+        terms = self.loss(out, compared, batch)
+        return self.loss.minimized(terms), terms
 
     def zero_terms(self, forward: Callable[..., ForwardOutput], leaves: Leaves, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms of a micro-batch."""
@@ -222,7 +228,3 @@ def _metrics(terms: LossTerms) -> dict[str, WeightedMean]:
 
 def _either(is_policy: jax.Array, policy: Leaves, other: Leaves) -> Leaves:
     return jax.tree.map(lambda mine, theirs: jnp.where(is_policy, mine, theirs), policy, other)
-
-
-def _total(terms: LossTerms) -> tuple[jax.Array, LossTerms]:
-    return terms.loss.total, terms

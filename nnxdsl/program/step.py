@@ -115,7 +115,7 @@ class TrainStep:
     def metrics(self, state: DonatedState, terms: LossTerms, norm: jax.Array, batch: Batch) -> Metrics:
         """Float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of the batch."""
         return {
-            "loss": divide(*terms.loss),
+            "loss": self.loss.loss.mean(terms),
             "grad_norm": norm,
             "learning_rate": jnp.asarray(self.learning_rate(state), jnp.float32),
             **derived_metrics({name: divide(*mean) for name, mean in terms.metrics.items()}),

@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ LATENT = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 2,
 }
+INDEXER = {"index_n_heads": 6, "index_head_dim": 10, "index_topk": 4}
 QWEN3_MOE = {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 # Its norms amplify last digits with the usual 1e-6.
 DELTA = {
@@ -339,6 +341,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "long_factor": [1.5, 3.0, 8.0],
         },
     },
+    # Of 40 tokens the best four are attended to; queries compressed, and scores sharpened with YaRN.
+    "deepseek_v32": {
+        **LATENT,
+        **INDEXER,
+        "q_lora_rank": 16,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "glm_moe_dsa": {
+        **LATENT,
+        **INDEXER,
+        "q_lora_rank": 16,
+        "v_head_dim": 10,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+    },
 }
 FAMILIES |= {
     # The first layers repeat, the last ones do not.
@@ -363,8 +382,10 @@ CLASSES = {
     "gpt_oss": "GptOss",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "deepseek_v32": "DeepseekV32",
     "glm4_moe": "Glm4Moe",
     "glm4_moe_lite": "Glm4MoeLite",
+    "glm_moe_dsa": "GlmMoeDsa",
     "minimax_m2": "MiniMaxM2",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
@@ -389,6 +410,8 @@ CLASSES = {
     "qwen3_next": "Qwen3Next",
     "olmo3": "Olmo3",
 }
+SEEDS = {"deepseek_v32": 109, "glm_moe_dsa": 107}
+"""Where the first seed, the family's number, draws index scores that are nearly equal."""
 LENGTHS = (40, 25, 9)
 PROMPT, NEW = 8, 12
 
@@ -419,8 +442,40 @@ def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) ->
     return torch.stack([torch.nn.functional.pad(row, (0, 0, 0, size - len(row))) for row in rows])
 
 
+@contextmanager
+def selections() -> Iterator[list[float]]:
+    """A list of how far the last chosen score and the first that is not are apart, of every query's selection."""
+    gaps: list[float] = []
+    topk = torch.Tensor.topk
+
+    def recorded(scores: torch.Tensor, k: int, **given: Any) -> Any:
+        found = topk(scores, k, **given)
+        if scores.ndim == 3 and k == INDEXER["index_topk"] < scores.shape[-1]:  # an indexer's, not a router's
+            last, following = topk(scores, k + 1, dim=-1).values[..., -2:].unbind(-1)
+            has_more = following > torch.finfo(scores.dtype).min / 2
+            if scores.shape[1] == max(LENGTHS):  # not of padding
+                has_more &= torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+            gaps.extend((last - following)[has_more].tolist())
+        return found
+
+    torch.Tensor.topk = recorded
+    try:
+        yield gaps
+    finally:
+        torch.Tensor.topk = topk
+
+
 def make(name: str, fields: dict[str, Any], seed: int) -> None:
-    """Writes one family's directory anew."""
+    """Writes one family's directory anew; an indexer's choice must not hang on rounding."""
+    with selections() as gaps:
+        write(name, fields, seed)
+    if "index_topk" in fields:
+        print(f"{name}: {len(gaps)} selections, the nearest two scores {min(gaps):.1e} apart")
+        assert min(gaps) > 1e-4, "change its seed"
+
+
+def write(name: str, fields: dict[str, Any], seed: int) -> None:
+    """Writes one family's directory."""
     torch.manual_seed(seed)
     family = CLASSES[max((kind for kind in CLASSES if name.startswith(kind)), key=len)]
     given = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
@@ -489,7 +544,7 @@ def main(names: list[str]) -> None:
     """Writes the families of these names, all of them if there are none."""
     seeds: Callable[[str], int] = list(FAMILIES).index
     for name in names or FAMILIES:
-        make(name, FAMILIES[name], seeds(name))
+        make(name, FAMILIES[name], SEEDS.get(name, seeds(name)))
 
 
 if __name__ == "__main__":

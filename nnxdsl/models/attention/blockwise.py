@@ -36,6 +36,7 @@ def attend_in_blocks(
     sinks: jax.Array | None = None,
     is_chunked: bool = False,
     queries: int = QUERIES,
+    selected: tuple[jax.Array, ...] | None = None,
 ) -> jax.Array:
     """Grouped-query self-attention, equal to `dot_product_attention` for every real token.
 
@@ -50,7 +51,9 @@ def attend_in_blocks(
         soft_cap: bounds scores, see `apply_soft_cap`.
         sinks: `[N]`, see `apply_sinks`.
         is_chunked: see `attention_mask`; a chunk is within a window of its length.
-        queries: slots of a block, if that gives no more than `MAX_BLOCKS` blocks.
+        queries: slots of a block, see `blocks_of`.
+        selected: for each block, `[B, t, s]` bool, the keys among those of the attention mask that each query attends
+            to; None for all of them.
 
     Returns:
         `[B, T, N, V]` in the dtype of `query`; scores and softmax are float32. Padding gives finite values, not
@@ -58,14 +61,22 @@ def attend_in_blocks(
     """
     batch, length, heads, width = query.shape
     groups = heads // key.shape[2]
-    blocks = row.blocks(window, max(queries, -(-length // MAX_BLOCKS)))
+    blocks = blocks_of(row, window, queries)
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
-    found: Any = _attend(rows, key, value, places, _Static(blocks, window, scale, soft_cap, is_chunked))
+    found: Any = _attend(rows, key, value, places, selected, _Static(blocks, window, scale, soft_cap, is_chunked))
     mixed, log_sum = found
     if sinks is not None:
         mixed = apply_sinks(mixed, log_sum, sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)
+
+
+def blocks_of(row: RowLayout, window: int | None, queries: int) -> tuple[Block, ...]:
+    """The blocks of a row: of `queries` slots each, if that gives no more than `MAX_BLOCKS` of them."""
+    return row.blocks(window, max(queries, -(-row.size // MAX_BLOCKS)))
+
+
+_Selected = tuple[jax.Array, ...] | None
 
 
 class _Static(NamedTuple):
@@ -78,24 +89,24 @@ class _Static(NamedTuple):
     is_chunked: bool
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, static: _Static
+    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, selected: _Selected, static: _Static
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of queries `[B, K, G, T, H]` to keys `[B, K, T, H]` and values `[B, K, T, V]`.
 
     Returns:
         (`[B, K, G, T, V]`, the logsumexp of the unmasked scores `[B, K, G, T]` float32).
     """
-    return _forward(query, key, value, places, static)[0]
+    return _forward(query, key, value, places, selected, static)[0]
 
 
 def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, static: _Static
+    query: jax.Array, key: jax.Array, value: jax.Array, places: TokenPositions, selected: _Selected, static: _Static
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     mixed, highest, total = [], [], []
-    for block in static.blocks:
-        _, scores, _ = _scores(query, key, places, block, static)
+    for number, block in enumerate(static.blocks):
+        _, scores, _ = _scores(query, key, places, selected, number, static)
         top = jnp.max(scores, axis=-1)  # [B, K, G t]
         weights = jnp.exp(scores - top[..., None])
         sums = jnp.sum(weights, axis=-1)
@@ -105,15 +116,15 @@ def _forward(
         highest.append(_ungrouped(top, query))
         total.append(_ungrouped(sums, query))
     out, top, sums = (jnp.concatenate(parts, axis=3) for parts in (mixed, highest, total))
-    return (out, top + jnp.log(sums)), (query, key, value, places, top, sums)
+    return (out, top + jnp.log(sums)), (query, key, value, places, selected, top, sums)
 
 
 def _backward(static: _Static, residuals: tuple[Any, ...], toward: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
-    query, key, value, places, highest, total = residuals
+    query, key, value, places, selected, highest, total = residuals
     toward_mixed, toward_sums = toward
     to_query, to_key, to_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
-    for block in static.blocks:
-        rows, scores, slope = _scores(query, key, places, block, static)
+    for number, block in enumerate(static.blocks):
+        rows, scores, slope = _scores(query, key, places, selected, number, static)
         top, sums = (_grouped(part, block.queries)[..., None] for part in (highest, total))  # [B, K, G t, 1]
         weights = jnp.exp(scores - top) / sums
         out = _grouped(toward_mixed, block.queries)  # [B, K, G t, V]
@@ -130,16 +141,17 @@ def _backward(static: _Static, residuals: tuple[Any, ...], toward: tuple[jax.Arr
         to_query.append(_ungrouped(to_rows.astype(query.dtype), query))
         to_keys = jnp.einsum("bkms,bkmh->bksh", to_scores, rows, preferred_element_type=jnp.float32)
         to_key, to_value = _added(to_key, to_keys, block.keys), _added(to_value, to_values, block.keys)
-    return jnp.concatenate(to_query, axis=3), to_key.astype(key.dtype), to_value.astype(value.dtype), None
+    return jnp.concatenate(to_query, axis=3), to_key.astype(key.dtype), to_value.astype(value.dtype), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 def _scores(
-    query: jax.Array, key: jax.Array, places: TokenPositions, block: Block, static: _Static
+    query: jax.Array, key: jax.Array, places: TokenPositions, selected: _Selected, number: int, static: _Static
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """A block's queries `[B, K, G t, H]`, its masked scores `[B, K, G t, s]`, and the derivative of their soft cap."""
+    block = static.blocks[number]
     rows = _grouped(query, block.queries)
     keys = _of(key, block.keys, 2)
     scores = jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32) * static.scale
@@ -151,8 +163,11 @@ def _scores(
     def places_of(ranges: tuple[Range, ...]) -> TokenPositions:
         return TokenPositions(*(_of(part, ranges, 1) for part in places))
 
-    places_of_keys = places_of(block.keys)
-    seen = attention_mask(places_of((block.queries,)), places_of_keys, static.window, is_chunked=static.is_chunked)
+    if selected is None:
+        queries, keys_of = places_of((block.queries,)), places_of(block.keys)
+        seen = attention_mask(queries, keys_of, static.window, is_chunked=static.is_chunked)
+    else:
+        seen = selected[number]
     seen = seen[:, None, None]  # [B, 1, 1, t, s]
     split = (*scores.shape[:2], query.shape[2], -1, scores.shape[-1])
     return rows, jnp.where(seen, scores.reshape(split), MASK_VALUE).reshape(scores.shape), slope

@@ -27,6 +27,14 @@ class KV(NamedTuple):
     value: jax.Array
 
 
+class IndexedKV(NamedTuple):
+    """Keys and values of latent attention with an indexer, and its keys `[..., B, 1, slots, head_dim]`."""
+
+    key: jax.Array
+    value: jax.Array
+    index_key: jax.Array
+
+
 def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
     """Keys and values of one layer without tokens."""
     shape = (batch, config.num_kv_heads, slots)
@@ -50,13 +58,14 @@ class LayerCaches(NamedTuple):
 
     Attributes:
         local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
-        global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones.
+        global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones. With an indexer its keys as
+            well.
         states: of linear layers, with a leading axis of layers, of constant size; None without linear layers.
         nope_layers: as `global_layers`, of layers without rotary positions.
     """
 
     local_layers: KV | None
-    global_layers: KV | None
+    global_layers: KV | IndexedKV | None
     states: Any = None
     nope_layers: KV | None = None
 
@@ -192,7 +201,7 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
 
 def attention_with_cache(
     query: jax.Array,
-    past: KV,
+    past: KV | IndexedKV,
     own: KV,
     mask: jax.Array,
     scale: float,

@@ -6,52 +6,28 @@ kernels do not return them. The product is written as in `dot_product_attention`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.attention.blockwise import MAX_BLOCKS
+from nnxdsl.models.attention.blockwise import blocks_of
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import Range
+from nnxdsl.models.recording import Recorder
 
 if TYPE_CHECKING:
     from nnxdsl.models.attention.view import View
 
-_is_on: ContextVar[bool] = ContextVar("records_max_logits", default=False)
-_layer: ContextVar[list[jax.Array] | None] = ContextVar("max_logits_of_layer", default=None)
-
-
-@contextmanager
-def recording_max_logits(is_on: bool) -> Iterator[None]:
-    """Within the context, the layers of a decoder that is traced give the largest score of each query head."""
-    token = _is_on.set(is_on)
-    try:
-        yield
-    finally:
-        _is_on.reset(token)
-
-
-@contextmanager
-def layer_max_logits() -> Iterator[list[jax.Array]]:
-    """A list that `record_max_logits` of one layer is added to; it stays empty outside of `recording_max_logits`."""
-    found: list[jax.Array] = []
-    token = _layer.set(found if _is_on.get() else None)
-    try:
-        yield found
-    finally:
-        _layer.reset(token)
+_recorder: Recorder[jax.Array] = Recorder("max_logits")
+recording_max_logits, layer_max_logits = _recorder.recording, _recorder.layer
+"""Within `recording_max_logits(True)`, the layers of a decoder that is traced give the largest score of each head."""
 
 
 def record_max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> None:
     """Records the result of `max_logits` for the layer that is traced, if these are recorded."""
-    found = _layer.get()
-    if found is not None:
-        found.append(max_logits(query, key, view, scale))
+    _recorder.record(lambda: max_logits(query, key, view, scale))
 
 
 def max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> jax.Array:
@@ -76,9 +52,12 @@ def max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> ja
         return _largest(rows, keys, view.mask & is_real[:, :, None], scale).reshape(heads)
     assert method.row is not None  # the decoder refuses other kernels without a layout of the row
     found = []
-    for block in method.row.blocks(method.window, max(method.queries, -(-length // MAX_BLOCKS))):
+    for number, block in enumerate(blocks_of(method.row, method.window, method.queries)):
         queries, others = (_of_slots(positions, ranges) for ranges in ((block.queries,), block.keys))
-        seen = attention_mask(queries, others, method.window, is_chunked=method.is_chunked)
+        if view.selected is None:
+            seen = attention_mask(queries, others, method.window, is_chunked=method.is_chunked)
+        else:
+            seen = view.selected[number]
         own = jax.lax.slice_in_dim(rows, *block.queries, axis=3)
         seen = seen & (queries.segment_ids > 0)[:, :, None]
         found.append(_largest(own, _slots(keys, block.keys, 2), seen, scale))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.kv_cache import KV, empty_kv
+from nnxdsl.models.attention.indexer import Indexer, record_indexer_loss, select_tokens
+from nnxdsl.models.attention.kv_cache import KV, IndexedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
@@ -70,6 +71,7 @@ class LatentAttention(nnx.Module):
         self.key_value_norm = norm(shared)
         self.key_value_up = linear(shared, num_heads * config.qk_nope_head_dim + values, "latent", "heads")
         self.output = linear(values, embed_dim, "heads", "embed")
+        self.indexer = config.indexer and Indexer(embed_dim, config, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
@@ -79,24 +81,29 @@ class LatentAttention(nnx.Module):
         return cls(config.embed_dim, config.num_heads, config.mla, **scores, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
-    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
+    def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV | IndexedKV:
         """The cache of one layer without tokens, with `slots` slots."""
-        return empty_kv(config, batch, slots, dtype)
+        kv = empty_kv(config, batch, slots, dtype)
+        if config.mla is None or config.mla.indexer is None:
+            return kv
+        return IndexedKV(*kv, jnp.zeros((batch, 1, slots, config.mla.indexer.head_dim), dtype))
 
-    def __call__(self, x: jax.Array, view: View, past: KV | None) -> tuple[jax.Array, KV]:
+    def __call__(self, x: jax.Array, view: View, past: Any) -> tuple[jax.Array, KV | IndexedKV]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values.
 
         Args:
             x: the normed residual stream.
             view: of this call; its `rope` has `qk_rope_head_dim // 2` columns.
-            past: keys `[B, N, S, qk_head_dim]` and values `[B, N, S, v_head_dim]`; None without a cache.
+            past: keys `[B, N, S, qk_head_dim]` and values `[B, N, S, v_head_dim]`, and those of an indexer if there is
+                one; None without a cache.
 
         Returns:
             (the output, keys and values as in `past` with T slots).
         """
         config, split = self.config, (*x.shape[:2], -1)
         x = rows_of(x)
-        query = self._query(x).reshape(*split, config.qk_head_dim)
+        compressed = self._compressed(x)
+        query = self._query(x, compressed).reshape(*split, config.qk_head_dim)
         query = constrain(query, "batch", "length", "activation_heads", None)  # [B, T, N, H]
         still, turned = jnp.split(query, [config.qk_nope_head_dim], axis=-1)
         query = jnp.concatenate([still, self._rotate(turned, view)], axis=-1)
@@ -110,14 +117,28 @@ class LatentAttention(nnx.Module):
         turned = self._rotate(turned[:, :, None], view)  # [B, T, 1, R], the same for all heads
         turned = jnp.broadcast_to(turned, (*still.shape[:3], turned.shape[-1]))
         key = jnp.concatenate([still, turned], axis=-1)
+        index_key = None
+        if self.indexer is not None and config.indexer is not None and compressed is not None:
+            index, cached = self.indexer(x, compressed, view), None if past is None else past.index_key
+            choice = {"topk": config.indexer.topk, "selects": config.indexer.selects, "cached": cached}
+            view, scores = select_tokens(index, view, **choice)
+            record_indexer_loss(query, key, view, scores, self.query_scale)
+            index_key = index.key
         mixed, new = self_attention(query, key, value, view, past, scale=self.query_scale)  # [B, T, N, V]
+        if index_key is not None:
+            new = IndexedKV(*new, index_key)
         return self.output(named(mixed.reshape(split), "attention_output")), new
 
-    def _query(self, x: jax.Array) -> jax.Array:
-        if self.query_down is None or self.query_norm is None or self.query_up is None:
+    def _compressed(self, x: jax.Array) -> jax.Array | None:
+        if self.query_down is None or self.query_norm is None:
+            return None
+        return self.query_norm(self.query_down(x))
+
+    def _query(self, x: jax.Array, compressed: jax.Array | None) -> jax.Array:
+        if compressed is None or self.query_up is None:
             assert self.query is not None  # queries are either compressed or not
             return self.query(x)
-        return self.query_up(self.query_norm(self.query_down(x)))
+        return self.query_up(compressed)
 
     def _rotate(self, x: jax.Array, view: View) -> jax.Array:
         if self.config.rope_interleave:  # the same permutation of queries and keys leaves their products unchanged

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.cudnn import attend_cudnn
 from nnxdsl.models.attention.dot_product import dot_product_attention
-from nnxdsl.models.attention.kv_cache import KV, attention_with_cache
+from nnxdsl.models.attention.kv_cache import KV, IndexedKV, attention_with_cache
 from nnxdsl.models.attention.max_logits import record_max_logits
 from nnxdsl.models.attention.splash import attend_splash
 
@@ -23,7 +23,7 @@ def self_attention(
     key: jax.Array,
     value: jax.Array,
     view: View,
-    past: KV | None,
+    past: KV | IndexedKV | None,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -45,7 +45,7 @@ def self_attention(
         (`[B, T, N, V]`, the keys and values of this call).
 
     Raises:
-        ValueError: the kernel has no sinks, no soft cap or no chunks.
+        ValueError: the kernel has no sinks, no soft cap, no chunks or no selection of tokens.
     """
     new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
     if past is not None:
@@ -59,10 +59,12 @@ def self_attention(
     assert row is not None  # the decoder refuses other kernels without a layout of the row
     if kernel == "chunked":
         blocks = {"soft_cap": soft_cap, "sinks": sinks, "queries": method.queries}
-        blocks["is_chunked"] = method.is_chunked
+        blocks |= {"is_chunked": method.is_chunked, "selected": view.selected}
         return attend_in_blocks(query, key, value, positions, row, window=window, scale=scale, **blocks), new
     if method.is_chunked:
         raise ValueError(f"{kernel} attention has no chunks")
+    if view.selected is not None:
+        raise ValueError(f"{kernel} attention is to all tokens, not to those that an indexer selects")
     if sinks is not None:
         raise ValueError(f"{kernel} attention has no sinks")
     if kernel == "splash":

@@ -26,12 +26,15 @@ class View(NamedTuple):
             is "dense".
         rope: (sin, cos), each `[B, T, rotary dimensions // 2]` float32; empty for linear layers
             and for those without rotary positions or without a mixer.
+        selected: for each block of "chunked" attention, the tokens that an indexer has selected among those of the
+            attention mask; None where it has not. Those of "dense" attention are in its mask.
     """
 
     method: AttentionMethod
     positions: TokenPositions
     mask: jax.Array | None
     rope: tuple[jax.Array, jax.Array]
+    selected: tuple[jax.Array, ...] | None = None
 
 
 class Context(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
+from nnxdsl.models.config.indexer import IndexerConfig
 from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, linears, norms
 
@@ -25,6 +26,8 @@ class MLAConfig(MixerConfig):
         v_head_dim: width of a head's value.
         rope_interleave: whether RoPE rotates pairs of neighbours; else the two halves.
         norm_eps: epsilon of the norms of the low-rank projections; the decoder's other norms have their own.
+        indexer: selects the tokens that are attended to (DeepSeek-V3.2), from the compressed queries; None for
+            attention to all.
     """
 
     module: ClassVar[str] = "nnxdsl.models.attention.mla:LatentAttention"
@@ -36,6 +39,7 @@ class MLAConfig(MixerConfig):
     v_head_dim: int
     rope_interleave: bool = True
     norm_eps: float = 1e-6
+    indexer: IndexerConfig | None = None
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(MLAConfig):
@@ -44,6 +48,11 @@ class MLAConfig(MixerConfig):
                 raise ValueError(f"{field.name} must be above 0, got {value}")
         if self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim={self.qk_rope_head_dim} is odd; RoPE rotates pairs")
+        if self.indexer is not None:
+            if self.q_lora_rank is None:
+                raise ValueError("indexer: reads compressed queries, which need a q_lora_rank")
+            if self.indexer.head_dim < self.qk_rope_head_dim:
+                raise ValueError(f"indexer.head_dim={self.indexer.head_dim} is below qk_rope_head_dim={self.qk_rope_head_dim}")
 
     @property
     def qk_head_dim(self) -> int:
@@ -77,4 +86,5 @@ class MLAConfig(MixerConfig):
             "attention.key_value_up": "self_attn.kv_b_proj",
             "attention.output": "self_attn.o_proj",
         }
-        return linears(names) | norms({**query_norm, "attention.key_value_norm": "self_attn.kv_a_layernorm"})
+        scales = norms({**query_norm, "attention.key_value_norm": "self_attn.kv_a_layernorm"})
+        return linears(names) | scales | ({} if self.indexer is None else self.indexer.tensors())

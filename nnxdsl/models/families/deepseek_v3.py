@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, Yarn, dense_fields
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
@@ -161,12 +161,12 @@ class MLA(Fields):
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
-        mla = attrs.asdict(config.mla)
-        del mla["norm_eps"]
-        return mla
+        own = attrs.asdict(config.mla, recurse=False)
+        return {name: value for name, value in own.items() if name not in ("norm_eps", "indexer")}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"mla": config.mla or DEEPSEEK_V3["671b"].mla}
+        mla = config.mla or DEEPSEEK_V3["671b"].mla
+        return {"mla": mla and attrs.evolve(mla, indexer=None)}
 
 
 class MLARope(SharedRope):
@@ -238,6 +238,49 @@ class Experts(MoE):
         factor = moe.routed_scaling_factor
         values |= {"shared_expert_dim": count * moe.mlp_dim, "routed_scaling_factor": factor, **self.constants}
         return {"feed_forward": MoEConfig(**values)}
+
+
+_TYPES = {"dense": True, "sparse": False}
+
+
+def _kinds(layers: int) -> tuple[LayerKind, ...]:
+    return ("global",) * layers
+
+
+@attrs.frozen(kw_only=True)
+class TypedExperts(Experts):
+    """Experts of the layers that `mlp_layer_types` names.
+
+    Attributes:
+        counts_dense: whether without it those after `first_k_dense_replace` have them, of which transformers knows
+            nothing in other families; else all but the first.
+    """
+
+    counts_dense: bool = False
+    names: ClassVar[tuple[str, ...]] = (*Experts.names, "mlp_layer_types")
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "pattern", "dense_layers", "dense_pattern")
+
+    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
+        layers, found = file.numbers["num_hidden_layers"], super().read(file, decoder)
+        dense = min(found["dense_layers"], layers) if self.counts_dense else 1
+        types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
+        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(_TYPES):
+            file.problems.append(f"mlp_layer_types: expected {layers} of 'dense' and 'sparse', got {types!r}")
+            return found
+        if "sparse" not in types:
+            file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
+            return found
+        return found | dense_fields(_kinds(layers), [_TYPES[name] for name in types])
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        found = super().write(config)
+        del found["first_k_dense_replace"]  # the types are read first
+        return {**found, "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in config.dense]}
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        if all(config.dense):
+            return super().expected(config)
+        return super().expected(config) | dense_fields(_kinds(config.num_layers), config.dense)
 
 
 _DEFAULTS = transformers_defaults(layers=61, embed=7168, mlp=18_432, heads=128, kv_heads=None, head_dim=None,

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.tensors import MTPTensors
-from nnxdsl.models.families.deepseek_v3 import MLA, SCORING, Experts, MLARope, mla_size
+from nnxdsl.models.families.deepseek_v3 import MLA, SCORING, MLARope, TypedExperts, mla_size
 from nnxdsl.models.families.family import Family, transformers_defaults
 from nnxdsl.models.families.fields import TiedHead
-from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.registry import register
 
 
@@ -61,41 +58,6 @@ GLM4_MOE_LITE = {
     ),
 }  # fmt: skip
 
-_TYPES = {"dense": True, "sparse": False}
-
-
-def _kinds(layers: int) -> tuple[LayerKind, ...]:
-    return ("global",) * layers
-
-
-class _Experts(Experts):
-    """Experts of the layers that `mlp_layer_types` names; without it of all but the first."""
-
-    names: ClassVar[tuple[str, ...]] = (*Experts.names, "mlp_layer_types")
-    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "pattern", "dense_layers", "dense_pattern")
-
-    def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, found = file.numbers["num_hidden_layers"], super().read(file, decoder)
-        types = file.fields.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
-        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(_TYPES):
-            file.problems.append(f"mlp_layer_types: expected {layers} of 'dense' and 'sparse', got {types!r}")
-            return found
-        if "sparse" not in types:
-            file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
-            return found
-        return found | dense_fields(_kinds(layers), [_TYPES[name] for name in types])
-
-    def write(self, config: DecoderConfig) -> dict[str, Any]:
-        found = super().write(config)
-        del found["first_k_dense_replace"]  # of which transformers knows nothing here
-        return {**found, "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in config.dense]}
-
-    def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        if all(config.dense):
-            return super().expected(config)
-        return super().expected(config) | dense_fields(_kinds(config.num_layers), config.dense)
-
-
 FAMILY = register(
     Family(
         title="GLM-4.7-Flash",
@@ -116,7 +78,7 @@ FAMILY = register(
             "partial_rotary_factor": 1.0,
         },
         ignored=("num_nextn_predict_layers", "num_mtp_layers", "pretraining_tp"),
-        fields=(MLA(q_lora_rank=768), _Experts(scale=1.8), MLARope(), TiedHead()),
+        fields=(MLA(q_lora_rank=768), TypedExperts(scale=1.8), MLARope(), TiedHead()),
         mtp=MTPTensors(),
     )
 )  # fmt: skip

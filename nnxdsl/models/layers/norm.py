@@ -1,4 +1,4 @@
-"""RMS norms."""
+"""RMS norms, and the layer norm."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ def _normed(eps: float, kind: NormScale, x: jax.Array, scale: jax.Array) -> jax.
         return wide.astype(x.dtype) * scale.astype(x.dtype)
     wide_scale = scale.astype(jnp.float32)
     return (wide * (wide_scale if kind == "wide" else 1.0 + wide_scale)).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm (Ba et al., arXiv:1607.06450): (x - mean) / standard deviation * scale + bias.
+
+    Args:
+        features: length of the last axis.
+        axis: logical name of that axis.
+        eps: added to the variance.
+        param_dtype: dtype of scale and bias.
+    """
+
+    def __init__(self, features: int, *, axis: str, eps: float, param_dtype: DTypeLike) -> None:
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((features,), param_dtype), axes=(axis,))
+        self.bias = nnx.Param(jnp.zeros((features,), param_dtype), axes=(axis,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., features]` to the same; float32 inside, the dtype of `x` outside."""
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        scale, bias = (part[...].astype(jnp.float32) for part in (self.scale, self.bias))
+        return (wide * scale + bias).astype(x.dtype)
 
 
 def unscaled_norm(x: jax.Array, eps: float) -> jax.Array:
