@@ -38,7 +38,6 @@ from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, with_remat
 
-
 StatsT = TypeVar("StatsT", RouterStats, IndexerStats)
 
 

@@ -44,9 +44,7 @@ class Predictor(nnx.Module):
         self.block = Block(config, kind=config.mtp_layer_kinds[0], rngs=rngs, param_dtype=param_dtype)
         self.norm = norm_of(config, embed, "norm", param_dtype)
 
-    def __call__(
-        self, hidden: jax.Array, following: jax.Array, context: Context
-    ) -> tuple[jax.Array, LayerStats]:
+    def __call__(self, hidden: jax.Array, following: jax.Array, context: Context) -> tuple[jax.Array, LayerStats]:
         """The hidden states for the token after the next one, and the layer's statistics.
 
         Args:

@@ -1,4 +1,4 @@
-"""Values that layers give beside their output, recorded while a model is traced, and only where something reads them."""
+"""Values that layers give beside their output, recorded while a model is traced, where anything reads them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from nnxdsl.adapters import lora_math
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.params import ParamSpec, is_mtp_param
+from nnxdsl.models.config.indexer import IndexerConfig
+from nnxdsl.models.params import ParamSpec, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.program.batches import BatchLengths, Lengths, kind_of
 from nnxdsl.program.blueprint import Blueprint, Teacher
@@ -64,6 +65,7 @@ class Weights:
         adapter: Of the adapters.
         idle: Of the layers below everything that is trained, whose inputs need no gradient.
         idle_layers: Layers whose attention is below everything that is trained.
+        indexer: Of the indexers of sparse attention, which are not among those of the layers.
     """
 
     trunk: int
@@ -71,6 +73,7 @@ class Weights:
     adapter: int
     idle: int
     idle_layers: tuple[int, ...]
+    indexer: int
 
 
 @functools.lru_cache(maxsize=4)  # called in every step
@@ -80,7 +83,34 @@ def weights(blueprint: Blueprint) -> Weights:
     trunk = _trunk(blueprint)
     adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if lora_math.is_adapter(path))
     idle, idle_layers = (0, ()) if blueprint.experiment.adapter is None else _idle(blueprint)
-    return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers)
+    indexer = sum(math.prod(leaf.shape) for path, leaf in blueprint.base.items() if _is_index_product(blueprint, path))
+    return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers, indexer)
+
+
+def _is_index_product(blueprint: Blueprint, path: str) -> bool:
+    is_run = bool(blueprint.mtp_layer_kinds) or not is_mtp_param(path)
+    return is_run and is_indexer_param(path) and not path.endswith((".scale", ".bias"))
+
+
+def _trains_only_indexers(blueprint: Blueprint) -> bool:
+    return all(map(is_indexer_param, blueprint.trainable))
+
+
+def _indexers(blueprint: Blueprint, lengths: BatchLengths) -> tuple[float, float]:
+    """FLOPs of the indexers' products in a forward pass, and of their scores; 0 where nothing reads them."""
+    indexer = None if blueprint.config.mla is None else blueprint.config.mla.indexer
+    if indexer is None:
+        return 0.0, 0.0
+    pairs = lengths.attended_pairs(None)
+    selects = indexer.selects and lengths.attended_pairs(indexer.topk) < pairs
+    if not selects and not blueprint.experiment.indexer_loss_coef:
+        return 0.0, 0.0
+    return 2.0 * weights(blueprint).indexer * lengths.tokens, 2.0 * _index_width(blueprint, indexer) * pairs
+
+
+def _index_width(blueprint: Blueprint, indexer: IndexerConfig) -> int:
+    """The sum over layers of the widths of all heads of an indexer."""
+    return indexer.num_heads * indexer.head_dim * (blueprint.config.num_layers + len(blueprint.mtp_layer_kinds))
 
 
 def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
@@ -91,9 +121,15 @@ def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
     # An MTP layer is taken to have as many targets as the head; it lacks the first ones of sequences.
     forward = 2 * counts.trunk * lengths.tokens + 2 * counts.head * lengths.targets * (1 + len(mtp_kinds))
     passes = 3 if blueprint.experiment.adapter is None else 2
-    step = passes * forward + 3 * attention + 3 * 2 * counts.adapter * lengths.tokens
-    step -= 2 * counts.idle * lengths.tokens + 2 * sum(scores[layer] for layer in counts.idle_layers)
-    reference = forward + attention if _runs_reference(blueprint, lengths) else 0
+    if _trains_only_indexers(blueprint):
+        step = forward + attention
+    else:
+        step = passes * forward + 3 * attention + 3 * 2 * counts.adapter * lengths.tokens
+        step -= 2 * counts.idle * lengths.tokens + 2 * sum(scores[layer] for layer in counts.idle_layers)
+    products, index_scores = _indexers(blueprint, lengths)
+    # Backward to the indexers' weights, and to their queries and keys.
+    step += 2 * products + 3 * index_scores if blueprint.experiment.indexer_loss_coef else products + index_scores
+    reference = forward + attention + products + index_scores if _runs_reference(blueprint, lengths) else 0
     teacher = blueprint.teacher
     return step + reference + (0 if teacher is None or teacher.is_precomputed else _teacher_flops(teacher, lengths))
 
@@ -108,7 +144,10 @@ def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
 
 def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: BatchLengths) -> list[float]:
     """FLOPs of attention scores and values by layer; those of recurrent states are negligible beside the products."""
-    windows = {"local": config.window, "global": None, "nope": None}
+    indexer = None if config.mla is None else config.mla.indexer
+    # A token attends to as many of those before it as in a window of the indexer's choice.
+    selected = indexer.topk if indexer is not None and indexer.selects else None
+    windows = {"local": config.window, "global": selected, "nope": None}
     is_chunked = config.window_kind == "chunks"
     pairs = {
         kind: lengths.attended_pairs(windows[kind], is_chunked=is_chunked)
@@ -151,9 +190,13 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     # Forward; backward to the inputs, and to the weights if they are trained; recomputation; reference.
     twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
     passes = 1 + 1 + (not adapted) + again + runs_reference + twice
-    # The reference is the base with its adapters off.
-    layers = 2 * counts.trunk * tokens * passes + 2 * counts.adapter * tokens * (3 + again + twice)
-    layers += scores * (3 + mixed_again + runs_reference + twice)
+    if _trains_only_indexers(blueprint):
+        layers = 2 * counts.trunk * tokens * (1 + again) + scores * (1 + mixed_again)
+    else:
+        # The reference is the base with its adapters off.
+        layers = 2 * counts.trunk * tokens * passes + 2 * counts.adapter * tokens * (3 + again + twice)
+        layers += scores * (3 + mixed_again + runs_reference + twice)
+    layers += _executed_indexers(blueprint, padded.trunk, tokens, again + runs_reference + twice)
     # A frozen head's gradient is computed in its forward pass (`target_logprobs.py`); a trained one computes its logits
     # once more in the backward pass, unless they are few enough to be kept.
     is_trained = blueprint.head_path in blueprint.trainable
@@ -170,6 +213,22 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     layers += 2 * there.num_heads * _widths(there, there.layers) * padded.trunk * tokens
     teacher_head = 3 * there.vocab_size * there.embed_dim
     return layers, 2 * targets * (counts.head * (labels + 4 + is_trained) + teacher_head)
+
+
+def _executed_indexers(blueprint: Blueprint, length: int, tokens: int, again: float) -> float:
+    """FLOPs of the indexers and their loss, for rows of `length` slots; `again`: forward passes beside the first."""
+    indexer = None if blueprint.config.mla is None else blueprint.config.mla.indexer
+    is_trained = blueprint.experiment.indexer_loss_coef > 0
+    if indexer is None or not (is_trained or (indexer.selects and length > indexer.topk)):
+        return 0.0
+    pairs, products = length * tokens, 2.0 * weights(blueprint).indexer * tokens
+    index_scores = 2.0 * _index_width(blueprint, indexer) * pairs
+    if not is_trained:
+        return (products + index_scores) * (1 + again)
+    # The scores of its heads, and those of attention that it learns from, are computed again in the backward pass.
+    config, kinds = blueprint.config, blueprint.config.layers + blueprint.mtp_layer_kinds
+    target = 2.0 * config.num_heads * sum(config.of(kind).head_widths[0] for kind in kinds) * pairs
+    return products * (2 + again) + index_scores * (4 + again) + target * (2 + again)
 
 
 def work(blueprint: Blueprint, batch: Batch) -> Flops:

@@ -65,12 +65,12 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
     if not isinstance(place, weights.HF) or not (directory := Path(place.path).expanduser()).is_dir():
         return config
     # The config of the weights must equal the spec's; the vocabulary may be padded differently.
-    stored = _staged(model, hf.read_config(directory))
+    stored = hf.read_config(directory)
     resized = attrs.evolve(config, vocab_size=stored.vocab_size, max_length=stored.max_length)
     problems = config_problems(stored, resized, place.path)
     if problems:
         raise PlanError(problems, f"{type(model).__qualname__}({size!r})")
-    return attrs.evolve(stored, mtp_layers=layers)
+    return _staged(model, attrs.evolve(stored, mtp_layers=layers))
 
 
 def _staged(model: Model, config: DecoderConfig) -> DecoderConfig:
@@ -79,21 +79,30 @@ def _staged(model: Model, config: DecoderConfig) -> DecoderConfig:
     Raises:
         PlanError: The settings of indexers are set, and it has none.
     """
-    if config.mla is not None and config.mla.indexer is not None:
-        indexer = attrs.evolve(config.mla.indexer, selects=model.indexer_stage == "sparse")
-        return attrs.evolve(config, mla=attrs.evolve(config.mla, indexer=indexer))
-    if model.indexer_loss_coef or model.indexer_stage != "sparse":
+    has_indexer = config.mla is not None and config.mla.indexer is not None
+    if not has_indexer and (model.indexer_loss_coef or model.indexer_stage != "sparse"):
         message = "has no effect: this network has no indexers; leave it out, and indexer_stage"
         raise PlanError([Problem("model.indexer_loss_coef", message)], f"{type(model).__qualname__}")
-    return config
+    return _with_selection(config, selects=model.indexer_stage == "sparse")
+
+
+def _with_selection(config: DecoderConfig, *, selects: bool) -> DecoderConfig:
+    """The network whose indexers, if it has any, select the tokens that are attended to, or do not."""
+    mla = config.mla
+    if mla is None or mla.indexer is None:
+        return config
+    return attrs.evolve(config, mla=attrs.evolve(mla, indexer=attrs.evolve(mla.indexer, selects=selects)))
 
 
 def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) -> list[Problem]:
     """Every number in which the `config.json` of a Hub directory differs from the spec's network.
 
-    Layers of multi-token prediction are recognised by their tensors, not by numbers.
+    Layers of multi-token prediction are recognised by their tensors, not by numbers, and no file tells of the stage of
+    training indexers.
     """
-    wanted = attrs.asdict(attrs.evolve(config, mtp_layers=stored.mtp_layers), recurse=False)
+    stored = _with_selection(stored, selects=True)
+    config = attrs.evolve(_with_selection(config, selects=True), mtp_layers=stored.mtp_layers)
+    wanted = attrs.asdict(config, recurse=False)
     return [
         Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
         for name, value in attrs.asdict(stored, recurse=False).items()

@@ -44,6 +44,7 @@ class Kernels:
         packed: Whether rows are packed.
         sinks: Whether a head's softmax has a score of its own.
         has_chunks: Whether local layers attend within chunks.
+        topk: The most tokens that a token attends to, where an indexer selects them; None where it does not.
         capability: Of the GPUs; None where it is not known, which is taken for 9.0 or above.
     """
 
@@ -58,6 +59,7 @@ class Kernels:
     packed: bool = False
     sinks: bool = False
     has_chunks: bool = False
+    topk: int | None = None
     capability: float | None = None
 
     def choose(self, row: RowLayout | None) -> Choice:
@@ -73,7 +75,10 @@ class Kernels:
         if self.length_shards > 1:
             return Choice("dense", self._refusal("chunked", row.packed) or "")
         fused: Kernel | None = {"gpu": "cudnn", "tpu": "splash"}.get(self.platform)  # pyright: ignore[reportAssignmentType]
-        refused = self._refusal(fused, row.packed) if fused else None
+        if fused and self.topk is not None and row.size > self.topk:
+            refused = f"{_TITLES[fused]} is to all tokens, not to {self.topk:,} that an indexer selects"
+        else:
+            refused = self._refusal(fused, row.packed) if fused else None
         if fused and not refused:
             return Choice(fused, f"{_TITLES[fused]} serves this program")
         because = f"; {refused}" if refused else ""
@@ -88,7 +93,10 @@ class Kernels:
 
     def problems(self) -> list[Problem]:
         """Why the kernel that was requested by name cannot be used; nothing if it can, or if none was requested."""
-        if self.kernel == "auto" or not (refused := self._refusal(self.kernel, self.packed)):
+        refused = None if self.kernel == "auto" else self._refusal(self.kernel, self.packed)
+        if self.kernel in _TITLES and self.topk is not None:
+            refused = f"it is to all tokens, not to {self.topk:,} that an indexer selects"
+        if refused is None:
             return []
         return [Problem("memory.attention", f"'{self.kernel}' cannot serve: {refused}; use 'auto'")]
 
@@ -164,6 +172,7 @@ def kernels(
     """
     heads = (("activation_heads", config.num_heads), ("activation_kv_heads", config.num_kv_heads))
     targets = [layout.resolve((axis,), (size,)).spec[0] for axis, size in heads]
+    indexer = None if config.mla is None else config.mla.indexer
     return Kernels(
         kernel,
         platform,
@@ -176,4 +185,5 @@ def kernels(
         packed,
         config.sinks,
         config.window_kind == "chunks" and "local" in config.layers,
+        indexer.topk if indexer is not None and indexer.selects else None,
     )

@@ -219,7 +219,9 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)
     trained = {path for path in trained if not param_filters.matches(experiment.frozen, path)}
     if experiment.indexer_loss_coef and not any(map(is_indexer_param, trained)):
-        problems.append(Problem("frozen", "names all indexers, which model.indexer_loss_coef is to train; set that to 0"))
+        problems.append(
+            Problem("frozen", "names all indexers, which model.indexer_loss_coef is to train; set that to 0")
+        )
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }

@@ -179,9 +179,7 @@ class Forward:
             if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
             scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
-        return ForwardOutput(
-            scored, token_stats, found.router_stats, further, found.max_logits, found.indexer_stats
-        )
+        return ForwardOutput(scored, token_stats, found.router_stats, further, found.max_logits, found.indexer_stats)
 
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""

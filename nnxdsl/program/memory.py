@@ -224,6 +224,7 @@ class Share:
         data: What its rows are of.
         attention: What computes attention over the longest rows.
         further: Whether tokens further ahead are predicted.
+        indexed: Whether a loss reads statistics of indexers.
     """
 
     config: DecoderConfig
@@ -234,6 +235,7 @@ class Share:
     data: Data
     attention: Kernel
     further: bool
+    indexed: bool
 
 
 Trace = Callable[[Share, int, Remat], int]
@@ -277,6 +279,7 @@ def share_of(blueprint: Blueprint) -> Share:
         experiment.data,
         kernel,
         bool(blueprint.mtp_layer_kinds),
+        experiment.indexer_loss_coef > 0,
     )
 
 
@@ -291,7 +294,7 @@ def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     model = _network(share.config, share.frozen_dtype, share.adapter)
     # With one token at a time, so that no logits are saved.
     kernels = Kernels(share.attention)
-    options = ForwardOptions(uses_mtp=share.further)
+    options = ForwardOptions(uses_mtp=share.further, uses_indexer_stats=share.indexed)
     forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)
     batch = abstract_batch(share.data, rows)
     trained = {path for path in model.variables if path in share.trainable}

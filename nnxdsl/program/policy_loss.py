@@ -186,9 +186,7 @@ class PolicyLoss:
         (_, summed), _ = jax.lax.scan(turn, (nothing, zeros if total is None else total), jnp.asarray(_TURNS))
         return add_grads(None, summed) if total is None else summed
 
-    def _minimized(
-        self, out: ForwardOutput, compared: LossInputs | None, batch: Batch
-    ) -> tuple[jax.Array, LossTerms]:
+    def _minimized(self, out: ForwardOutput, compared: LossInputs | None, batch: Batch) -> tuple[jax.Array, LossTerms]:
         terms = self.loss(out, compared, batch)
         return self.loss.minimized(terms), terms
 

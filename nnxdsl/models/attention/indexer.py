@@ -80,7 +80,8 @@ class Indexer(nnx.Module):
     """
 
     def __init__(self, embed_dim: int, config: MLAConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
-        assert config.indexer is not None and config.q_lora_rank is not None  # so is this module built
+        assert config.indexer is not None  # so is this module built
+        assert config.q_lora_rank is not None
 
         def weight(width: int, out: int, axis: str) -> nnx.Param:
             values = jax.random.normal(rngs.params(), (width, out), jnp.float32) * width**-0.5
@@ -173,7 +174,9 @@ def largest(scores: jax.Array, allowed: jax.Array, count: int) -> jax.Array:
     return above | (equal & (jnp.cumsum(equal, axis=-1) <= room))
 
 
-def record_indexer_loss(query: jax.Array, key: jax.Array, view: View, scores: Sequence[jax.Array], scale: float) -> None:
+def record_indexer_loss(
+    query: jax.Array, key: jax.Array, view: View, scores: Sequence[jax.Array], scale: float
+) -> None:
     """Records the divergence of the index scores from the layer's attention, if it is read.
 
     Attention's scores are computed a second time, forward only, whatever kernel computes attention.

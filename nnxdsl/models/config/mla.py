@@ -52,7 +52,9 @@ class MLAConfig(MixerConfig):
             if self.q_lora_rank is None:
                 raise ValueError("indexer: reads compressed queries, which need a q_lora_rank")
             if self.indexer.head_dim < self.qk_rope_head_dim:
-                raise ValueError(f"indexer.head_dim={self.indexer.head_dim} is below qk_rope_head_dim={self.qk_rope_head_dim}")
+                raise ValueError(
+                    f"indexer.head_dim={self.indexer.head_dim} is below qk_rope_head_dim={self.qk_rope_head_dim}"
+                )
 
     @property
     def qk_head_dim(self) -> int:

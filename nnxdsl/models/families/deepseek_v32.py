@@ -67,7 +67,9 @@ class SparseMLA(MLA):
         if not file.flag("rope_interleave", True):
             file.problems.append("rope_interleave: only true is implemented, got false")
         if file.flag("indexer_rope_interleave", self.interleaves) != self.interleaves:
-            file.problems.append(f"indexer_rope_interleave: expected {str(self.interleaves).lower()}, as in transformers")
+            file.problems.append(
+                f"indexer_rope_interleave: expected {str(self.interleaves).lower()}, as in transformers"
+            )
         kinds = file.fields.get("layer_types")
         if kinds is not None and kinds != ["indexed_attention"] * file.numbers["num_hidden_layers"]:
             file.problems.append(f"layer_types: expected 'indexed_attention' for each layer, got {kinds!r}")
@@ -79,7 +81,8 @@ class SparseMLA(MLA):
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         mla, found = config.mla, super().write(config)
-        assert mla is not None and mla.indexer is not None  # or the decoder is refused
+        assert mla is not None  # or the decoder is refused
+        assert mla.indexer is not None
         del found["rope_interleave"]  # which transformers does not have here
         return found | {theirs: getattr(mla.indexer, ours) for theirs, ours in NUMBERS.items()}
 

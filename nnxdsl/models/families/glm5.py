@@ -1,6 +1,5 @@
 """GLM-5: spec, the published size (GLM-5 Team, arXiv:2602.15763) and spellings; no jax."""
 
-# ruff: noqa: D102 - the methods are those of `Fields`
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a spec class replaces the default of `Model`)
