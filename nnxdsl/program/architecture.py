@@ -83,10 +83,10 @@ def _staged(model: Model, config: DecoderConfig) -> DecoderConfig:
     if not has_indexer and (model.indexer_loss_coef or model.indexer_stage != "sparse"):
         message = "has no effect: this network has no indexers; leave it out, and indexer_stage"
         raise PlanError([Problem("model.indexer_loss_coef", message)], f"{type(model).__qualname__}")
-    return _with_selection(config, selects=model.indexer_stage == "sparse")
+    return with_selection(config, selects=model.indexer_stage == "sparse")
 
 
-def _with_selection(config: DecoderConfig, *, selects: bool) -> DecoderConfig:
+def with_selection(config: DecoderConfig, *, selects: bool) -> DecoderConfig:
     """The network whose indexers, if it has any, select the tokens that are attended to, or do not."""
     mla = config.mla
     if mla is None or mla.indexer is None:
@@ -100,8 +100,8 @@ def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) ->
     Layers of multi-token prediction are recognised by their tensors, not by numbers, and no file tells of the stage of
     training indexers.
     """
-    stored = _with_selection(stored, selects=True)
-    config = attrs.evolve(_with_selection(config, selects=True), mtp_layers=stored.mtp_layers)
+    stored = with_selection(stored, selects=True)
+    config = attrs.evolve(with_selection(config, selects=True), mtp_layers=stored.mtp_layers)
     wanted = attrs.asdict(config, recurse=False)
     return [
         Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")

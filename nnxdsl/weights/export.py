@@ -23,7 +23,7 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.program.architecture import model_type
+from nnxdsl.program.architecture import model_type, with_selection
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.runtime.backend import host_device
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
@@ -240,7 +240,7 @@ def _compare(
     else:
         reader = hf.HubReader(place)
         problems = reader.check(saved.plain)
-        if problems or reader.config != saved.config:
+        if problems or reader.config != with_selection(saved.config, selects=True):
             listed = "\n  ".join(map(str, problems or ["config.json has another architecture"]))
             raise WeightsError(f"{target}: internal error: the files hold another model:\n  {listed}")
         if quantization is not None:

@@ -177,7 +177,7 @@ def test_training_lowers_it(experiment: Callable[..., Experiment], stage: str) -
     batch = SequenceBatch(tokens, np.full(rows, length, np.int32), tokens >= 0, np.ones(rows, np.float32))
     state, found = program.init(), []
     first = jax.device_get(dict(state.frozen))
-    for _ in range(12):
+    for _ in range(30):
         state, metrics = program.step(state, batch)
         found.append(float(metrics["indexer_loss"]))
     assert found[-1] < 0.7 * found[0], found
