@@ -37,6 +37,7 @@ LONG = {
         "deepseek_v2_lite",
         "glm4_moe_plain",
         "glm4_moe_lite",
+        "glm_moe_dsa",
     ),
     "qwen3_moe_dense_step",
     *("gemma4_e4b", "llama4_plain", "nemotron_h_dense"),

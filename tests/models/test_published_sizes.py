@@ -16,9 +16,11 @@ from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
 PUBLISHED = {
     "DeepSeekV2": {"lite-16b": 15.7e9, "236b": 236e9},
+    "DeepSeekV32": {"671b": 671.88e9},
     "Gemma4": {"12b": 11.9e9, "26b-a4b": 25.2e9, "31b": 30.7e9},
     "GLM4MoE": {"4.5-air": 106.9e9},
     "GLM4MoELite": {"4.7-flash": 29.9e9},
+    "GLM5": {"744b": 743.91e9},
     "Granite": {"3.3-2b": 2.53e9, "3.3-8b": 8.17e9},
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9, "14b": 13.51e9},

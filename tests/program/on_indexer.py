@@ -14,6 +14,7 @@ from nnxdsl import Batching, Data, Experiment, Memory, Mesh, Objective, Optimize
 
 NAME = "deepseek_v32"
 WARMUP = {"indexer_stage": "dense_warmup"}
+FROZEN = {"indexer_loss_coef": 0.0}
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one": ({}, {}),
     "fsdp4-tensor2": ({}, {"mesh": Mesh(fsdp=4, tensor=2), "memory": Memory(remat="inputs")}),
@@ -28,6 +29,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "warmup-one": (WARMUP, {}),
     "warmup-fsdp2-context2-tensor2": (WARMUP, {"mesh": Mesh(fsdp=2, context=2, tensor=2)}),
+    "frozen-one": (FROZEN, {}),
+    "frozen-stage3": (FROZEN, {"mesh": Mesh(stage=3)}),
 }
 
 
@@ -38,7 +41,7 @@ def main() -> None:
     for name, (stage, fields) in RUNS.items():
         experiment = Experiment(
             name="indexers",
-            model=model_of(NAME, indexer_loss_coef=0.5, **stage),
+            model=model_of(NAME, **{"indexer_loss_coef": 0.5, **stage}),
             objective=Objective.SFT(loss_on="all"),
             data=Data.Text("none.jsonl", max_length=20),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.02), max_grad_norm=None),

@@ -36,9 +36,12 @@ from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.params import is_indexer_param
-from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.planning.flops import work
+from nnxdsl.program.batches.abstract import lengths
+from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.compile import Program
 from nnxdsl.program.grad_accumulation import mean_grads
+from nnxdsl.program.memory import activations, rollout_memory
 
 NAMES = ("deepseek_v32", "glm_moe_dsa")
 TOLERANCE = 1e-5
@@ -206,10 +209,48 @@ def test_pairs_in_micro_batches_with_routers_are_as_at_once(experiment: Callable
 def test_meshes_agree(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_indexer.py")
     for name, found in report.items():
-        wanted = report["warmup-one" if name.startswith("warmup") else "one"]["metrics"]
-        assert wanted["indexer_loss"] > 0
+        kind = name.partition("-")[0]
+        wanted = report[f"{kind}-one" if kind in ("warmup", "frozen") else "one"]["metrics"]
+        assert ("indexer_loss" in wanted) == (kind != "frozen")
         assert found["metrics"] == pytest.approx(wanted, rel=TOLERANCE), name
         assert found["away"] < TOLERANCE, name  # of the largest weight, after two steps
+
+
+def test_plans_count_the_selection_the_indexers_and_their_cache(experiment: Callable[..., Experiment]) -> None:
+    tokens = np.zeros((1, 48), np.int32)
+    batch = SequenceBatch(tokens, np.array([48], np.int32), tokens >= 0, np.ones(1, np.float32))
+    data = Data.Text("none.jsonl", max_length=48)
+
+    def blueprint_of(model: Model) -> Blueprint:
+        return build_blueprint(experiment(model=model, objective=SFT, data=data, batch_size=1))
+
+    dense, sparse, learnt, warmup = map(
+        blueprint_of,
+        (
+            Model.DeepSeekV3("tiny"),
+            Model.DeepSeekV32("tiny"),
+            Model.DeepSeekV32("tiny", indexer_loss_coef=1.0),
+            Model.DeepSeekV32("tiny", **WARMUP),
+        ),
+    )
+    layers, heads, widths = 4, 4, 48 + 32  # of a head's key and value
+    pairs, selected = 48 * 49 // 2, 32 * 33 // 2 + 16 * 32
+    attention, left_out = (2 * layers * heads * widths * count for count in (pairs, pairs - selected))
+    # 4 heads of 32 numbers, from compressed queries of 64 and states of 128 numbers; one key, one weight for each head.
+    products = 2 * layers * (64 * 128 + 128 * 32 + 128 * 4) * 48
+    scores = 2 * layers * 4 * 32 * pairs
+    plain, base = work(sparse, batch).model_flops, work(dense, batch).model_flops
+    assert plain == base - 3 * left_out + products + scores
+    assert work(learnt, batch).model_flops == plain + products + 2 * scores
+    forward = (base - 3 * attention) / 3
+    assert work(warmup, batch).model_flops == forward + attention + 2 * products + 3 * scores
+    for blueprint in (sparse, learnt, warmup):
+        assert work(blueprint, batch).executed >= work(blueprint, batch).model_flops
+    longest = lengths(data)
+    cache = [rollout_memory(blueprint, longest).cache for blueprint in (dense, sparse)]
+    assert cache[1] - cache[0] == 4 * layers * longest.trunk * 32  # one key of 32 numbers for each token
+    held = [activations(blueprint, 1, "none").trunk for blueprint in (sparse, learnt)]
+    assert held[1] > held[0]
 
 
 def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
