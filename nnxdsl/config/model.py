@@ -205,11 +205,11 @@ class Model(Spec):
         if self.indexer_stage != "dense_warmup":
             return
         objective, trains = experiment.objective, "indexer_stage='dense_warmup' trains the indexers alone"
-        if objective.batch_kind != "sequences" or experiment.has_reference:
+        if objective.batch_kind != "sequences" or objective.teacher is not None or experiment.has_reference:
             name = type(objective).__qualname__
             yield Problem("objective", f"{trains}, from texts, and {name} has no effect on them; use Objective.SFT()")
         off = {
-            "objective.z_loss": getattr(objective, "z_loss", 0.0),
+            "objective.z_loss": objective.z_loss,
             "objective.mtp_loss_weight": experiment.mtp_loss_weight,
             "model.router_aux_loss_coef": self.router_aux_loss_coef,
         }

@@ -110,7 +110,8 @@ class Block(nnx.Module):
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         x = constrain(x, "batch", "length", "activation_embed")
-        return x, new, LayerStats(stats, *(found[0] if found else None for found in (max_logits, indexer_stats)))
+        indexing = indexer_stats[0] if indexer_stats else None
+        return x, new, LayerStats(stats, max_logits[0] if max_logits else None, indexing)
 
     def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
         x = _normed(norm, x)

@@ -187,6 +187,10 @@ FINITE = "run/test_non_finite.py::test_refused_unless_asked"
 HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
+INDEXERS = {
+    "indexer_loss_coef": "program/test_indexer_loss.py::test_sparse_stage_equals_the_reference",
+    "indexer_stage": "program/test_indexer_loss.py::test_dense_warmup_equals_the_reference",
+}
 TRACKED = "tracking/test_clients.py::test_"
 WRITTEN = "run/test_rollout_log.py::test_each_rollout_is_written_once_and_changes_nothing"
 ELSEWHERE = {
@@ -272,6 +276,11 @@ ELSEWHERE = {
     **{
         f"Model.{kind}.mtp_layers": FURTHER
         for kind in ("HF", *(family.spec.__name__ for family in NETWORKS if "mtp_layers" in declared(family.spec)))
+    },
+    **{
+        f"Model.{kind}.{name}": test
+        for kind in ("HF", *(family.spec.__name__ for family in NETWORKS if "indexer_stage" in declared(family.spec)))
+        for name, test in INDEXERS.items()
     },
 }
 MESHES = {

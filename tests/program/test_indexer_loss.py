@@ -281,6 +281,10 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_
         f"objective.z_loss: has no effect: {trains}; set 0",
         f"frozen: has no effect: {trains}; leave it empty",
     ]
+    taught = Objective.Distill(teacher=Model.GLM5("tiny"), loss_on="all")
+    assert problems(warmup, objective=taught) == [
+        f"objective: {trains}, from texts, and Objective.Distill has no effect on them; use Objective.SFT()"
+    ]
     routed = Model.GLM5("tiny", indexer_loss_coef=1.0, indexer_stage="dense_warmup", router_aux_loss_coef=0.1)
     assert problems(routed) == [f"model.router_aux_loss_coef: has no effect: {trains}; set 0"]
     with pytest.raises(SpecError, match=r"indexer_stage: expected .*'sparse'.*'dense_warmup'.*, got 'warmup'"):

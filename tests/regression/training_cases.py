@@ -72,12 +72,13 @@ def tiny(family: str, **fields: Any) -> dict[str, Any]:
     return {"model": getattr(Model, family)("tiny", **fields), "objective": objective, "optimizer": ADAMW}
 
 
-def of_ids(family: str, router_aux_loss_coef: float = 0.0, **fields: Any) -> dict[str, Any]:
+def of_ids(
+    family: str, router_aux_loss_coef: float = 0.0, indexer_loss_coef: float = 0.0, **fields: Any
+) -> dict[str, Any]:
     """A stored model of a family, trained on pairs of token ids."""
     path = f"families/{family}"
-    model = Model.HF(
-        path, weights=Weights.HF(path), tokenizer=Tokenizer.File("tokenizer"), router_aux_loss_coef=router_aux_loss_coef
-    )
+    losses = {"router_aux_loss_coef": router_aux_loss_coef, "indexer_loss_coef": indexer_loss_coef}
+    model = Model.HF(path, weights=Weights.HF(path), tokenizer=Tokenizer.File("tokenizer"), **losses)
     data = Data.Preferences("pairs_of_ids.jsonl", max_prompt_length=16, max_completion_length=16)
     return {"model": model, "data": data, "objective": Objective.DPO(beta=0.5), **fields}
 
@@ -358,6 +359,7 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
         **of_ids("deepseek_v3", router_aux_loss_coef=0.02, microbatch_size=4),
         "adapter": LORA,
     },
+    "family-deepseek-indexer": lambda: of_ids("deepseek_v32", indexer_loss_coef=0.5, microbatch_size=4),
     "family-qwen3-next-packed": lambda: of_ids("qwen3_next", batching=PACKED, adapter=LORA),
     "family-gpt-oss-nf4": lambda: of_ids(
         "gpt_oss", adapter=LORA, quantization=Quantization.NF4(block_size=8, targets=("attention",))

@@ -54,6 +54,8 @@ class Objective(Spec):
     compares_across_batch: ClassVar[bool] = False
     """Whether the loss of a row depends on the other rows: micro-batches then have two forward passes (GradCache)."""
 
+    z_loss: ClassVar[float] = 0.0
+    """Strength of the loss that keeps logits from drifting."""
     mtp_loss_weight: ClassVar[float] = 0.0
     """Strength of multi-token prediction."""
     num_generations: ClassVar[int] = 1
