@@ -67,7 +67,8 @@ LATENT = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 2,
 }
-INDEXER = {"index_n_heads": 6, "index_head_dim": 10, "index_topk": 4}
+# With fewer heads some pairs have scores of exactly zero, between which torch chooses in no order.
+INDEXER = {"index_n_heads": 16, "index_head_dim": 10, "index_topk": 4}
 QWEN3_MOE = {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 # Its norms amplify last digits with the usual 1e-6.
 DELTA = {
@@ -410,7 +411,7 @@ CLASSES = {
     "qwen3_next": "Qwen3Next",
     "olmo3": "Olmo3",
 }
-SEEDS = {"deepseek_v32": 109, "glm_moe_dsa": 107}
+SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105}
 """Where the first seed, the family's number, draws index scores that are nearly equal."""
 LENGTHS = (40, 25, 9)
 PROMPT, NEW = 8, 12
