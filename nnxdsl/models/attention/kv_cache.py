@@ -126,8 +126,8 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
 
     def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
         def stacked(kind: LayerKind) -> Any:
-            mixer = mixer_class(config, kind)
-            if kind not in kinds or mixer is None:
+            mixer = mixer_class(config, kind) if kind in kinds else None
+            if mixer is None:
                 return None
             one = mixer.init_cache(config.of(kind), batch, ring if kind == "local" else length, dtype)
             axes = (*leading, kinds.count(kind))
