@@ -79,7 +79,7 @@ class Model(Spec):
         router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
             4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1
-            of those that the published network has. `Objective.SFT(mtp_loss_weight=...)` trains it; else it stays as it
+            of those that the published network has. `mtp_loss_weight` of the objective trains it; else it stays as it
             is, and is exported with the rest.
         indexer_loss_coef: Strength of the loss that trains the indexers of sparse attention (DeepSeek-V3.2,
             arXiv:2512.02556, section 2.1.1): the KL divergence from each layer's own attention, a mean over tokens and

@@ -118,8 +118,8 @@ def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
     counts, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
     scores = _attention(blueprint.config, blueprint.config.layers + mtp_kinds, lengths)
     attention = sum(scores)
-    # An MTP layer is taken to have as many targets as the head; it lacks the first ones of sequences.
-    forward = 2 * counts.trunk * lengths.tokens + 2 * counts.head * lengths.targets * (1 + len(mtp_kinds))
+    targets = lengths.targets + len(mtp_kinds) * lengths.mtp_targets
+    forward = 2 * counts.trunk * lengths.tokens + 2 * counts.head * targets
     passes = 3 if blueprint.experiment.adapter is None else 2
     if _trains_only_indexers(blueprint):
         step = forward + attention

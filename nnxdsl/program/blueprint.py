@@ -29,6 +29,7 @@ from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.attention_kernel import Kernels, kernels
+from nnxdsl.program.batches.base import BatchKind, kind_of_data
 from nnxdsl.program.layout_warnings import nearest_meshes
 from nnxdsl.program.reference import PolicyParts, ReferenceModel, build_reference
 from nnxdsl.program.teacher import Teacher, build_teacher, teacher_of
@@ -202,6 +203,11 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         problems.append(
             Problem("objective.mtp_loss_weight", "the model has no multi-token-prediction (MTP) layer; set 0")
         )
+    kind = kind_of_data(experiment.data)
+    if experiment.mtp_loss_weight and kind is not None and type(kind).mtp_targets is BatchKind.mtp_targets:
+        name = type(experiment.data).__qualname__
+        message = f"batches of {name} have no targets of multi-token prediction (MTP); set 0"
+        problems.append(Problem("objective.mtp_loss_weight", message))
     if experiment.mesh.stage > 1 and (config.kv_sharing or config.per_layer_embedding):
         message = "keys and values of other layers, and embeddings of each layer, do not pass through pipeline stages"
         problems.append(Problem("mesh.stage", f"{message}; set 1"))
@@ -210,8 +216,9 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
     problems = targets.missed(adapter, quantization, policy, own)
     trained = {path for path in policy.variables if adapter is None or lora_math.is_adapter(path)}
-    if not experiment.mtp_loss_weight:  # no gradient reaches it
-        trained = {path for path in trained if not is_mtp_param(path)}
+    # An MTP layer is trained whole, beside an adapter too; without its loss no gradient reaches it.
+    mtp = {path for path in policy.variables if is_mtp_param(path)}
+    trained = trained | mtp if experiment.mtp_loss_weight else trained - mtp
     if not experiment.indexer_loss_coef:  # neither does one reach indexers
         trained = {path for path in trained if not is_indexer_param(path)}
     elif experiment.model.indexer_stage == "dense_warmup":

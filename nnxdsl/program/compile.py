@@ -389,8 +389,8 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
 
     def other(layout: Layout, part: str) -> Forward:
         sharding = forward.sharding
-        unread = {"uses_router_stats": False, "uses_max_logits": False, "uses_indexer_stats": False}
-        options = attrs.evolve(forward.options, **unread)
+        read_by_the_policy = ("uses_router_stats", "uses_mtp", "uses_max_logits", "uses_indexer_stats")
+        options = attrs.evolve(forward.options, **dict.fromkeys(read_by_the_policy, False))
         if sharding.shard_weights is not None:
             sharding = attrs.evolve(sharding, shard_weights=layout.shard_weights(mesh, (part,)))
         return attrs.evolve(forward, remat="none", sharding=sharding, options=options)
@@ -402,8 +402,13 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
         kernels = blueprint.teacher_kernels.on(own_device(mesh, _title(blueprint)), experiment.name)
         own = attrs.evolve(other(blueprint.teacher_layout, "teacher"), kernels=kernels)
         teacher = attrs.evolve(teacher, forward=own)
-    weights = experiment.router_aux_loss_coef, experiment.mtp_loss_weight, experiment.indexer_loss_coef
-    loss = LossFn(losses.build(experiment.objective), *weights)
+    loss = LossFn(
+        losses.build(experiment.objective),
+        experiment.router_aux_loss_coef,
+        experiment.mtp_loss_weight,
+        experiment.indexer_loss_coef,
+        experiment.objective.is_token_sum,
+    )
     return PolicyLoss(blueprint.policy, forward, loss, reference, teacher)
 
 

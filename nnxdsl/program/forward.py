@@ -31,7 +31,7 @@ from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
-from nnxdsl.program.batches import LossInputs, PairOptions, Rows, Targets, kind_of
+from nnxdsl.program.batches import BatchKind, LossInputs, PairOptions, Targets, kind_of
 
 Leaves = dict[str, jax.Array]
 """Arrays of a model by path."""
@@ -44,8 +44,7 @@ class ForwardOutput(NamedTuple):
         loss_inputs: What the objective's loss reads; its rows are those of `batch.weight.reshape(-1)`.
         token_stats: Statistics of every target token, padding left out.
         router_stats: Router statistics of all layers over all real tokens; None where no loss reads them.
-        mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them. Its
-            rows are those of `loss_inputs`.
+        mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them.
         max_logits: The largest attention scores, see `DecoderOutput`; None where no optimizer reads them.
         indexer_stats: Statistics of the indexers of all layers over all real tokens; None where no loss reads them.
     """
@@ -165,7 +164,7 @@ class Forward:
     def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
         """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
         kind, distill = kind_of(batch), self.options.distill
-        found = self._hidden(model, kind.rows(batch))
+        found = self._hidden(model, kind, batch)
         targets = kind.targets(found.hidden, batch)
         mtp_targets = None if found.mtp_hidden is None else kind.mtp_targets(found.mtp_hidden, batch)
         further = None if mtp_targets is None else self._stats(mtp_targets, model)
@@ -184,7 +183,7 @@ class Forward:
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""
         kind = kind_of(batch)
-        hidden, *_ = self._hidden(model, kind.rows(batch))
+        hidden, *_ = self._hidden(model, kind, batch)
         predicting, head = jax.lax.stop_gradient((kind.targets(hidden, batch).hidden, model.head()))
         return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
 
@@ -192,7 +191,7 @@ class Forward:
         """A teacher's top-k tokens at each target of a batch of sequences."""
         assert self.options.distill is not None
         kind = kind_of(batch)
-        hidden, *_ = self._hidden(model, kind.rows(batch))
+        hidden, *_ = self._hidden(model, kind, batch)
         predicting, _, mask = kind.targets(hidden, batch)
         soft_cap = model.config.logit_soft_cap
         return teacher_top_k(
@@ -221,8 +220,8 @@ class Forward:
             for path, leaf in leaves.items()
         }
 
-    def _hidden(self, model: Decoder, rows: Rows) -> _Hidden:
-        tokens, places, row = rows
+    def _hidden(self, model: Decoder, kind: BatchKind[Any], batch: Batch) -> _Hidden:
+        tokens, places, row = kind.rows(batch)
         length = tokens.shape[1]
         if fill := -length % self.sharding.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
@@ -237,7 +236,7 @@ class Forward:
             if self.options.uses_mtp:
                 given = {"dtype": self.dtype, "remat": self.remat, "method": method}
                 with INDEXER_STATS.recording(self.options.uses_indexer_stats):
-                    beyond, more = model.mtp_hidden(out.hidden, tokens, places, **given)
+                    beyond, more = model.mtp_hidden(out.hidden, tokens, kind.mtp_positions(places), **given)
                 routing, indexing = add_stats(routing, more.router), add_stats(indexing, more.indexer)
                 beyond = beyond[:, :length]
         routing = routing if self.options.uses_router_stats else None

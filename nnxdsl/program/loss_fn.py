@@ -33,19 +33,21 @@ class LossFn:
         router_aux_loss_coef: Weight of the routers' load-balancing loss.
         mtp_loss_weight: Weight of the multi-token-prediction loss.
         indexer_loss_coef: Weight of the loss of indexers, which alone trains them, and nothing else.
-        mtp_scale: Targets of the whole batch over those that are also predicted one token earlier; None: computed from
-            the micro-batch.
+        is_token_sum: Whether the objective's loss is a mean over target tokens, or else over rows.
+        mtp_scale: What the objective's loss of the whole batch is divided by, over what that of multi-token prediction
+            is; None: computed from the micro-batch.
     """
 
     objective: Loss
     router_aux_loss_coef: float = 0.0
     mtp_loss_weight: float = 0.0
     indexer_loss_coef: float = 0.0
+    is_token_sum: bool = False
     mtp_scale: jax.Array | None = None
 
     def for_batch(self, batch: Batch) -> LossFn:
         """The loss of micro-batches of `batch`, whose counts are those of the whole batch."""
-        return attrs.evolve(self, mtp_scale=_mtp_scale(batch)) if self.mtp_loss_weight else self
+        return attrs.evolve(self, mtp_scale=self._mtp_scale(batch)) if self.mtp_loss_weight else self
 
     def __call__(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """The terms that training minimises: the sum over a micro-batch.
@@ -59,8 +61,8 @@ class LossFn:
         """
         terms = self.evaluate(out, reference, batch)
         if out.mtp_stats is not None:
-            # A mean over targets of its own, though the sum is divided by the count of all targets.
-            scale = _mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
+            # A mean over targets of its own, though the sum is divided by the count of the objective's loss.
+            scale = self._mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
             more = self.mtp_loss_weight * scale * terms.metrics["mtp_loss"].total
             terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
         if out.router_stats is None:
@@ -74,15 +76,15 @@ class LossFn:
         """The terms of the objective alone, with the metrics of tokens; arguments as of `__call__`."""
         weight = batch.weight.reshape(-1)
         terms = self.objective(out.loss_inputs, reference, weight)
-        metrics = {}
+        metrics: dict[str, WeightedMean] = {}
         if isinstance(out.loss_inputs, PairLogps):
             logps = {"logps/chosen": out.loss_inputs.chosen_logps, "logps/rejected": out.loss_inputs.rejected_logps}
             metrics = {name: row_mean(value, weight) for name, value in logps.items()}
         if out.mtp_stats is not None:
-            counted = out.mtp_stats.mask * weight[:, None]
-            metrics = {"mtp_loss": WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))}
+            counted = out.mtp_stats.mask
+            metrics["mtp_loss"] = WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))
         if out.indexer_stats is not None:
-            metrics = {**metrics, INDEXER_LOSS: WeightedMean(*out.indexer_stats)}
+            metrics[INDEXER_LOSS] = WeightedMean(*out.indexer_stats)
         metrics = {**metrics, **terms.metrics, **_token_metrics(out.token_stats)}
         return LossTerms(terms.loss, metrics, out.max_logits)
 
@@ -105,6 +107,11 @@ class LossFn:
         terms = zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
         return terms._replace(max_logits=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), terms.max_logits))
 
+    def _mtp_scale(self, batch: Batch) -> jax.Array:
+        kind, weight = kind_of(batch), jnp.asarray(batch.weight)
+        count = jnp.sum(kind.target_mask(batch) * weight[:, None]) if self.is_token_sum else jnp.sum(weight)
+        return divide(count, jnp.sum(kind.mtp_mask(batch)))
+
 
 def divide(total: jax.Array, count: jax.Array) -> jax.Array:
     """`total / count`, and exactly zero where nothing was counted."""
@@ -114,12 +121,6 @@ def divide(total: jax.Array, count: jax.Array) -> jax.Array:
 def zeros_like(shapes: Any) -> Any:
     """Zeros of the shapes and dtypes of a tree, whose leaves may be abstract."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
-def _mtp_scale(batch: Batch) -> jax.Array:
-    """Targets of a batch over those of them that are also predicted one token earlier."""
-    kind, weight = kind_of(batch), batch.weight[:, None]
-    return divide(jnp.sum(kind.target_mask(batch) * weight), jnp.sum(kind.mtp_mask(batch) * weight))
 
 
 def _token_metrics(stats: TokenStats) -> dict[str, WeightedMean]:

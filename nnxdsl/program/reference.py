@@ -137,9 +137,10 @@ class AdapterOff(ReferenceModel):
     def as_model(
         self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
     ) -> tuple[AbstractModel, Leaves] | None:
-        """The base's template and its leaves, which are frozen ones of the policy."""
+        """The base's template and its leaves: frozen ones of the policy, and those of an MTP layer that is trained."""
         assert self.template is not None
-        return self.template, {path: frozen[path] for path in self.template.variables}
+        leaves = {**trainable, **frozen}
+        return self.template, {path: leaves[path] for path in self.template.variables}
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -132,7 +132,7 @@ def export(
         raise WeightsError(f"{run} trained all weights and has no adapter; export it without --adapter")
     to_hf(saved.config)  # raises before anything is written
     tokenizer = TokenizerFiles.from_experiment(saved.experiment, saved.directory.parent)
-    notes = _notes(saved)
+    notes = _notes(saved, adapter=adapter)
     with appearing(target) as place:
         if adapter:
             base, is_multimodal = _base_model(saved)
@@ -333,8 +333,12 @@ def _note_on_base(saved: RunWeights) -> str:
     return f"base_model_name_or_path is empty, since the base is no Hub directory; {base}"
 
 
-def _notes(saved: RunWeights) -> tuple[str, ...]:
+def _notes(saved: RunWeights, *, adapter: bool) -> tuple[str, ...]:
     notes = tuple(f"{damage}; an earlier one was used" for damage in saved.damaged)
+    if adapter and saved.experiment.mtp_loss_weight:
+        notes += (
+            "the multi-token-prediction (MTP) layer that the run trained is in no adapter; export the model for it",
+        )
     if saved.experiment.quantization is None or saved.adapter is None:
         return notes
     kind = type(saved.experiment.quantization).__name__

@@ -41,6 +41,7 @@ from nnxdsl.config.core.base import Spec, declared, is_family, registry
 from nnxdsl.config.objectives.base import Objective as Family
 from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
+from nnxdsl.config.objectives.multi_token import WithMTP
 from nnxdsl.models.families.registry import FAMILIES as NETWORKS
 from nnxdsl.program.blueprint import build_blueprint
 
@@ -186,6 +187,7 @@ COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than
 FINITE = "run/test_non_finite.py::test_refused_unless_asked"
 HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
 ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
+BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
 FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
 INDEXERS = {
     "indexer_loss_coef": "program/test_indexer_loss.py::test_sparse_stage_equals_the_reference",
@@ -272,7 +274,14 @@ ELSEWHERE = {
         for name in ("base", "adapters", "coefficients")
     },
     "Model.HF.path": HUB,
+    **{
+        f"{kind.__qualname__}.mtp_loss_weight": BESIDE_PAIRS
+        for kind in registry.values()
+        if issubclass(kind, WithMTP) and kind.batch_kind == "pairs"
+    },
     "Objective.SFT.mtp_loss_weight": FURTHER,
+    "Objective.Distill.mtp_loss_weight": "program/test_mtp_weight.py::test_it_is_added_to_distillation",
+    "Objective.KTO.mtp_loss_weight": "program/test_mtp_pairs.py::test_losses_and_gradients_are_those_of_rows",
     **{
         f"Model.{kind}.mtp_layers": FURTHER
         for kind in ("HF", *(family.spec.__name__ for family in NETWORKS if "mtp_layers" in declared(family.spec)))

@@ -104,6 +104,17 @@ def test_evaluations_have_it_beside_their_loss_and_without_it_all_is_as_it_was(
             assert value == pytest.approx(float(expected[name]), rel=TOLERANCE)
 
 
+def test_it_is_added_to_distillation(
+    experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], batch: SequenceBatch
+) -> None:
+    teacher = Model.HF(str(FIGURES), weights=WEIGHTS)
+    objective = Objective.Distill(teacher=teacher, loss_on="all", mtp_loss_weight=0.3)
+    program = compile(experiment(model=MODEL, objective=objective, microbatch_size=2))
+    _, metrics = program.step(program.init(), batch)
+    # The teacher is what the model begins as.
+    assert float(metrics["loss"]) == pytest.approx(0.3 * float(expected["mtp_loss"]), rel=TOLERANCE)
+
+
 def test_targets_are_those_whose_token_before_has_one_before_it_in_its_sequence() -> None:
     tokens = np.zeros((2, 5), np.int32)
     mask = np.array([[0, 1, 1, 1, 1], [0, 1, 0, 1, 0]], bool)
@@ -138,9 +149,6 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> N
     )
     assert problem(model=Model.Gemma3("tiny")) == (
         "objective.mtp_loss_weight: has no effect: Model.Gemma3 has no multi-token prediction (MTP) layer; set 0"
-    )
-    assert problem(adapter=Adapter.LoRA()) == (
-        "objective.mtp_loss_weight: an MTP layer is trained whole, without Adapter.LoRA; set 0, or adapter=None"
     )
     assert problem(quantization=Quantization.QAT()) == (
         "objective.mtp_loss_weight: an MTP layer is trained whole, without Quantization.QAT; set 0, "

@@ -215,7 +215,8 @@ FIELDS = [
     (name, field)
     for name, objective in OF_PAIRS.items()
     for field in declared(type(objective))
-    if field not in ("ld_alpha", "weighting")  # which act before a loss reads anything: test_tail_weight.py
+    # Which act before a loss reads anything (test_tail_weight.py), or beside it (test_mtp_pairs.py).
+    if field not in ("ld_alpha", "weighting", "mtp_loss_weight")
 ]
 
 

@@ -269,7 +269,8 @@ def sums(draw: st.DrawFn) -> Spec:
     """Sums of objectives of pairs."""
     pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and cls.batch_kind == "pairs"]
     terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
-    terms = [attrs.evolve(term, ld_alpha=1.0) if "ld_alpha" in declared(type(term)) else term for term in terms]
+    once = {"ld_alpha": 1.0, "mtp_loss_weight": 0.0}  # of the sum's one pass
+    terms = [attrs.evolve(term, **{name: once[name] for name in once.keys() & declared(type(term))}) for term in terms]
     weights = draw(st.lists(values(float, positive), min_size=len(terms), max_size=len(terms)))
     return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 
@@ -361,8 +362,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
     if "mtp_layers" in declared(type(model)) and isinstance(model.weights, Weights.From):
         model = attrs.evolve(model, mtp_layers=0)
-    further = model.mtp_layers and adapter is None and quantization is None
-    if isinstance(objective, Objective.SFT) and not further:
+    further = model.mtp_layers and (quantization is None or quantization.freezes)
+    if "mtp_loss_weight" in declared(type(objective)) and not further:
         objective = attrs.evolve(objective, mtp_loss_weight=0.0)
     if isinstance(objective, Objective.Distill) and "mtp_layers" in declared(type(objective.teacher)):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))

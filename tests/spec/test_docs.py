@@ -55,6 +55,7 @@ def test_inherited_fields_have_the_text_of_the_nearest_class() -> None:
         "divergence": "How the distance from the reference is measured.",
         "ld_alpha": "What a token counts beyond the length of the pair's shorter completion.",
         "weighting": '"wpo" weighs pairs by how likely the policy finds their completions, see above.',
+        "mtp_loss_weight": field_docs(Objective.SFT)["mtp_loss_weight"],
     }
     assert field_docs(Spec) == {}
 

@@ -45,6 +45,7 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import declared, is_family, members, registry
 from nnxdsl.config.core.run_id import canonical, fingerprint
+from nnxdsl.config.objectives.multi_token import WithMTP
 
 OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "rollouts", "tracking"}
 OUTSIDE |= {"mesh", "microbatch_size", "batching", "memory"}
@@ -56,6 +57,29 @@ OF_PAIRS = (
 )
 """An object of every class that learns from pairs."""
 
+WITH_MTP = (
+    Objective.SFT(loss_on="all"),
+    Objective.Distill(teacher=Model.DeepSeekV3("tiny")),
+    Objective.KTO(),
+    *(one for one in OF_PAIRS if isinstance(one, WithMTP)),
+)
+"""An object of every class that multi-token prediction can be added to."""
+
+
+def further(objective: Objective) -> dict[str, Any]:
+    """Fields of an experiment whose model has a layer for multi-token prediction."""
+    data = {"pairs": Data.Preferences("pairs.jsonl"), "feedback": Data.Feedback("answers.jsonl")}
+    return {
+        "model": Model.DeepSeekV3("tiny", mtp_layers=1),
+        "objective": attrs.evolve(objective, mtp_loss_weight=0.3),
+        "data": data.get(objective.batch_kind, Data.Text("text.jsonl") if objective.loss_on == "all" else CHATS),
+        "adapter": None,
+        "quantization": None,
+        "microbatch_size": None,
+    }
+
+
+CHATS = Data.Conversations("chats.jsonl")
 RATE = Schedule.WSD(peak_lr=1e-3)
 OPTIMIZERS = (
     Optimizer.Lion(schedule=RATE, weight_decay=0.1),
@@ -84,7 +108,11 @@ ONLY = {
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
     ("Optimizer.Muon", "max_attention_logit"): "clipped",
-    ("Objective.SFT", "mtp_loss_weight"): "further",
+    **{
+        (kind.__qualname__, "mtp_loss_weight"): f"further {kind.__name__}"
+        for kind in registry.values()
+        if issubclass(kind, WithMTP) and kind is not WithMTP
+    },
     ("Model.DeepSeekV3", "mtp_layers"): "DeepSeekV3",
 }
 """Fields that can be another in one experiment alone."""
@@ -143,13 +171,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         **{f"optimizer {number}": design(optimizer=each) for number, each in enumerate(OPTIMIZERS)},
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
         "clipped": design(optimizer=Optimizer.Muon(schedule=RATE), adapter=None, quantization=None),
-        "further": design(
-            model=Model.DeepSeekV3("tiny", mtp_layers=1),
-            objective=Objective.SFT(loss_on="all", mtp_loss_weight=0.3),
-            data=Data.Text("text.jsonl"),
-            adapter=None,
-            quantization=None,
-        ),
+        **{f"further {type(each).__name__}": design(**further(each)) for each in WITH_MTP},
         "apart": design(outer=Outer.DiLoCo(every_steps=10)),
         "epochs": design(steps=None, epochs=2.0),
         "skipping": design(guard=Guard.Skip()),

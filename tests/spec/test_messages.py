@@ -63,7 +63,7 @@ ONE_OBJECT: dict[str, tuple[Callable[[], object], str]] = {
     "unknown field, none near": (
         lambda: Objective.DPO(clip=0.1),  # type: ignore[call-arg]
         "1 problem in Objective.DPO\n  clip: DPO has no field 'clip'; there are: beta, divergence, label_smoothing, "
-        "ld_alpha, weighting",
+        "ld_alpha, mtp_loss_weight, weighting",
     ),
     "text for int": (lambda: Mesh(tensor="3"), "1 problem in Mesh\n  tensor: expected int, got '3'"),
     "float for int": (lambda: Mesh(tensor=2.0), "1 problem in Mesh\n  tensor: expected int, got 2.0"),
@@ -407,7 +407,8 @@ AT_PATHS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "empty": (
         {"objective.": 3},
-        "objective: DPO has no field ''; there are: beta, divergence, label_smoothing, ld_alpha, weighting",
+        "objective: DPO has no field ''; there are: beta, divergence, label_smoothing, ld_alpha, mtp_loss_weight, "
+        "weighting",
     ),
 }
 

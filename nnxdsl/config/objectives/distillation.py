@@ -13,7 +13,8 @@ import attrs
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
 from nnxdsl.config.model import Model
-from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.base import Objective as Objective  # pickle looks members up in it
+from nnxdsl.config.objectives.multi_token import WithMTP
 from nnxdsl.config.weights import PEFT
 from nnxdsl.errors import Problem
 
@@ -56,7 +57,7 @@ class JSD(Distance):
 
 
 @attrs.frozen(kw_only=True)
-class Distill(Objective):
+class Distill(WithMTP):
     """Distillation: at each target token the student's distribution over the vocabulary is fitted to the teacher's.
 
     Per target token `(1 - h) T^2 D(softmax(t / T), softmax(s / T)) - h log softmax(s)[token]`, with the logits `s` of
@@ -88,7 +89,7 @@ class Distill(Objective):
 
     batch_kind: ClassVar[str] = "sequences"
     is_token_sum: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"feature_weight", "top_k"})
+    fields_added_later: ClassVar[frozenset[str]] = WithMTP.fields_added_later | {"feature_weight", "top_k"}
 
     teacher: Model
     distance: Distance = ForwardKL()
@@ -97,6 +98,7 @@ class Distill(Objective):
     loss_on: Literal["assistant", "last_assistant", "completion", "all"] = "assistant"
     feature_weight: float = attrs.field(default=0.0, validator=not_negative)
     top_k: int | None = attrs.field(default=None, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and only its token probabilities can be precomputed."""
@@ -108,6 +110,7 @@ class Distill(Objective):
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
+        yield from super().check(experiment)
         yield from self.teacher.check_earlier("objective.teacher")
         if self.teacher.mtp_layers:
             message = "has no effect: a teacher's multi-token prediction (MTP) layer is not used; set 0"

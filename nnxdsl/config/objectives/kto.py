@@ -1,17 +1,21 @@
 """Objectives that learn from single answers, each of which was liked or not; `losses/kto.py` computes them."""
 
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
 from __future__ import annotations
 
 from typing import ClassVar
 
 import attrs
 
-from nnxdsl.config.core.validators import positive
-from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.core.validators import not_negative, positive
+from nnxdsl.config.objectives.base import Objective as Objective  # pickle looks members up in it
+from nnxdsl.config.objectives.multi_token import WithMTP
 
 
 @attrs.frozen(kw_only=True)
-class KTO(Objective):
+class KTO(WithMTP):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 7): answers without a rival.
 
     Per answer `w (1 - sigmoid(beta (l - k)))` where it is desirable and `u (1 - sigmoid(beta (k - l)))` where it is
@@ -32,3 +36,4 @@ class KTO(Objective):
     beta: float = attrs.field(default=0.1, validator=positive)
     desirable_weight: float = attrs.field(default=1.0, validator=positive)
     undesirable_weight: float = attrs.field(default=1.0, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)

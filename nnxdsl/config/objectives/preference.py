@@ -27,6 +27,7 @@ from nnxdsl.config.core.base import gather
 from nnxdsl.config.core.validators import Limit, not_negative, positive
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.divergence import Divergence, ReverseKL
+from nnxdsl.config.objectives.multi_token import WithMTP
 from nnxdsl.errors import Problem
 
 _swapped = Limit(at_least=0, below=0.5)
@@ -38,7 +39,7 @@ _share = Limit(at_least=0, at_most=1)
 
 
 @attrs.frozen(kw_only=True)
-class WithReference(Objective):
+class WithReference(WithMTP):
     """A loss of pairs that compares the policy with a reference; fields of its members mean the same in all of them.
 
     Attributes:
@@ -60,7 +61,7 @@ class OfDifference(WithReference):
 
     is_base: ClassVar[bool] = True
     of_difference: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"ld_alpha", "weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = WithMTP.fields_added_later | {"ld_alpha", "weighting"}
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +76,7 @@ class DPO(OfDifference):
     divergence: Divergence = ReverseKL()
     ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +94,7 @@ class RobustDPO(OfDifference):
     divergence: Divergence = ReverseKL()
     ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,11 +109,12 @@ class IPO(OfDifference):
             Rewards are `tau` times summed log-ratios.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = WithMTP.fields_added_later | {"weighting"}
 
     tau: float = attrs.field(default=0.1, validator=positive)
     divergence: Divergence = ReverseKL()
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -127,6 +131,7 @@ class Hinge(OfDifference):
     divergence: Divergence = ReverseKL()
     ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -139,11 +144,12 @@ class LengthNormalizedDPO(OfDifference):
         beta: Strength of the pull towards the reference, per token; rewards are `beta` times summed log-ratios.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"weighting"})
+    fields_added_later: ClassVar[frozenset[str]] = WithMTP.fields_added_later | {"weighting"}
 
     beta: float = attrs.field(default=5.0, validator=positive)
     divergence: Divergence = ReverseKL()
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -162,6 +168,7 @@ class EXO(OfDifference):
     divergence: Divergence = ReverseKL()
     ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -179,6 +186,7 @@ class DiscoPOP(OfDifference):
     divergence: Divergence = ReverseKL()
     ld_alpha: float = attrs.field(default=1.0, validator=_share)
     weighting: Weighting = "equal"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -189,6 +197,7 @@ class NCA(WithReference):
     """
 
     beta: float = attrs.field(default=0.1, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -203,10 +212,11 @@ class BCO(WithReference):
             have their own. The paper has a running mean over batches.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"shift"})
+    fields_added_later: ClassVar[frozenset[str]] = WithMTP.fields_added_later | {"shift"}
 
     beta: float = attrs.field(default=0.1, validator=positive)
     shift: Literal["none", "batch"] = "none"
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
     # Other members know it by their class; here it goes by `shift`.
     @property
@@ -226,6 +236,7 @@ class SPPO(WithReference):
     """
 
     beta: float = attrs.field(default=1e-3, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -237,6 +248,7 @@ class APOZero(WithReference):
     """
 
     beta: float = attrs.field(default=0.1, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -248,6 +260,7 @@ class APODown(WithReference):
     """
 
     beta: float = attrs.field(default=0.1, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -263,6 +276,7 @@ class AOT(WithReference):
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
@@ -278,10 +292,11 @@ class AOTUnpaired(WithReference):
 
     beta: float = attrs.field(default=0.1, validator=positive)
     label_smoothing: float = attrs.field(default=0.0, validator=_swapped)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
-class ORPO(Objective):
+class ORPO(WithMTP):
     """Odds ratio preference optimisation (Hong et al. 2024, arXiv:2403.07691), without a reference.
 
     Per pair `-a - beta s(log odds(a) - log odds(b))`, where `a` and `b` are mean log-probabilities of the tokens of the
@@ -295,10 +310,11 @@ class ORPO(Objective):
     batch_kind: ClassVar[str] = "pairs"
 
     beta: float = attrs.field(default=0.1, validator=positive)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
-class SimPO(Objective):
+class SimPO(WithMTP):
     """Simple preference optimisation (Meng et al. 2024, arXiv:2405.14734, equation 6), without a reference.
 
     Per pair `-s(beta (a - b) - gamma)`, where `a` and `b` are mean log-probabilities of the tokens of the chosen and
@@ -313,10 +329,11 @@ class SimPO(Objective):
 
     beta: float = attrs.field(default=2.0, validator=positive)
     gamma: float = attrs.field(default=1.0, validator=not_negative)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
-class CPO(Objective):
+class CPO(WithMTP):
     """Contrastive preference optimisation (Xu et al. 2024, arXiv:2401.08417), without a reference.
 
     Per pair `-s(beta (p - q)) - alpha p / nC`, where `p` and `q` are summed log-probabilities of the chosen and the
@@ -331,10 +348,11 @@ class CPO(Objective):
 
     beta: float = attrs.field(default=0.1, validator=positive)
     alpha: float = attrs.field(default=1.0, validator=not_negative)
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
 @attrs.frozen(kw_only=True)
-class ChosenSFT(Objective):
+class ChosenSFT(WithMTP):
     """Likelihood of the chosen completion alone, per token: a term of sums such as RPO, or a baseline.
 
     Per pair `-p / nC`, where `p` is the summed log-probability of the chosen completion (Pang et al. 2024,
@@ -343,9 +361,11 @@ class ChosenSFT(Objective):
 
     batch_kind: ClassVar[str] = "pairs"
 
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
+
 
 @attrs.frozen(kw_only=True)
-class Sum(Objective):
+class Sum(WithMTP):
     """A weighted sum of objectives of pairs, all read from one pass of the model.
 
     DPO with `ChosenSFT` is RPO (Pang et al. 2024, arXiv:2404.19733); DPO, BCO and `ChosenSFT` with the weights 0.8, 0.2
@@ -361,6 +381,7 @@ class Sum(Objective):
 
     terms: tuple[Objective, ...]
     weights: tuple[float, ...]
+    mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
     @property
     def all_terms(self) -> tuple[Objective, ...]:
@@ -396,6 +417,9 @@ class Sum(Objective):
                 yield Problem(f"terms.{index}", f"{kind} within {kind}; write its terms here")
             elif term.ld_alpha != 1:
                 yield Problem(f"terms.{index}.ld_alpha", "a sum's terms read one pass, in which every token counts")
+            elif term.mtp_loss_weight:
+                message = "a sum's terms read one pass, to which MTP is added once; set mtp_loss_weight of the sum"
+                yield Problem(f"terms.{index}.mtp_loss_weight", message)
             elif term.batch_kind != "pairs":
                 cure = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
                 yield Problem(f"terms.{index}", f"{kind} reads {term.batch_kind}, a sum reads pairs{cure}")

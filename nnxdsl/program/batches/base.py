@@ -110,6 +110,11 @@ class BatchLengths:
         """Tokens of all rows that go through the layers."""
         return int(sum(np.sum(lengths) for lengths in (self.shared, *self.branches)))
 
+    @property
+    def mtp_targets(self) -> int:
+        """About how many of them multi-token prediction has: of pairs, those of the first branch."""
+        return self.targets if len(self.branches) == 1 else int(np.sum(self.branches[0]))
+
     def attended_pairs(self, window: int | None, *, is_chunked: bool = False) -> int:
         """Pairs (token, token that it attends to) of all rows, in a layer with this window, or these chunks."""
         count = functools.partial(attended_pairs, window=window, is_chunked=is_chunked)
@@ -157,6 +162,10 @@ class BatchKind(Generic[BatchT]):
         """The targets and the states that predict them, of final hidden states `[B, T, D]`."""
         raise NotImplementedError
 
+    def mtp_positions(self, positions: TokenPositions) -> TokenPositions:
+        """The positions of the rows for the layer of multi-token prediction, whose state depends on the next token."""
+        return positions
+
     def mtp_targets(self, hidden: jax.Array, batch: BatchT) -> Targets | None:
         """As `targets`, of the states of multi-token prediction; None where the kind has none."""
         return None
@@ -170,7 +179,7 @@ class BatchKind(Generic[BatchT]):
         raise NotImplementedError
 
     def mtp_mask(self, batch: BatchT) -> jax.Array:
-        """Which targets count where they are predicted one token earlier: those whose sequence has a token before."""
+        """Which targets of `mtp_targets` count: those with two tokens before them, in rows whose weight is not 0."""
         raise NotImplementedError
 
     def reference_logps(self, batch: BatchT) -> PairLogps | None:

@@ -20,7 +20,7 @@ from nnxdsl.program.batches.base import (
     gather_sources,
     register,
 )
-from nnxdsl.program.batches.packed_sequences import packed_lengths, packed_rows
+from nnxdsl.program.batches.packed_sequences import gather_earlier, has_earlier, packed_lengths, packed_rows
 from nnxdsl.program.batches.pairs import AnyPairs
 
 
@@ -38,6 +38,17 @@ class PackedPairKind(AnyPairs[PackedPairs]):
     def target_mask(self, batch: PackedPairs) -> jax.Array:
         """Which targets count, `[G, C]`."""
         return batch.owner < 2 * batch.weight.shape[1]
+
+    def mtp_targets(self, hidden: jax.Array, batch: PackedPairs) -> Targets:
+        """As `targets`, from the states one slot before."""
+        return Targets(gather_earlier(hidden, batch), batch.target, self.mtp_mask(batch))
+
+    def mtp_mask(self, batch: PackedPairs) -> jax.Array:
+        """The tokens of chosen or desirable completions with two tokens before them, `[G, C]`."""
+        is_read = batch.weight > 0 if batch.desirable is None else (batch.weight > 0) & (batch.desirable > 0)  # [G, K]
+        # Rejected completions and padding have none of these owners.
+        read = jnp.take_along_axis(jnp.asarray(is_read), batch.owner, axis=1, mode="fill", fill_value=False)
+        return read & has_earlier(batch)
 
     def loss_inputs(self, stats: TokenStats, batch: PackedPairs, options: PairOptions) -> tuple[LossInputs, TokenStats]:
         """Summed log-probabilities of all pairs `[G * K]`, and the statistics of each target `[G, C]`."""

@@ -30,8 +30,7 @@ class PackedSequenceKind(AnySequences[PackedSequences]):
 
     def mtp_targets(self, hidden: jax.Array, batch: PackedSequences) -> Targets:
         """As `targets`, from the states one slot before; the first target's of a row may be any."""
-        earlier = gather_sources(hidden, batch.tokens, jnp.maximum(batch.source - 1, 0))
-        return Targets(earlier, batch.target, self.mtp_mask(batch))
+        return Targets(gather_earlier(hidden, batch), batch.target, self.mtp_mask(batch))
 
     def target_mask(self, batch: PackedSequences) -> jax.Array:
         """Which targets count, `[G, C]`."""
@@ -39,10 +38,7 @@ class PackedSequenceKind(AnySequences[PackedSequences]):
 
     def mtp_mask(self, batch: PackedSequences) -> jax.Array:
         """The targets whose sequence has a token before, `[G, C]`."""
-        length, slots = batch.tokens.shape[-1], batch.segment.reshape(len(batch.tokens), -1)  # [G, r * T]
-        before = jnp.maximum(batch.source - 1, 0)
-        same = jnp.take_along_axis(slots, before, axis=1) == jnp.take_along_axis(slots, batch.source, axis=1)
-        return batch.loss_mask & same & (batch.source % length > 0)
+        return batch.loss_mask & has_earlier(batch) & (batch.weight[:, None] > 0)
 
     def lengths(self, batch: PackedSequences) -> BatchLengths:
         """What a batch in numpy holds."""
@@ -68,6 +64,19 @@ def packed_rows(batch: PackedSequences | PackedPairs, branch: jax.Array) -> Rows
     length = batch.tokens.shape[-1]
     tokens, *positions = (x.reshape(-1, length) for x in (batch.tokens, batch.position, batch.segment, branch))
     return Rows(tokens, TokenPositions(*positions), row_layout.packed(length))
+
+
+def gather_earlier(hidden: jax.Array, batch: PackedSequences | PackedPairs) -> jax.Array:
+    """States `[G, C, D]` one slot before those that predict the targets; any where `has_earlier` is False."""
+    return gather_sources(hidden, batch.tokens, jnp.maximum(batch.source - 1, 0))
+
+
+def has_earlier(batch: PackedSequences | PackedPairs) -> jax.Array:
+    """Whether the slot before the one that predicts a target is of the same sequence, `[G, C]`."""
+    length, slots = batch.tokens.shape[-1], batch.segment.reshape(len(batch.tokens), -1)  # [G, r * T]
+    before = jnp.maximum(batch.source - 1, 0)
+    same = jnp.take_along_axis(slots, before, axis=1) == jnp.take_along_axis(slots, batch.source, axis=1)
+    return same & (batch.source % length > 0)
 
 
 def packed_lengths(batch: PackedSequences | PackedPairs) -> tuple[int, Lengths]:

@@ -37,7 +37,18 @@ from nnxdsl.program.batches.base import (
 
 
 class AnyPairs(BatchKind[BatchT]):
-    """What padded and packed pairs have in common."""
+    """What padded and packed pairs have in common.
+
+    Targets of multi-token prediction (MTP) are chosen completions, and of feedback desirable ones: it is a likelihood,
+    which rejected completions are not to gain, as in the SFT terms of RPO, ORPO and CPO. The state of the prompt's last
+    token depends on the completion's first one, and so would differ between the branches of a pair.
+    """
+
+    def mtp_positions(self, positions: TokenPositions) -> TokenPositions:
+        """Those of `[prompt | chosen]` as one sequence; rejected completions are padding."""
+        is_read = positions.branch_ids < 2
+        position, segment = (jnp.where(is_read, part, 0) for part in (positions.positions, positions.segment_ids))
+        return TokenPositions(position, segment, jnp.zeros_like(segment))
 
     def reference_logps(self, batch: BatchT) -> PairLogps | None:
         """The reference's log-probabilities that the batch carries; None if it carries none."""
@@ -97,6 +108,21 @@ class PairKind(AnyPairs[PairBatch]):
         return jnp.concatenate(
             [slots < batch.chosen_length[:, None], slots < batch.rejected_length[:, None]], axis=1
         )  # [B, 2R]
+
+    def mtp_targets(self, hidden: jax.Array, batch: PairBatch) -> Targets:
+        """The tokens of chosen completions `[B, R]`, from the states one slot before."""
+        prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+        # For a completion's first token that of the prompt's last but one; a prompt of one slot has none.
+        first = hidden[:, max(prompt - 2, 0) : max(prompt - 1, 1)]
+        earlier = jnp.concatenate([first, hidden[:, prompt - 1 : prompt + response - 2]], axis=1)  # [B, R, D]
+        return Targets(earlier, jnp.asarray(batch.chosen), self.mtp_mask(batch))
+
+    def mtp_mask(self, batch: PairBatch) -> jax.Array:
+        """The tokens of chosen or desirable completions with two tokens before them, `[B, R]`."""
+        slots = jnp.arange(batch.chosen.shape[1])[None, :]
+        is_read = batch.weight > 0 if batch.desirable is None else (batch.weight > 0) & (batch.desirable > 0)
+        has_earlier = (slots > 0) | (batch.prompt_length[:, None] > 1)
+        return (slots < batch.chosen_length[:, None]) & has_earlier & is_read[:, None]
 
     def loss_inputs(self, stats: TokenStats, batch: PairBatch, options: PairOptions) -> tuple[LossInputs, TokenStats]:
         """Summed log-probabilities of both completions `[B]`, and the statistics of their tokens `[B, 2R]`."""

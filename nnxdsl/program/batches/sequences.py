@@ -74,7 +74,7 @@ class SequenceKind(AnySequences[SequenceBatch]):
 
     def mtp_mask(self, batch: SequenceBatch) -> jax.Array:
         """All but the first target, `[B, T - 1]`."""
-        return self.target_mask(batch).at[:, :1].set(False)
+        return self.target_mask(batch).at[:, :1].set(False) & (batch.weight[:, None] > 0)
 
     def teacher_top_k(self, batch: SequenceBatch) -> TeacherTopK | None:
         """See `AnySequences`; by target."""
