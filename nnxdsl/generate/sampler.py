@@ -1,24 +1,18 @@
-"""Batched generation: prefill, then decoding one token at a time with a KV cache, in one jitted loop or its pieces."""
+"""Batched generation: completions of prompts from one or several models, at once or as a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import attrs
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
-from nnxdsl.generate.sampling import Sampling, draw, numbers_of, streams
-from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache
-from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
-from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
+from nnxdsl.generate.decode_loop import DecodeLoop, Inputs
+from nnxdsl.generate.sampling import Sampling, numbers_of
+from nnxdsl.generate.speculative import SpeculativeLoop
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import AbstractModel, is_stacked
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.forward import Leaves
 
 ROUND_TO = 16
@@ -26,11 +20,6 @@ ROUND_TO = 16
 
 STREAM_EVERY = 8
 """Tokens of a row between two pieces of a stream."""
-
-# vmap axis of the models in a cache: after the axis of the scanned layers, so that the scan needs no transpose.
-# Token positions are shared by all models.
-_CACHE: Any = Cache(layers=1, suffix=0, positions=None, length=None, prefix=0)  # pyright: ignore[reportArgumentType]
-_NEW: Any = CacheUpdate(layers=1, suffix=0, positions=None, prefix=0)  # pyright: ignore[reportArgumentType]
 
 
 class Sampler:
@@ -55,12 +44,17 @@ class Sampler:
         whole: jax.sharding.Sharding | None = None,
     ) -> None:
         self._config, self._place = config, place
-        self._loop = _Loop(template, config, dtype, tuple(sorted(stop_ids)))
-        static = ("new_tokens", "is_greedy", "top_k")
+        given = template, config, dtype, tuple(sorted(stop_ids))
+        self._loop, static = DecodeLoop(*given), ("new_tokens", "is_greedy", "top_k")
         self._generate = jax.jit(self._loop.run, static_argnames=static, out_shardings=whole)
-        self._begin = jax.jit(self._loop.begin, static_argnames=static)
-        # The carry has the cache, which each piece of the loop updates in place.
-        self._advance = jax.jit(self._loop.advance, static_argnames=static[1:], donate_argnames="carry")
+        speculative = SpeculativeLoop(*given)
+        self._speculate = jax.jit(speculative.run, static_argnames=(*static, "drafts"), out_shardings=whole)
+        # Each piece of a loop updates the cache in its carry in place.
+        pieces = {"static_argnames": static[1:], "donate_argnames": "carry"}
+        self._pieces = jax.jit(self._loop.begin, static_argnames=static), jax.jit(self._loop.advance, **pieces)
+        pieces["static_argnames"] = (*static[1:], "drafts")
+        begin = jax.jit(speculative.begin, static_argnames=(*static, "drafts"))
+        self._speculative_pieces = begin, jax.jit(speculative.advance, **pieces)
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Generate completions, without their stop tokens.
@@ -74,7 +68,8 @@ class Sampler:
             New token ids for each prompt.
 
         Raises:
-            ValueError: `max_new_tokens` leaves no position for a prompt, or `top_k` exceeds the vocabulary size.
+            ValueError: `max_new_tokens` leaves no position for a prompt, `top_k` exceeds the vocabulary size, or the
+                model cannot draft `num_speculative_tokens`.
         """
         (answers,) = self.together([leaves], prompts, sampling)
         return answers
@@ -90,8 +85,7 @@ class Sampler:
             sampling: Sampling settings.
             length: Minimum padded prompt length; a constant value avoids recompilation between calls.
         """
-        out, counts = self._sample([leaves], prompts, sampling, length)
-        return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]
+        return _with_stop_tokens(*self._sample([leaves], prompts, sampling, length))
 
     def stream(
         self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling, every: int = STREAM_EVERY
@@ -119,19 +113,35 @@ class Sampler:
         if not prompts:
             return
         inputs, static = self._inputs([leaves], prompts, sampling, None)
-        carry = self._begin(inputs, **static)
+        begin, advance = self._speculative_pieces if sampling.num_speculative_tokens else self._pieces
+        carry = begin(inputs, **static)
         del static["new_tokens"]
         seen = np.zeros(len(prompts), np.int64)
         until = 0
         while until < sampling.max_new_tokens:
             until = min(until + every, sampling.max_new_tokens)
-            carry = self._advance(inputs, carry, np.int32(until), **static)
+            carry = advance(inputs, carry, np.int32(until), **static)
             out, counts, done = (np.asarray(part)[0] for part in (carry.out, carry.counts, carry.done))
             ends = counts + done  # with the stop token
             yield [row[begin:end].tolist() for row, begin, end in zip(out, seen, ends, strict=True)]
             seen = ends
-            if done.all():
+            if (done | (counts == sampling.max_new_tokens)).all():
                 return
+
+    def drawn_in_passes(
+        self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> tuple[list[list[int]], list[int]]:
+        """Generate completions as `drawn` does, and count the passes of the model after the prompt's for each.
+
+        Returns:
+            Completions, and of each the passes that yielded its tokens after the first: one a token without drafts.
+        """
+        if not sampling.num_speculative_tokens or not prompts:
+            found = self.drawn(leaves, prompts, sampling)
+            return found, [len(row) - 1 for row in found]
+        inputs, static = self._inputs([leaves], prompts, sampling, None)
+        out, counts, passes = map(np.asarray, self._speculate(inputs, **static))
+        return _with_stop_tokens(out, counts), passes.tolist()
 
     def together(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
@@ -168,13 +178,20 @@ class Sampler:
         """New tokens `[M, B, new]` of M models, and their number before the stop token `[M, B]`."""
         if not prompts:
             return np.zeros((len(models), 0, 0), np.int32), np.zeros((len(models), 0), np.int32)
+        if sampling.num_speculative_tokens:  # rows of several models have passes of their own
+            found = []
+            for model in models:
+                inputs, static = self._inputs([model], prompts, sampling, at_least)
+                found.append(self._speculate(inputs, **static)[:2])
+            outs, counts = zip(*found, strict=True)
+            return np.concatenate(outs), np.concatenate(counts)
         inputs, static = self._inputs(models, prompts, sampling, at_least)
         out, counts = self._generate(inputs, **static)
         return np.asarray(out), np.asarray(counts)
 
     def _inputs(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling, at_least: int | None
-    ) -> tuple[_Inputs, dict[str, Any]]:
+    ) -> tuple[Inputs, dict[str, Any]]:
         """Arrays and static arguments of the loop.
 
         Raises:
@@ -187,6 +204,9 @@ class Sampler:
             )
         if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
             raise ValueError(f"top_k={sampling.top_k} exceeds the vocabulary size {self._config.vocab_size}")
+        drafts = {"drafts": sampling.num_speculative_tokens} if sampling.num_speculative_tokens else {}
+        if drafts and (problem := self._config.speculative_problem):
+            raise ValueError(f"num_speculative_tokens: {problem}; set 0")
         truncated = [list(prompt)[-room:] for prompt in prompts]
         for prompt in truncated:
             if problem := self._config.generation_problem(len(prompt), sampling.max_new_tokens):
@@ -199,7 +219,7 @@ class Sampler:
         shared = {path for path, leaf in first.items() if all(leaf is other[path] for other in others)}
         rows = tokens, np.array([len(prompt) for prompt in truncated], np.int32), numbers_of(truncated)
         tokens, lengths, numbers = self._place(rows)
-        inputs = _Inputs(
+        inputs = Inputs(
             {path: leaf for path, leaf in first.items() if path in shared},
             [{path: leaf for path, leaf in model.items() if path not in shared} for model in models],
             tokens,
@@ -214,149 +234,10 @@ class Sampler:
             "new_tokens": sampling.max_new_tokens,
             "is_greedy": sampling.temperature == 0.0,
             "top_k": sampling.top_k,
+            **drafts,
         }
 
 
-class _Inputs(NamedTuple):
-    """Arrays of a call.
-
-    Attributes:
-        shared: Arrays shared by all models.
-        own: Arrays of each model.
-        tokens: Prompts `[B, P]`, padded on the left.
-        lengths: Prompt lengths `[B]`.
-        numbers: Per-row RNG stream numbers `[B, 2]`, from `numbers_of`.
-        key: Key data of the base PRNG key.
-        temperature: Scalar.
-        top_p: Scalar or None.
-    """
-
-    shared: Leaves
-    own: list[Leaves]
-    tokens: jax.Array
-    lengths: jax.Array
-    numbers: jax.Array
-    key: ArrayLike
-    temperature: ArrayLike
-    top_p: ArrayLike | None
-
-
-class _Carry(NamedTuple):
-    """The state of the loop between two tokens.
-
-    Attributes:
-        length: Scalar, tokens decoded so far.
-        cache: KV cache of prompts and new tokens, without the last one.
-        token: The last token `[M, B]`.
-        done: Whether a stop token was decoded `[M, B]`.
-        out: New tokens `[M, B, new_tokens]`.
-        counts: Their number before the stop token `[M, B]`.
-    """
-
-    length: jax.Array
-    cache: Cache
-    token: jax.Array
-    done: jax.Array
-    out: jax.Array
-    counts: jax.Array
-
-
-@attrs.frozen
-class _Loop:
-    """The jitted generation loop of one model structure; arrays are arguments."""
-
-    template: AbstractModel
-    config: DecoderConfig
-    dtype: Any
-    stop_ids: tuple[int, ...]
-
-    def run(
-        self, inputs: _Inputs, *, new_tokens: int, is_greedy: bool, top_k: int | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """New tokens `[M, B, new_tokens]` of M models, and their number before the stop token `[M, B]`.
-
-        Args:
-            inputs: Arrays of models and prompts.
-            new_tokens: Maximum number of new tokens.
-            is_greedy: Whether to take the argmax instead of sampling.
-            top_k: See `Sampling`.
-        """
-        carry = self.begin(inputs, new_tokens=new_tokens, is_greedy=is_greedy, top_k=top_k)
-        until = jnp.array(new_tokens, jnp.int32)
-        carry = self.advance(inputs, carry, until, is_greedy=is_greedy, top_k=top_k)
-        return carry.out, carry.counts
-
-    def begin(self, inputs: _Inputs, *, new_tokens: int, is_greedy: bool, top_k: int | None) -> _Carry:
-        """The state after prefill and the first new token; for the arguments see `run`."""
-        models, (rows, prompt) = len(inputs.own), inputs.tokens.shape
-        stacked, forward = self._models(inputs)
-        places = positions_left_padded(inputs.lengths, prompt)
-        logits, new = forward(None, None)(stacked, inputs.tokens, places, None)
-        cache = append(self._empty(models, rows, prompt + new_tokens - 1), new)
-        none = jnp.zeros((models, rows), jnp.int32)
-        zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
-        empty = _Carry(zero, cache, none, none.astype(bool), out, none)
-        return self._added(empty, cache, _chooser(inputs, is_greedy, top_k)(logits, zero))
-
-    def advance(
-        self, inputs: _Inputs, carry: _Carry, until: jax.Array, *, is_greedy: bool, top_k: int | None
-    ) -> _Carry:
-        """The state after `until` new tokens, or once all rows are done; for the other arguments see `run`."""
-        stacked, forward = self._models(inputs)
-        following, choose = forward(0, _CACHE), _chooser(inputs, is_greedy, top_k)
-
-        def step(carry: _Carry) -> _Carry:
-            position = (inputs.lengths + carry.length - 1)[:, None]  # [B, 1]
-            places = TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
-            logits, new = following(stacked, carry.token[:, :, None], places, carry.cache)
-            # Updated outside of vmap, which would copy the cache; here the update is in place.
-            return self._added(carry, append(carry.cache, new), choose(logits, carry.length))
-
-        def is_unfinished(carry: _Carry) -> jax.Array:
-            return (carry.length < until) & ~jnp.all(carry.done)
-
-        return jax.lax.while_loop(is_unfinished, step, carry)
-
-    def _models(self, inputs: _Inputs) -> tuple[Leaves, Callable[..., Any]]:
-        """Stacked arrays of the models, and a function from the batch axes of tokens and cache to their forward."""
-        own = inputs.own
-        axes = {path: int(is_stacked(path)) for path in own[0]}
-        stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
-        forward = partial(jax.vmap, partial(self._forward, inputs.shared), out_axes=(0, _NEW), axis_size=len(own))
-        return stacked, lambda tokens, cache: forward(in_axes=(axes, tokens, None, cache))
-
-    def _added(self, carry: _Carry, cache: Cache, token: jax.Array) -> _Carry:
-        """The state with one more token of each row, `[M, B]`."""
-        done = carry.done | jnp.isin(token, jnp.array(self.stop_ids, jnp.int32))
-        out, counts = carry.out.at[:, :, carry.length].set(token), carry.counts + (~done).astype(jnp.int32)
-        return _Carry(carry.length + 1, cache, token, done, out, counts)
-
-    def _forward(
-        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None
-    ) -> tuple[jax.Array, CacheUpdate]:
-        """Next-token logits `[B, V]` after tokens `[B, T]`, and their cache update."""
-        model = self.template.merge({**shared, **own})
-        assert isinstance(model, Decoder)
-        method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
-        hidden, new, *_ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
-        assert new is not None  # return_kv=True
-        return model.logits(hidden[:, -1]), new
-
-    def _empty(self, models: int, rows: int, length: int) -> Cache:
-        """An empty KV cache for several models."""
-        empty = init_cache(self.config, rows, length, self.dtype)
-        return jax.vmap(lambda _: empty, out_axes=_CACHE)(jnp.zeros(models))
-
-
-def _chooser(inputs: _Inputs, is_greedy: bool, top_k: int | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A function from logits `[M, B, V]` and the number of tokens so far to the next token of each row `[M, B]`."""
-    keys = streams(jax.random.wrap_key_data(jnp.asarray(inputs.key)), inputs.numbers)
-    temperature, top_p = jnp.asarray(inputs.temperature), None if inputs.top_p is None else jnp.asarray(inputs.top_p)
-
-    def choose(logits: jax.Array, count: jax.Array) -> jax.Array:
-        if is_greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        now = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
-        return jax.vmap(lambda logits: draw(now, logits, temperature, top_k, top_p))(logits)
-
-    return choose
+def _with_stop_tokens(out: np.ndarray, counts: np.ndarray) -> list[list[int]]:
+    """Completions of one model, from `[1, B, new]` and `[1, B]`."""
+    return [row[: count + 1].tolist() for row, count in zip(out[0], counts[0], strict=True)]

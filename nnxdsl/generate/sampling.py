@@ -23,6 +23,8 @@ class Sampling:
         top_p: After `top_k`, sample from the smallest set of most likely tokens whose probabilities sum to at least
             `top_p` (nucleus sampling: Holtzman et al., arXiv:1904.09751); None for all.
         seed: Random seed; the same seed and prompt give the same completion.
+        num_speculative_tokens: Tokens that the model's multi-token-prediction (MTP) layer drafts for each pass of the
+            model (speculative decoding); 0 for none. Completions are the same, up to the rounding of logits.
 
     Raises:
         ValueError: a value is out of range or has no effect.
@@ -33,6 +35,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    num_speculative_tokens: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -43,6 +46,8 @@ class Sampling:
             raise ValueError(f"top_k: expected at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p < 1:
             raise ValueError(f"top_p: expected a value between 0 and 1, got {self.top_p}")
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens: expected at least 0, got {self.num_speculative_tokens}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p have no effect with temperature 0 (greedy decoding)")
 

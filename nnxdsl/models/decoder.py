@@ -370,8 +370,6 @@ class Decoder(nnx.Module):
         Returns:
             The states after the MTP layer's final norm, and the layer's statistics.
         """
-        assert self.mtp is not None
-        state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
 
         def after(x: jax.Array) -> jax.Array:
             return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
@@ -379,13 +377,52 @@ class Decoder(nnx.Module):
         has_next = (after(positions.segment_ids) == positions.segment_ids) & (
             after(positions.branch_ids) == positions.branch_ids
         )
-        following = self.embed(jnp.where(has_next, after(tokens), 0), dtype)  # [B, T, D]
-        following = constrain(following, "batch", "length", "activation_embed")
+        given = {"dtype": dtype, "remat": remat, "method": method}
+        states, stats, _ = self.mtp_states(hidden, jnp.where(has_next, after(tokens), 0), positions, **given)
+        return states, stats
 
-        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, LayerStats]:
-            return nnx.merge(graphdef, state)(*given)
+    def mtp_states(
+        self,
+        hidden: jax.Array,
+        following: jax.Array,
+        positions: TokenPositions,
+        *,
+        cache: Cache | None = None,
+        return_kv: bool = False,
+        dtype: DTypeLike,
+        remat: Remat = "none",
+        method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
+    ) -> tuple[jax.Array, LayerStats, CacheUpdate | None]:
+        """As `mtp_hidden`, of tokens that are followed by any others, with a cache of this layer.
 
-        return with_remat(run, remat)(state, hidden, following, context(self.config, positions, None, method))
+        Args:
+            hidden: states `[B, T, D]` after the decoder's final norm; to predict still further, those of this method.
+            following: the token that follows each one, `[B, T]` int32.
+            positions: of the tokens, `[B, T]`.
+            cache: tokens to attend to as well, see `mtp_cache`.
+            return_kv: also return the update of a cache.
+            dtype: of the residual stream.
+            remat: rematerialization policy.
+            method: how attention is computed; with a cache it is "dense".
+
+        Returns:
+            The states after the layer's final norm `[B, T, D]`, the layer's statistics, and the update of a cache.
+        """
+        assert self.mtp is not None
+        state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
+        vectors = constrain(self.embed(following, dtype), "batch", "length", "activation_embed")  # [B, T, D]
+        past = None if cache is None or cache.suffix is None else cache.suffix.layer("global", 0)
+
+        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, LayerStats, Any]:
+            states, stats, new = nnx.merge(graphdef, state)(*given)
+            return states, stats, new if return_kv else None
+
+        shared = context(self.config, positions, cache, method)
+        states, stats, new = with_remat(run, remat)(state, hidden, vectors, shared, past)
+        if new is None:
+            return states, stats, None
+        layers = LayerCaches(None, jax.tree.map(lambda part: part[None], new))
+        return states, stats, CacheUpdate(None, layers, positions)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32, not tiled: for few tokens."""

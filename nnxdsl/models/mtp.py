@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -44,15 +46,18 @@ class Predictor(nnx.Module):
         self.block = Block(config, kind=config.mtp_layer_kinds[0], rngs=rngs, param_dtype=param_dtype)
         self.norm = norm_of(config, embed, "norm", param_dtype)
 
-    def __call__(self, hidden: jax.Array, following: jax.Array, context: Context) -> tuple[jax.Array, LayerStats]:
-        """The hidden states for the token after the next one, and the layer's statistics.
+    def __call__(
+        self, hidden: jax.Array, following: jax.Array, context: Context, past: Any = None
+    ) -> tuple[jax.Array, LayerStats, Any]:
+        """The hidden states for the token after the next one, the layer's statistics, and the update of its cache.
 
         Args:
             hidden: the decoder's states after its final norm, `[B, T, D]`.
             following: vectors of the next tokens, `[B, T, D]`.
             context: masks and positions of the decoder's call.
+            past: the cache of this layer, or None.
         """
         both = jnp.concatenate([self.token_norm(following), self.state_norm(hidden)], axis=-1)  # [B, T, 2 D]
         x = constrain(self.join(both), "batch", "length", "activation_embed")
-        x, _, stats = self.block(x, context, None)
-        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats
+        x, new, stats = self.block(x, context, past)
+        return constrain(self.norm(x), "batch", "length", "activation_embed"), stats, new

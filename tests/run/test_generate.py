@@ -182,10 +182,11 @@ def test_a_stream_has_the_tokens_of_one_loop(
 
 
 def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> None:
-    compiled = sampler._advance._cache_size()
+    _, advance = sampler._pieces
+    compiled = advance._cache_size()
     for every in (1, 3):
         list(sampler.stream(leaves, PROMPTS, Sampling(7), every))
-    assert sampler._advance._cache_size() == compiled + 1
+    assert advance._cache_size() == compiled + 1
 
 
 def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: Leaves) -> None:

@@ -8,6 +8,7 @@ rotation, so the slots' positions alone determine the mask, in any order of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -77,13 +78,13 @@ class LayerCaches(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Caches of all layers, with as many tokens for each row; rows of fewer tokens begin with padding.
+    """Caches of all layers; rows of fewer tokens than others begin with padding, or have a length of their own.
 
     Attributes:
         layers: of the scanned layers, with a leading axis of `periods`; None without periods.
         suffix: of the layers after them; None without any.
         positions: of all tokens, `[B, length]`; unused slots are padding.
-        length: int32 scalar, the number of tokens so far.
+        length: int32, the number of tokens so far, padding included: a scalar, or `[B]` where rows differ.
         prefix: of the layers before the scanned ones; None without any.
     """
 
@@ -110,7 +111,7 @@ class CacheUpdate(NamedTuple):
     prefix: LayerCaches | None = None
 
 
-def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
+def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, spare: int = 0) -> Cache:
     """An empty cache.
 
     Args:
@@ -118,11 +119,13 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
         batch: rows.
         length: tokens of a row: the prompt with its padding, and the completion.
         dtype: of keys and values; the `dtype` of the calls.
+        spare: most tokens that `rewind` will drop at one time.
 
     Returns:
-        A cache of zeros; local layers have `min(window, length)` slots, global ones `length`.
+        A cache of zeros; local layers have `min(window + spare, length)` slots, global ones `length`.
     """
-    ring = min(config.window or length, length)
+    # A dropped token has replaced one that had left the window before, so that none is missing then.
+    ring = min(config.window + spare, length) if config.window else length
 
     def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
         def stacked(kind: LayerKind) -> Any:
@@ -143,6 +146,14 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike)
     )
 
 
+def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
+    """An empty cache of the multi-token-prediction (MTP) layer; arguments as of `init_cache`."""
+    one = mixer_class(config, "global").init_cache(config.of("global"), batch, length, dtype)
+    layers = LayerCaches(None, jax.tree.map(lambda part: part[None], one))
+    positions = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
+    return Cache(None, layers, positions, jnp.zeros((), jnp.int32))
+
+
 def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV]:
     """The caches that the layers of `kv_sharing` read, by kind: those of the last layer of their kind before them."""
     found: dict[LayerKind, KV] = {}
@@ -157,11 +168,16 @@ def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV]:
 
 
 def ring_positions(cache: Cache, window: int) -> TokenPositions:
-    """Positions of the tokens in the ring buffer of local layers `[B, min(window, length)]`; padding in empty slots."""
-    size = min(window, cache.positions.positions.shape[1])
-    newest = cache.length - 1
-    number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size  # [ring], negative where nothing was written
-    ring = TokenPositions(*(jnp.take(part, jnp.maximum(number, 0), axis=1) for part in cache.positions))
+    """Positions of the tokens in the ring buffer of local layers `[B, ring]`; padding in empty slots."""
+    groups = (group for group in (cache.layers, cache.suffix, cache.prefix) if group is not None)
+    rings = [group.local_layers.key.shape[-2] for group in groups if group.local_layers is not None]
+    size = rings[0] if rings else min(window, cache.positions.positions.shape[1])
+    newest = cache.length - 1 if cache.length.ndim == 0 else cache.length[:, None] - 1
+    # [ring] or [B, ring], negative where nothing was written
+    number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size
+    at = jnp.maximum(number, 0)
+    take = partial(jnp.take if at.ndim == 1 else jnp.take_along_axis, axis=1)
+    ring = TokenPositions(*(take(part, at) for part in cache.positions))
     return ring._replace(segment_ids=jnp.where(number >= 0, ring.segment_ids, 0))
 
 
@@ -182,10 +198,13 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
     end = cache.length + length
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return _write(old, new, end - new.shape[-2])
+        start, rows = end - new.shape[-2], old.ndim - 4
+        return _write(old, new, start) if end.ndim == 0 else jax.vmap(_write, (rows, rows, 0), rows)(old, new, start)
 
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
+        if end.ndim == 0:
+            return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
+        return jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(old, new, cache.length, 0)
 
     def put_layers(old: LayerCaches | None, new: LayerCaches | None) -> LayerCaches | None:
         if old is None or new is None:
@@ -197,6 +216,16 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
         put_layers, (cache.layers, cache.suffix, cache.prefix), (new.layers, new.suffix, new.prefix)
     )
     return Cache(layers, tail, TokenPositions(*map(put_place, cache.positions, new.positions)), end, lead)
+
+
+def rewind(cache: Cache, length: jax.Array) -> Cache:
+    """Drops the last tokens of each row, so that `length` `[B]` are left; at most `spare` of them (see `init_cache`).
+
+    Keys and values stay where they are until other tokens replace them. States of linear layers cannot drop tokens.
+    """
+    is_left = jnp.arange(cache.positions.positions.shape[1]) < length[:, None]  # [B, length]
+    segments = jnp.where(is_left, cache.positions.segment_ids, 0)
+    return cache._replace(length=length, positions=cache.positions._replace(segment_ids=segments))
 
 
 def attention_with_cache(

@@ -494,6 +494,15 @@ class DecoderConfig:
         return f"{sizes} pass {short:,} tokens, above which this model has other rotary positions (LongRoPE)"
 
     @property
+    def speculative_problem(self) -> str | None:
+        """Why tokens cannot be drafted by a multi-token-prediction (MTP) layer; None if they can."""
+        if not self.mtp_layers:
+            return "the model has no multi-token-prediction (MTP) layer"
+        if "linear" in self.layers:
+            return "states of linear layers (gated DeltaNet) cannot drop the drafts that are not accepted"
+        return None
+
+    @property
     def moe(self) -> MoEConfig | None:
         """The mixture of experts of the feed-forward, if it has one."""
         if isinstance(self.feed_forward, DenseBesideExperts):

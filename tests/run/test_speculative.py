@@ -1,0 +1,126 @@
+"""Speculative decoding changes how many tokens a pass yields, and no token: greedy, sampled, stopped, in windows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.generate.sampler import Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models import params
+from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
+
+NEW = 21
+WINDOWED = DecoderConfig(
+    vocab_size=8, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
+    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0), query_scale=12**-0.5,
+    max_length=64, mtp_layers=1,
+)  # fmt: skip
+LATENT = attrs.evolve(DEEPSEEK_V3["tiny"], vocab_size=8, mtp_layers=1)
+CONFIGS = {"windowed": WINDOWED, "latent": LATENT}
+PROMPTS = ([3, 1, 4, 1, 5, 0, 2, 6], [7], [1, 2, 3] * 6, [3, 1, 4, 1, 5, 0, 2, 6])
+HOT = Sampling(NEW, temperature=1.5, top_k=7, top_p=0.95, seed=4)
+Leaves = dict[str, jax.Array]
+Built = tuple[params.AbstractModel, DecoderConfig, Leaves]
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[[str], Built]:
+    """Makes models of so few tokens that some drafts are right by chance, in other places for each row."""
+    built: dict[str, Built] = {}
+
+    def make(name: str) -> Built:
+        if name not in built:
+            config = CONFIGS[name]
+            template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+            rng, spread = np.random.default_rng(1), {"scale": 0.3, "embedding": 0.03}
+            leaves = {
+                path: jnp.asarray(rng.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.5), leaf.dtype)
+                for path, leaf in template.variables.items()
+            }
+            built[name] = template, config, leaves
+        return built[name]
+
+    return make
+
+
+def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
+    return attrs.evolve(sampling, num_speculative_tokens=drafts)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("sampling", [Sampling(NEW), HOT], ids=["greedy", "sampled"])
+def test_tokens_are_those_without_drafts(build: Callable[[str], Built], name: str, sampling: Sampling) -> None:
+    template, config, leaves = build(name)
+    plain = Sampler(template, config, jnp.float32, stop_ids=())
+    wanted = plain.drawn(leaves, PROMPTS, sampling)
+    assert max(len(set(row)) for row in wanted) > 3
+    for drafts in (1, 3):
+        found, passes = plain.drawn_in_passes(leaves, PROMPTS, with_drafts(sampling, drafts))
+        assert found == wanted
+        assert plain(leaves, PROMPTS, with_drafts(sampling, drafts)) == plain(leaves, PROMPTS, sampling)
+        # Rows are accepted in other places; no pass yields more than it can, and some draft is right.
+        assert min(passes) < NEW - 1
+        assert all(-(-(NEW - 1) // (drafts + 1)) <= count <= NEW - 1 for count in passes)
+    assert plain.drawn_in_passes(leaves, PROMPTS, sampling) == (wanted, [NEW - 1] * len(PROMPTS))
+
+
+def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("windowed")
+    plain = Sampler(template, config, jnp.float32, stop_ids=())
+    whole = plain(leaves, PROMPTS, HOT)
+    stops = {whole[0][5], whole[1][0]}
+    ending = Sampler(template, config, jnp.float32, stops)
+    wanted, asked = ending.drawn(leaves, PROMPTS, HOT), with_drafts(HOT, 3)
+    assert {len(row) for row in wanted} != {NEW}
+    assert ending.drawn(leaves, PROMPTS, asked) == wanted
+    for sampler, rows in ((plain, plain.drawn(leaves, PROMPTS, HOT)), (ending, wanted)):
+        for every in (1, 5, 100):
+            pieces = list(sampler.stream(leaves, PROMPTS, asked, every))
+            assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == rows
+    # A row does not depend on the others, nor on what they accept.
+    alone = [ending.drawn(leaves, [prompt], asked)[0] for prompt in PROMPTS[:3]]
+    assert alone == wanted[:3]
+    changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
+    together = ending.together([leaves, changed], PROMPTS, asked)
+    assert together == ending.together([leaves, changed], PROMPTS, HOT)
+
+
+def test_a_perfect_draft_is_always_accepted(build: Callable[[str], Built]) -> None:
+    """A model that repeats its last token, and a layer that does so, too: each pass yields all of its tokens."""
+    template, config, leaves = build("windowed")
+    still = {path: jnp.zeros_like(leaf) if "kernel" in path else leaf for path, leaf in leaves.items()}
+    # Without layers the state is the token's own vector; W takes that of the following token.
+    join = np.zeros(leaves["mtp.join.kernel"].shape, np.float32)
+    join[: config.embed_dim] = np.eye(config.embed_dim)
+    ones = {path: jnp.zeros_like(leaf) for path, leaf in leaves.items() if path.endswith("norm.scale")}
+    still |= ones | {"mtp.join.kernel": jnp.asarray(join)}
+    sampler = Sampler(template, config, jnp.float32, stop_ids=())
+    for drafts, least in ((1, 10), (4, 4)):
+        found, passes = sampler.drawn_in_passes(still, PROMPTS, with_drafts(Sampling(NEW), drafts))
+        assert found == [[row[-1]] * NEW for row in PROMPTS]
+        assert passes == [least] * len(PROMPTS)
+
+
+def test_what_cannot_draft_is_refused(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("windowed")
+    asked = with_drafts(Sampling(NEW), 1)
+    without = Sampler(template, attrs.evolve(config, mtp_layers=0), jnp.float32, stop_ids=())
+    with pytest.raises(ValueError, match=r"num_speculative_tokens: the model has no multi-token-prediction \(MTP\)"):
+        without(leaves, PROMPTS, asked)
+    delta = GatedDeltaNetConfig(key_heads=2, value_heads=2, key_head_dim=8, value_head_dim=8)
+    linear = attrs.evolve(config, pattern=("linear", "global"), linear_attention=delta, window=None, rope_local=None)
+    with pytest.raises(ValueError, match="num_speculative_tokens: states of linear layers"):
+        Sampler(template, linear, jnp.float32, stop_ids=())(leaves, PROMPTS, asked)
+    with pytest.raises(ValueError, match="num_speculative_tokens: expected at least 0, got -1"):
+        with_drafts(Sampling(NEW), -1)
