@@ -3,6 +3,9 @@
 `python benchmarks/decode.py`; a minute or two on two cores. Random weights of Gemma 3 270M's shape, with a LoRA adapter
 on all linear layers; the vocabulary is smaller unless it is given. The time of a token is the difference of answers of
 many tokens and of one, so that prompts are not counted.
+
+`python benchmarks/decode.py --speculative STEPS` measures speculative decoding instead: a tiny DeepSeek-V3 with its
+multi-token-prediction layer learns experiments/data/instructions.jsonl for so many steps and answers held-out prompts.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import argparse
 import json
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnxdsl import Adapter
+import nnxdsl
+from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule, Tokenizer
 from nnxdsl.adapters import lora, lora_math
+from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
@@ -31,6 +38,9 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program.forward import Leaves
+from nnxdsl.weights.export import export
+
+INSTRUCTIONS = Path("experiments/data")
 
 
 def drawn(template: params.AbstractModel, dtype: Any) -> Leaves:
@@ -61,6 +71,55 @@ def bandwidth(size: int, repeat: int) -> float:
     return 2 * array.nbytes / min(took[1:])  # the first one is compiled
 
 
+def learnt(steps: int) -> Pretrained:
+    """A tiny model that was trained with multi-token prediction."""
+    experiment = Experiment(
+        name="speculative",
+        model=Model.DeepSeekV3("tiny", mtp_layers=1),
+        objective=Objective.SFT(mtp_loss_weight=0.3),
+        data=Data.Conversations(str(INSTRUCTIONS / "instructions.jsonl"), max_length=128),
+        optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1)),
+        batch_size=16,
+        steps=steps,
+        evaluation=None,
+    )
+    with tempfile.TemporaryDirectory() as place:
+        result = experiment.run(place, quiet=True)
+        last = result.metrics[-1]
+        print(f"{steps} steps: loss {last['loss']:.3f}, mtp_loss {last['mtp_loss']:.3f}")
+        export(result.directory, Path(place) / "model")
+        return nnxdsl.load(Path(place) / "model", mtp=True, tokenizer=Tokenizer.Bytes())
+
+
+def speculative(steps: int, tokens: int, repeat: int) -> dict[str, Any]:
+    """Tokens that a pass of the model yields, and times, by number of drafts, of prompts and temperature."""
+    model = learnt(steps)
+    template = params.abstract(lambda: Decoder(model.config, rngs=nnx.Rngs(0)))
+    sampler = Sampler(template, model.config, jnp.float32, stop_ids(model.tokenizer))
+    lines = (INSTRUCTIONS / "instructions_held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line)["messages"][:-1] for line in lines]
+    prompts = [Encoder(model.tokenizer).prompt(messages) for messages in asked]
+    found: dict[str, Any] = {}
+    for rows, temperature in ((1, 0.0), (8, 0.0), (8, 1.0)):
+        batches = [prompts[start : start + rows] for start in range(0, 16, rows)]
+        kinds = [Sampling(tokens, temperature, seed=1, num_speculative_tokens=drafts) for drafts in range(4)]
+        times: list[list[float]] = [[] for _ in kinds]
+        answers = [[sampler.drawn_in_passes(model.leaves, batch, kind) for batch in batches] for kind in kinds]
+        for _ in range(repeat):
+            for kind, took in zip(kinds, times, strict=True):
+                took.append(sum(seconds(lambda b=b, k=kind: sampler.drawn(model.leaves, b, k)) for b in batches))
+        plain = [row for ids, _ in answers[0] for row in ids]
+        for kind, own, took in zip(kinds, answers, times, strict=True):
+            ids, passes = [row for part, _ in own for row in part], [count for _, part in own for count in part]
+            equal = sum(one == other for one, other in zip(ids, plain, strict=True))
+            rate = sum(len(row) - 1 for row in ids) / sum(passes)
+            name = f"{rows} rows, temperature {temperature:g}, {kind.num_speculative_tokens} drafts"
+            found[name] = {"tokens a pass": rate, "seconds": took, "equal": equal, "of": len(ids)}
+            print(f"{min(times[0]) / min(took):.2f} times as fast, {rate:.2f} tokens a pass: {name};", end=" ")
+            print(f"{min(took):.3f} s, {equal} of {len(ids)} answers equal", flush=True)
+    return found
+
+
 def main() -> None:
     """Measure and print, ratios first."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -70,8 +129,16 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=33, help="of an answer")
     parser.add_argument("--repeat", type=int, default=7, help="calls of each kind, in turn")
+    parser.add_argument(
+        "--speculative", type=int, metavar="STEPS", help="measure speculative decoding after STEPS steps"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    if options.speculative:
+        figures = speculative(options.speculative, options.tokens, options.repeat)
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        return
 
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     config: DecoderConfig = attrs.evolve(GEMMA3[options.size], vocab_size=options.vocabulary)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from nnxdsl.config.core.base import Spec, declared, gather
-from nnxdsl.config.core.validators import inner, not_negative, positive
+from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
 from nnxdsl.config.data import Data
 from nnxdsl.errors import Problem
 
@@ -31,6 +31,8 @@ class Evaluation(Spec):
         top_k: Sample from the k most likely tokens only; None for all.
         top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
             `top_k` leaves, if it is given); None for all.
+        num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
+            its passes: the same answers, up to the rounding of logits, in fewer passes; 0 for none.
     """
 
     every_steps: int | None = attrs.field(default=None, validator=positive)
@@ -40,6 +42,7 @@ class Evaluation(Spec):
     temperature: float = attrs.field(default=0.0, validator=not_negative)
     top_k: int | None = attrs.field(default=None, validator=positive)
     top_p: float | None = attrs.field(default=None, validator=inner)
+    num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
 
     def problems(self) -> Iterable[Problem]:
         """No setting for answers without prompts."""
@@ -58,7 +61,7 @@ class Evaluation(Spec):
                 yield Problem(f"prompts.{index}", "is empty")
 
     def _check_unused(self) -> Iterable[Problem]:
-        for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
+        for name in ("max_new_tokens", "temperature", "top_k", "top_p", "num_speculative_tokens"):
             if getattr(self, name) == declared(Evaluation)[name].default:
                 continue
             if not self.prompts:

@@ -53,8 +53,8 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
         models: Policy and comparison model.
         request: "prompt" and "chat" (true, false, or null for the format of the run's data); or "row", the id of a
             held-out row; or "messages", a chat `[{"role": ..., "content": ...}]` for the chat template.
-            "max_new_tokens", "temperature", "top_k", "top_p", "seed"; "samples" per model, 1 to 16; "sides", those of
-            "policy" and "other" that are sampled from, by default both.
+            Settings of `Sampling`: "max_new_tokens", "temperature" and so on; "samples" per model, 1 to 16; "sides",
+            those of "policy" and "other" that are sampled from, by default both.
         tell: Progress callback, which also gets the text so far.
 
     Raises:
@@ -68,6 +68,7 @@ def generate(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[
             request.get("top_k"),
             request.get("top_p"),
             int(request.get("seed", 0)),
+            int(request.get("num_speculative_tokens", 0)),
         )
     except ValueError as error:
         raise RunError(str(error)) from error

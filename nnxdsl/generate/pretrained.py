@@ -105,6 +105,7 @@ class Pretrained:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        num_speculative_tokens: int = 0,
         template_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Generate completions of texts and chats in one batch.
@@ -116,6 +117,8 @@ class Pretrained:
             top_k: sample from the k most likely tokens only.
             top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least `top_p`.
             seed: random seed.
+            num_speculative_tokens: tokens that the multi-token-prediction (MTP) layer drafts for each pass of the
+                model: fewer passes for the same completions. It needs `load(..., mtp=True)`; 0 for none.
             template_args: further arguments of the chat template, as `{"enable_thinking": False}`.
 
         Returns:
@@ -131,7 +134,7 @@ class Pretrained:
         ids = [encoder.prompt(each if isinstance(each, str) else [dict(turn) for turn in each]) for each in prompts]
         if self._sampler is None:
             self._sampler = Sampler(self._template, self.config, self.dtype, stop_ids(self.tokenizer))
-        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
         return [self.tokenizer.decode(answer) for answer in self._sampler(self.leaves, ids, sampling)]
 
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
@@ -145,6 +148,7 @@ def load(
     dtype: DTypeLike = jnp.float32,
     tokenizer: Tokenizer | None = None,
     allow_non_finite: bool = False,
+    mtp: bool = False,
 ) -> Pretrained:
     """Load a model from a directory in the Hub's format, or from a repository on the Hub.
 
@@ -156,6 +160,7 @@ def load(
         dtype: dtype of arrays and activations.
         tokenizer: tokenizer to use; None for the one beside the weights.
         allow_non_finite: load weights that contain NaN or infinity instead of raising.
+        mtp: also load the multi-token-prediction (MTP) layer, for `num_speculative_tokens` of `generate`.
 
     Returns:
         The model, with its arrays on the default device. Tensors are read one at a time, so host memory never has a
@@ -167,7 +172,9 @@ def load(
     """
     found = locate(str(directory))
     reader = HubReader(found, allow_non_finite=allow_non_finite)
-    config = attrs.evolve(reader.config, mtp_layers=0)  # MTP layers are not used for generation
+    if mtp and not reader.config.mtp_layers:
+        raise WeightsError(f"{found}: there is no multi-token-prediction (MTP) layer that can be loaded; leave mtp out")
+    config = reader.config if mtp else attrs.evolve(reader.config, mtp_layers=0)
     template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))

@@ -101,7 +101,7 @@ def warm_up(models: ModelPair, name: str, prompt: Sequence[int], sampling: Sampl
     """Compile what `stream` runs, by first tokens, so that timings exclude compilation; once for each structure."""
     sampler = models.sampler(name)
     kind = (sampler, -(-len(prompt) // ROUND_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
-    kind = (*kind, sampling.temperature == 0, samples)
+    kind = (*kind, sampling.temperature == 0, sampling.num_speculative_tokens, samples)
     if kind not in models.compiled:
         _, leaves = models.models()[name]
         next(sampler.stream(leaves, [prompt] * samples, sampling, every=1))

@@ -208,6 +208,9 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         name = type(experiment.data).__qualname__
         message = f"batches of {name} have no targets of multi-token prediction (MTP); set 0"
         problems.append(Problem("objective.mtp_loss_weight", message))
+    for where, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
+        if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
+            problems.append(Problem(f"{where}.num_speculative_tokens", f"{message}; set 0"))
     if experiment.mesh.stage > 1 and (config.kv_sharing or config.per_layer_embedding):
         message = "keys and values of other layers, and embeddings of each layer, do not pass through pipeline stages"
         problems.append(Problem("mesh.stage", f"{message}; set 1"))

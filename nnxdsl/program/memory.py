@@ -23,7 +23,7 @@ from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.kv_cache import init_cache
+from nnxdsl.models.attention.kv_cache import init_cache, mtp_cache
 from nnxdsl.models.attention.row_layout import Kernel
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
@@ -404,7 +404,15 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     """What the answers of one step take on one device; heads are taken to be whole on each."""
     size, compute = blueprint.experiment.batch_size, blueprint.compute
     rows = math.ceil(size / blueprint.layout.batch_shards(size))
-    held = jax.tree.leaves(jax.eval_shape(lambda: init_cache(blueprint.config, rows, longest.trunk, compute)))
+    config, drafts = blueprint.config, blueprint.experiment.objective.num_speculative_tokens
+
+    def caches() -> Any:
+        if not drafts:
+            return init_cache(config, rows, longest.trunk, compute)
+        slots = longest.trunk + drafts
+        return init_cache(config, rows, slots, compute, drafts), mtp_cache(config, rows, slots, compute)
+
+    held = jax.tree.leaves(jax.eval_shape(caches))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in held)
     trainable = blueprint.layout.device_bytes().get("trainable", 0)
     return RolloutMemory(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)

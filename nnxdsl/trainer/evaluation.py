@@ -152,6 +152,7 @@ class Evaluator:
             evaluation.top_k,
             evaluation.top_p,
             self.program.experiment.seed,
+            evaluation.num_speculative_tokens,
         )
         found = self._samplers[name].together(models, self._prompts, sampling)
         return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]

@@ -239,9 +239,8 @@ class Rollouts:
         if self._sampler is None:
             config, compute, whole = blueprint.config, blueprint.compute, self.program.replicated
             self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
-        sampling = Sampling(
-            prompts.max_completion_length, objective.temperature, objective.top_k, objective.top_p, seed
-        )
+        drawn = objective.temperature, objective.top_k, objective.top_p
+        sampling = Sampling(prompts.max_completion_length, *drawn, seed, objective.num_speculative_tokens)
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]
         return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import attrs
 import jax
@@ -12,14 +15,39 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import nnxdsl
+from nnxdsl import (
+    Data,
+    Evaluation,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    PlanError,
+    Reward,
+    Schedule,
+    SpecError,
+    Tokenizer,
+    Weights,
+    WeightsError,
+)
+from nnxdsl import compile as compile_experiment
+from nnxdsl.data import Prompts, load
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.generate.speculative import SpeculativeLoop
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.trainer.evaluation import Evaluator
+from nnxdsl.trainer.rollouts import Rollouts
 
+FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 NEW = 21
 WINDOWED = DecoderConfig(
     vocab_size=8, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
@@ -58,8 +86,15 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
     return attrs.evolve(sampling, num_speculative_tokens=drafts)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("sampling", [Sampling(NEW), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("windowed", Sampling(NEW)),
+        ("windowed", HOT),
+        ("latent", Sampling(NEW)),
+        pytest.param("latent", HOT, marks=pytest.mark.slow),
+    ],
+)
 def test_tokens_are_those_without_drafts(build: Callable[[str], Built], name: str, sampling: Sampling) -> None:
     template, config, leaves = build(name)
     plain = Sampler(template, config, jnp.float32, stop_ids=())
@@ -124,3 +159,78 @@ def test_what_cannot_draft_is_refused(build: Callable[[str], Built]) -> None:
         Sampler(template, linear, jnp.float32, stop_ids=())(leaves, PROMPTS, asked)
     with pytest.raises(ValueError, match="num_speculative_tokens: expected at least 0, got -1"):
         with_drafts(Sampling(NEW), -1)
+
+
+def test_an_evaluation_and_a_pretrained_model_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    speculate = SpeculativeLoop.begin
+
+    def counted(loop: SpeculativeLoop, *args: Any, **options: Any) -> Any:
+        asked.append(options["drafts"])
+        return speculate(loop, *args, **options)
+
+    monkeypatch.setattr(SpeculativeLoop, "begin", counted)
+    model = nnxdsl.load(FIGURES, mtp=True, tokenizer=Tokenizer.Bytes())
+    assert model.config.mtp_layers == 1
+    tokens = [[5, 6, 7], [8]]
+    monkeypatch.setattr(Encoder, "prompt", lambda encoder, text: tokens[int(text)])
+    both = [model.generate(["0", "1"], max_new_tokens=5, num_speculative_tokens=drafts) for drafts in (0, 2)]
+    assert both[0] == both[1]
+    assert asked == [2]
+    with pytest.raises(ValueError, match="num_speculative_tokens: the model has no multi-token-prediction"):
+        nnxdsl.load(FIGURES, tokenizer=Tokenizer.Bytes()).generate(["0"], num_speculative_tokens=1)
+    with pytest.raises(WeightsError, match=r"there is no multi-token-prediction \(MTP\) layer that can be loaded"):
+        nnxdsl.load(FIGURES.parents[1] / "families" / "qwen3", mtp=True)
+
+    evaluation = Evaluation(every_steps=1, prompts=("0", "1"), max_new_tokens=5, num_speculative_tokens=2)
+    experiment = Experiment(
+        name="drafts",
+        model=Model.HF(str(FIGURES), weights=Weights.HF(str(FIGURES)), mtp_layers=1, tokenizer=Tokenizer.Bytes()),
+        objective=Objective.DPO(),
+        data=Data.Preferences("none.jsonl", max_prompt_length=8, max_completion_length=8),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        batch_size=2,
+        steps=1,
+        evaluation=evaluation,
+    )
+    program = compile_experiment(experiment)
+    state = program.init()
+    samples = [
+        Evaluator(program, one, None, BytesTokenizer(), is_chat=False).samples(state)
+        for one in (evaluation, attrs.evolve(evaluation, num_speculative_tokens=0))
+    ]
+    assert samples[0] == samples[1]
+    assert asked == [2, 2]
+    for model, problem in (
+        (Model.DeepSeekV3("tiny"), r"has no multi-token-prediction \(MTP\) layer; set 0"),
+        (Model.Qwen3Next("tiny", mtp_layers=1), r"states of linear layers .*; set 0"),
+    ):
+        with pytest.raises(PlanError, match=f"evaluation.num_speculative_tokens: .*{problem}"):
+            build_blueprint(attrs.evolve(experiment, model=model))
+    with pytest.raises(SpecError, match="num_speculative_tokens: has no effect without prompts"):
+        Evaluation(num_speculative_tokens=1)
+
+
+def test_rollouts_have_it(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {number}: ", "answer": str(number)} for number in range(2)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=16, max_completion_length=6)
+    found = []
+    for drafts in (0, 2):
+        experiment = Experiment(
+            name="rollouts",
+            model=Model.DeepSeekV3("tiny", mtp_layers=1),
+            objective=Objective.GRPO(
+                rewards=(Reward("exact_answer"),), num_generations=2, beta=0.0, num_speculative_tokens=drafts
+            ),
+            data=data,
+            optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+            batch_size=4,
+            steps=1,
+        )
+        program, prompts = compile_experiment(experiment), load(data, BytesTokenizer())
+        assert isinstance(prompts, Prompts)
+        found.append(Rollouts.of(program, prompts, BytesTokenizer()).at(0, program.init()).batch)
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    with pytest.raises(PlanError, match=r"objective.num_speculative_tokens: the model has no .* layer; set 0"):
+        build_blueprint(attrs.evolve(experiment, model=Model.DeepSeekV3("tiny")))

@@ -60,6 +60,8 @@ class Objective(Spec):
     """Strength of multi-token prediction."""
     num_generations: ClassVar[int] = 1
     """Completions that are sampled of each row; 1 where rows hold what is trained on."""
+    num_speculative_tokens: ClassVar[int] = 0
+    """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
     num_iterations: ClassVar[int] = 1
     """Optimizer steps on the same rows, one after another."""
     loss_on: ClassVar[str] = "assistant"

@@ -44,6 +44,8 @@ class GRPO(Objective):
         top_k: Sample from the k most likely tokens only; None for all.
         top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
             `top_k` leaves, if it is given); None for all.
+        num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
+            its passes: the same answers, up to the rounding of logits. The layer is not trained. 0 for none.
         num_iterations: Optimizer steps that learn from the same answers, one after another.
         epsilon: How far below 1 a probability ratio counts.
         epsilon_high: How far above 1 a probability ratio counts; None for as far as below.
@@ -58,12 +60,14 @@ class GRPO(Objective):
     """
 
     batch_kind: ClassVar[str] = "prompts"
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"num_speculative_tokens"})
 
     rewards: tuple[Reward, ...]
     num_generations: int = attrs.field(default=8, validator=Limit(at_least=2))
     temperature: float = attrs.field(default=1.0, validator=positive)
     top_k: int | None = attrs.field(default=None, validator=positive)
     top_p: float | None = attrs.field(default=None, validator=inner)
+    num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     num_iterations: int = attrs.field(default=1, validator=positive)
     epsilon: float = attrs.field(default=0.2, validator=Limit(above=0, at_most=1))
     epsilon_high: float | None = attrs.field(default=None, validator=positive)

@@ -499,7 +499,7 @@ class DecoderConfig:
         if not self.mtp_layers:
             return "the model has no multi-token-prediction (MTP) layer"
         if "linear" in self.layers:
-            return "states of linear layers (gated DeltaNet) cannot drop the drafts that are not accepted"
+            return "states of linear layers (as gated DeltaNet) cannot drop the drafts that are not accepted"
         return None
 
     @property
