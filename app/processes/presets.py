@@ -69,7 +69,7 @@ class Presets:
         """
         job, file = self.job(name), self.file(name)
         if job is None:
-            raise RunError(f"{file} does not exist; restore it, or import the draft's JSON as a new draft")
+            raise RunError(f"{file} does not exist: there is no such recipe; restore it, or import the draft's JSON")
         if job.is_over and job.state != "done":
             raise RunError(f"{file.relative_to(self._project)} cannot be read: {job.error or job.state}")
         return from_tree(job.result) if job.is_over else None
