@@ -64,8 +64,10 @@ class Block(nnx.Module):
         config = config.of(kind, shares_kv=shares_kv)
 
         def norm(where: str, *, exists: bool = True) -> RMSNorm | None:
-            exists = exists and config.norms in (where, "sandwich")
-            return norm_of(config, config.embed_dim, "norm", param_dtype) if exists else None
+            if not exists or config.norms not in (where, "sandwich"):
+                return None
+            eps = config.post_norm_eps if where == "post" else None
+            return norm_of(config, config.embed_dim, "norm", param_dtype, eps=eps)
 
         self.kind: LayerKind = kind
         mixer, feed_forward = mixer_class(config, kind), config.layer_feed_forward(kind, dense=dense)

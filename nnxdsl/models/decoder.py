@@ -222,7 +222,8 @@ class Decoder(nnx.Module):
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
         factor = config.embedding_multiplier * (embed**0.5 if config.scale_embedding else 1.0)
-        self.embed = Embedding(vocab, embed, factor=factor, rngs=rngs, param_dtype=param_dtype)
+        norm_eps = config.norm_eps if config.embedding_norm else None
+        self.embed = Embedding(vocab, embed, factor=factor, norm_eps=norm_eps, rngs=rngs, param_dtype=param_dtype)
         flags, tail = config.dense_pattern, config.suffix_layers
         self.lead = (
             period(config.prefix_layers, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params()))
@@ -247,7 +248,7 @@ class Decoder(nnx.Module):
         self.per_layer = (
             LayerEmbedding(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
         )
-        self.norm = norm_of(config, embed, "norm", param_dtype)
+        self.norm = norm_of(config, embed, "norm", param_dtype, kind=config.final_norm_scale)
         self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
         self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None
 

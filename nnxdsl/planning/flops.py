@@ -28,7 +28,7 @@ from nnxdsl.program.blueprint import Blueprint, Teacher
 _ORDER = (
     (
         *("attention.query", "attention.key", "attention.value", "attention.query_down", "attention.key_value_down"),
-        *("attention.inputs", "attention.rates"),
+        *("attention.inputs", "attention.rates", "attention.output_gate"),
     ),
     ("attention.query_up", "attention.key_value_up"),
     ("attention.output",),

@@ -14,7 +14,7 @@ from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
-from nnxdsl.models.layers.norm import norm_of, unscaled_norm
+from nnxdsl.models.layers.norm import RMSNorm, norm_of, unscaled_norm
 from nnxdsl.models.layers.rope import apply_rotary, halves_of_pairs, query_factor
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs, named
@@ -43,8 +43,9 @@ class Attention(nnx.Module):
             bias = config.attention_bias in biased
             return Linear(in_features, out_features, axes=axes, rngs=rngs, param_dtype=param_dtype, bias=bias)
 
-        self.gated = config.output_gate
+        self.gated = config.output_gate == "query"
         self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
+        self.output_gate = linear(embed, heads, ("embed", "heads")) if config.output_gate == "own" else None
         shared = config.values == "shared"
         self.key = None if shared else linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         own_values = config.values == "projected"
@@ -54,7 +55,7 @@ class Attention(nnx.Module):
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
         self.normed = config.query_key_norm
         features = {"head": (head_dim, head_dim), "row": (heads, kv_heads)}.get(self.normed)
-        self.rotated_eps = config.norm_eps if self.normed == "rotated" else None
+        self.eps = config.norm_eps
         self.interleaved = config.rope_global.interleaved
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
         self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None
@@ -80,15 +81,13 @@ class Attention(nnx.Module):
         """
         before, split = x.shape[:2], (*x.shape[:2], -1, self.head_dim)
         x = rows_of(x)
-        query, gate = self.query(x), None
+        query, gate = self.query(x), None if self.output_gate is None else self.output_gate(x).reshape(split)
         if self.normed == "row" and self.query_norm is not None:
             query = self.query_norm(query)
         if self.gated:  # each head's query, then its gate
             query, gate = jnp.split(query.reshape(*before, -1, 2 * self.head_dim), 2, axis=-1)
         query = constrain(query.reshape(split), "batch", "length", "activation_heads", None)  # [B, T, N, H]
-        if self.normed == "head" and self.query_norm is not None:
-            query = self.query_norm(query)
-        query = self._rotated(query, view)
+        query = self._rotated(self._normed(query, self.query_norm), view)
         if self.temperature is not None:
             query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
         if isinstance(past, SharedKV):
@@ -119,15 +118,19 @@ class Attention(nnx.Module):
             key = self.key_norm(key)
         key = constrain(key.reshape(split), "batch", "length", "activation_kv_heads", None)  # [B, T, K, H]
         value = constrain(value.reshape(split), "batch", "length", "activation_kv_heads", None)
-        if self.normed == "head" and self.key_norm is not None:
-            key = self.key_norm(key)
         if self.value_eps is not None:
             value = unscaled_norm(value, self.value_eps)
-        return self._rotated(key, view), value
+        return self._rotated(self._normed(key, self.key_norm), view), value
+
+    def _normed(self, heads: jax.Array, norm: RMSNorm | None) -> jax.Array:
+        """Heads `[B, T, heads, H]` after the norm of each before its rotation, if there is one."""
+        if self.normed == "unscaled":
+            return unscaled_norm(heads, self.eps)
+        return norm(heads) if self.normed == "head" and norm is not None else heads
 
     def _rotated(self, heads: jax.Array, view: View) -> jax.Array:
         """Heads `[B, T, heads, H]` after their rotation, in halves, and the norm after it if there is one."""
         if self.interleaved and view.rope[0].shape[-1]:
             heads = halves_of_pairs(heads)
         heads = apply_rotary(heads, view.rope)
-        return heads if self.rotated_eps is None else unscaled_norm(heads, self.rotated_eps)
+        return unscaled_norm(heads, self.eps) if self.normed == "rotated" else heads

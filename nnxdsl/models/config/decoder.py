@@ -22,7 +22,8 @@ tokens before without rotary positions (NoPE), or none: a layer that is a feed-f
 Sublayers = Literal["both", "one"]
 Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
-QueryKeyNorm = Literal["none", "head", "row", "rotated"]
+QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
+OutputGate = Literal["none", "query", "own"]
 WindowKind = Literal["sliding", "chunks"]
 AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh", "relu2"]
@@ -33,6 +34,8 @@ _CHOICES = {
     "norms": get_args(Norms),
     "norm_scale": get_args(NormScale),
     "query_key_norm": get_args(QueryKeyNorm),
+    "output_gate": get_args(OutputGate),
+    "final_norm_scale": (None, *get_args(NormScale)),
     "window_kind": get_args(WindowKind),
     "attention_bias": get_args(AttentionBias),
     "activation": get_args(Activation),
@@ -255,6 +258,7 @@ class DecoderConfig:
         attention_soft_cap: attention scores `s` become `cap * tanh(s / cap)` before they are masked (Gemma 2,
             arXiv:2408.00118); None for no cap.
         norm_eps: added to the mean square in every RMSNorm.
+        post_norm_eps: as `norm_eps`, in the norms after a mixer or a feed-forward (Muse Glimmer); None for that.
         max_length: the model's context length.
         norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
             sum with the residual stream; "post": only those after (OLMo 2, arXiv:2501.00656).
@@ -262,9 +266,11 @@ class DecoderConfig:
         norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "wide": as
             plain, applied before rounding (Gemma 4); "zero_centred": it is initialized with 0, and 1 + scale is applied
             before rounding (Gemma).
+        final_norm_scale: of the norm after all layers, where it is another than `norm_scale` (Muse Glimmer); None for
+            that.
         query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
-            all heads of a token together; "rotated": of each head after its rotation, without scale, and not in layers
-            without rotary positions (Llama 4).
+            all heads of a token together; "unscaled": of each head, without scale (Muse Glimmer); "rotated": of each
+            head after its rotation, without scale, and not in layers without rotary positions (Llama 4).
         attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
         values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
             norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see `kv_sharing`).
@@ -274,11 +280,13 @@ class DecoderConfig:
         per_layer_embedding: embeddings of each layer, which a gate adds to its output; None for none.
         layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
         activation: of the MLP's gate; "relu2": the MLP has no gate, and is `down(relu(up(x))^2)` (arXiv:2109.08668).
+        embedding_norm: embeddings go through an RMSNorm without scale (Muse Glimmer).
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
         embedding_multiplier: embeddings are multiplied by it (Granite).
         residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
         logits_scaling: logits are divided by it (Granite).
-        output_gate: attention's output is multiplied by a sigmoid gate (Qwen3-Next).
+        output_gate: attention's output is multiplied by the sigmoid of a gate: "query": the query's projection gives it
+            beside the query of each head (Qwen3-Next); "own": it has a projection of its own (Muse Glimmer).
         linear_attention: the mixer of linear layers, such as a gated DeltaNet; None without linear layers.
         mla: multi-head latent attention in place of grouped-query attention; None for the latter.
         feed_forward: the feed-forward of a layer, such as a mixture of experts; by default the gated MLP of `mlp_dim`.
@@ -309,14 +317,16 @@ class DecoderConfig:
     query_scale: float
     query_temperature: QueryTemperature | None = None
     sinks: bool = False
-    output_gate: bool = False
+    output_gate: OutputGate = "none"
     linear_attention: MixerConfig | None = None
     attention_soft_cap: float | None = None
     norm_eps: float = 1e-6
+    post_norm_eps: float | None = None
     max_length: int
     norms: Norms = "sandwich"
     linear_norms: Norms | None = None
     norm_scale: NormScale = "zero_centred"
+    final_norm_scale: NormScale | None = None
     query_key_norm: QueryKeyNorm = "head"
     attention_bias: AttentionBias = "none"
     values: Values = "projected"
@@ -326,6 +336,7 @@ class DecoderConfig:
     per_layer_embedding: PerLayerEmbedding | None = None
     layer_scalar: bool = False
     activation: Activation = "gelu_tanh"
+    embedding_norm: bool = False
     scale_embedding: bool = True
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -18,6 +18,7 @@ _LINEARS = {
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
     "attention.output": "self_attn.o_proj",
+    "attention.output_gate": "self_attn.gate_proj",
 }
 _BIASED = {"none": 0, "qkv": 3, "all": 4}
 _WITHOUT: dict[Values, tuple[str, ...]] = {
@@ -42,13 +43,14 @@ class GQAConfig(MixerConfig):
         """
         width = decoder.head_dim
         is_shared = decoder.num_kv_heads < decoder.num_heads
-        runs = ((width, 1.0 if is_shared else 0.5), *(((width, 0.0),) if decoder.output_gate else ()))
+        gate = ((width, 0.0),) if decoder.output_gate == "query" else ()
+        runs = ((width, 1.0 if is_shared else 0.5), *gate)
         query = HeadColumns("attention.query", runs)
         return (query,) if is_shared else (query, HeadColumns("attention.key", ((width, 0.5),)))
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        missing = _WITHOUT[decoder.values]
+        missing = (*_WITHOUT[decoder.values], *(() if decoder.output_gate == "own" else ("attention.output_gate",)))
         own = {ours: theirs for ours, theirs in _LINEARS.items() if ours not in missing}
         scales = {ours: theirs for ours, theirs in _NORMS.items() if ours not in missing}
         biased = list(_LINEARS)[: _BIASED[decoder.attention_bias]]

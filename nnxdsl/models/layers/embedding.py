@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.layers.norm import unscaled_norm
 from nnxdsl.models.logical_axes import constrain
 
 
@@ -17,14 +18,22 @@ class Embedding(nnx.Module):
         vocab_size: rows.
         features: columns.
         factor: vectors are multiplied by it.
+        norm_eps: added to the mean square in an RMSNorm of the vectors, which has no scale; None for no norm.
         rngs: draws the table, normal with variance 1 / features, so that logits have variance 1.
         param_dtype: dtype of the table.
     """
 
     def __init__(
-        self, vocab_size: int, features: int, *, factor: float, rngs: nnx.Rngs, param_dtype: DTypeLike
+        self,
+        vocab_size: int,
+        features: int,
+        *,
+        factor: float,
+        norm_eps: float | None = None,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
     ) -> None:
-        self.factor = factor
+        self.factor, self.norm_eps = factor, norm_eps
         self.embedding = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
 
     def __call__(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -35,6 +44,8 @@ class Embedding(nnx.Module):
         # Looked up whole: were it cut along D, rows of all devices would have to be brought together afterwards.
         table = constrain(self.embedding[...], "vocab", None)
         vectors = jnp.take(table, tokens, axis=0).astype(dtype)  # [B, T, D]
+        if self.norm_eps is not None:
+            vectors = unscaled_norm(vectors, self.norm_eps)
         return vectors if self.factor == 1.0 else vectors * jnp.asarray(self.factor, dtype)
 
 

@@ -81,6 +81,15 @@ def _unscaled(eps: float, x: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)).astype(x.dtype)
 
 
-def norm_of(config: DecoderConfig, features: int, axis: str, param_dtype: DTypeLike) -> RMSNorm:
-    """A norm with the decoder's settings, over an axis of this length and logical name."""
-    return RMSNorm(features, axis=axis, eps=config.norm_eps, kind=config.norm_scale, param_dtype=param_dtype)
+def norm_of(
+    config: DecoderConfig,
+    features: int,
+    axis: str,
+    param_dtype: DTypeLike,
+    *,
+    eps: float | None = None,
+    kind: NormScale | None = None,
+) -> RMSNorm:
+    """A norm over an axis of this length and logical name, with the decoder's settings where it has none of its own."""
+    eps, kind = eps or config.norm_eps, kind or config.norm_scale
+    return RMSNorm(features, axis=axis, eps=eps, kind=kind, param_dtype=param_dtype)

@@ -1,0 +1,136 @@
+"""Choices of the decoder that few families make, each against its formula in numpy's float64.
+
+They are norms without scale of embeddings, queries and keys, an output gate with a projection of its own, another
+epsilon of the norms after a mixer or a feed-forward, and another scale of the last norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.models import params
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.gqa import GQAConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.family import decoder
+
+Arrays = dict[str, np.ndarray]
+TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+# One layer without rotary positions, with norms around its two halves whose epsilons are not small.
+PLAIN = decoder(layers=1, embed=12, mlp=16, heads=4, kv_heads=2, head_dim=6, vocab=11, length=32, pattern=("nope",),
+                rope=Rope(theta=100.0), norms="sandwich", norm_scale="zero_centred", norm_eps=0.1,
+                tied_head=False)  # fmt: skip
+CHOICES: dict[str, dict[str, Any]] = {
+    "embedding norm": {"embedding_norm": True},
+    "norms of queries and keys": {"query_key_norm": "unscaled"},
+    "gate of its own": {"output_gate": "own"},
+    "epsilon of norms after": {"post_norm_eps": 3.0},
+    "last norm": {"final_norm_scale": "wide"},
+}
+
+
+def arrays_of(config: DecoderConfig) -> Arrays:
+    """A value for every array, none of which is 0 or 1; that of an array does not depend on the others."""
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    return {
+        path: np.random.default_rng(sum(path.encode())).standard_normal(leaf.shape).astype(np.float32) * 0.7
+        for path, leaf in template.variables.items()
+    }
+
+
+def rms(x: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
+    """Hidden states `[T, D]` by the formulas."""
+    own = {path.removeprefix("layers.blocks.0."): leaf[0].astype(float) for path, leaf in arrays.items()}
+    own |= {path: arrays[path].astype(float) for path in ("embed.embedding", "norm.scale")}
+    eps, after_eps = config.norm_eps, config.post_norm_eps or config.norm_eps
+
+    def norm(name: str, x: np.ndarray, eps: float) -> np.ndarray:
+        return rms(x, eps) * (1 + own[f"{name}.scale"])
+
+    def heads(name: str, x: np.ndarray) -> np.ndarray:
+        return (x @ own[f"attention.{name}.kernel"]).reshape(len(x), -1, config.head_dim)
+
+    x = own["embed.embedding"][TOKENS[0]]
+    x = rms(x, eps) if config.embedding_norm else x
+    normed = norm("pre_attention_norm", x, eps)
+    query, key, value = (heads(name, normed) for name in ("query", "key", "value"))
+    if config.query_key_norm == "unscaled":
+        query, key = rms(query, eps), rms(key, eps)
+    key, value = (np.repeat(part, 2, axis=1) for part in (key, value))
+    scores = np.einsum("tnh,snh->nts", query, key) * config.query_scale
+    scores = np.where(np.tril(np.ones(scores.shape[1:])), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), value).reshape(len(x), -1)
+    if config.output_gate == "own":
+        mixed = mixed * sigmoid(normed @ own["attention.output_gate.kernel"])
+    x = x + norm("post_attention_norm", mixed @ own["attention.output.kernel"], after_eps)
+    normed = norm("pre_mlp_norm", x, eps)
+    gate, up = (normed @ own[f"mlp.{name}.kernel"] for name in ("gate", "up"))
+    x = x + norm("post_mlp_norm", gate * sigmoid(gate) * up @ own["mlp.down.kernel"], after_eps)
+    return rms(x, eps) * (own["norm.scale"] + (config.final_norm_scale is None))
+
+
+def found(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
+    """Hidden states `[T, D]` of the decoder."""
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    network = template.merge({path: jnp.asarray(leaf) for path, leaf in arrays.items()})
+    assert isinstance(network, Decoder)
+    places = positions_right_padded(jnp.asarray([TOKENS.size]), TOKENS.size)
+    return np.asarray(network(jnp.asarray(TOKENS), places, dtype=jnp.float32).hidden[0])
+
+
+@pytest.mark.parametrize("name", ["none", *CHOICES, "all"])
+def test_a_choice_is_its_formula(name: str) -> None:
+    every = {field: value for choice in CHOICES.values() for field, value in choice.items()}
+    changes = {"none": {}, "all": every, **CHOICES}[name]
+    config = attrs.evolve(PLAIN, **changes)
+    arrays = arrays_of(config)
+    hidden = found(config, arrays)
+    np.testing.assert_allclose(hidden, wanted(config, arrays), atol=3e-6)
+    for field in changes:  # each of them counts
+        other = attrs.evolve(config, **{field: getattr(PLAIN, field)})
+        assert np.abs(hidden - wanted(other, arrays)).max() > 0.02, field
+
+
+def test_where_a_gate_is_in_files() -> None:
+    names = {
+        choice: set(GQAConfig().tensors(attrs.evolve(PLAIN, output_gate=choice))) for choice in ("none", "query", "own")
+    }
+    assert names["query"] == names["none"]
+    assert names["own"] - names["none"] == {"attention.output_gate.kernel"}
+
+
+def test_norms_without_scale_have_no_weights() -> None:
+    assert arrays_of(attrs.evolve(PLAIN, query_key_norm="unscaled", embedding_norm=True)).keys() == (
+        arrays_of(PLAIN).keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("output_gate", r"output_gate: expected one of \('none', 'query', 'own'\), got True"),
+        ("query_key_norm", "query_key_norm: expected one of"),
+        ("final_norm_scale", "final_norm_scale: expected one of"),
+    ],
+)
+def test_other_values_are_refused(field: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attrs.evolve(PLAIN, **{field: True})
+    with pytest.raises(ValueError, match="post_norm_eps must be above 0, got 0"):
+        attrs.evolve(PLAIN, post_norm_eps=0.0)
