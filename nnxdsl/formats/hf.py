@@ -35,7 +35,7 @@ _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # multi-token-prediction (MTP) tensors of the Qwen families.
 _OTHER_PARTS = (
     *("visual", "vision_tower", "vision_model", "vision_embedder", "embed_vision"),
-    *("multi_modal_projector", "mm_projector", "audio_tower", "embed_audio"),
+    *("vision_adapter", "vision_projection", "multi_modal_projector", "mm_projector", "audio_tower", "embed_audio"),
 )
 _UNUSED = re.compile(rf"(model\.)?({'|'.join(_OTHER_PARTS)})\.|mtp\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
@@ -281,7 +281,7 @@ def write(
             with `value`, only their shapes and dtypes are used.
         value: Returns an array by path; called once for each, one at a time. None to take them from `leaves`.
         max_shard_bytes: Largest size of a file; a larger tensor has a file of its own. None for one file.
-        fields: Further fields of `config.json`, such as token ids.
+        fields: Further fields of the text decoder in `config.json`, such as token ids.
         like: The `model_type` of the family to write, where several have such a decoder; see `config.to_hf`.
         quantization: The format of linear layers' weights, one of `quantize.METHODS`; None for their own dtypes. The
             values may then have other dtypes than `leaves`, such as float32, and the rest is cast.
@@ -293,7 +293,8 @@ def write(
         WeightsError: An array is missing, or is none of the base model (an adapter: merge it first); no family of
             the Hub has such a decoder; or its weights cannot be quantized so.
     """
-    config_json = {**to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like), **(fields or {})}
+    config_json = to_hf(config, np.dtype(leaves["embed.embedding"].dtype).name, like)
+    config_json.get("text_config", config_json).update(fields or {})
     sources = tensor_sources(config, config_json["model_type"])
     family = family_named(config_json["model_type"])
     prefix = "model." if family is None else family.prefix
@@ -365,7 +366,7 @@ def _is_linear(path: str) -> bool:
     return path.endswith(".kernel") and path not in ("lm_head.kernel", "mtp.join.kernel")
 
 
-def tensor_name(name: str, prefix: str = "model.") -> str:
+def tensor_name(name: str, prefix: str) -> str:
     """The full name in a file of a tensor of `tensor_sources`."""
     return name if is_auxiliary(name) else prefix + name
 

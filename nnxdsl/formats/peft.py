@@ -28,6 +28,7 @@ from nnxdsl.formats.hf_names import mapped, tensor_sources
 from nnxdsl.formats.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.tensors import TensorSource
+from nnxdsl.models.families.registry import family_named
 from nnxdsl.models.params import ParamSpec, is_stacked, path_in_group
 
 WEIGHTS = "adapter_model.safetensors"
@@ -167,6 +168,8 @@ def write(
     """
     directory = Path(directory)
     sources = tensor_sources(config, model_type)
+    family = family_named(model_type)
+    is_multimodal |= family is not None and family.written_in is not None
     prefix = PREFIXES[0] if is_multimodal else "model."
     origin: dict[str, tuple[str, int]] = {}
     modules: dict[str, str] = {}  # paths within a layer group, by module

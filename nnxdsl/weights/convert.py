@@ -17,7 +17,7 @@ from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.families.registry import to_hf
+from nnxdsl.models.families.registry import text_fields, to_hf
 from nnxdsl.models.params import is_mtp_param
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
@@ -248,4 +248,5 @@ def _write_linen(
 
 def _token_ids(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The ids of special tokens in a `config.json`, which are not part of the architecture."""
+    fields = {**text_fields(fields), **fields}
     return {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in fields}

@@ -168,6 +168,14 @@ def test_a_fingerprint_tells_tokenizers_that_stop_elsewhere(bpe_dir: Path, tmp_p
     assert HFTokenizer(tmp_path / "tokenizer.json").fingerprint != before
 
 
+def test_where_answers_end_in_a_file_of_several_modalities(bpe_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").unlink()
+    for fields, own in (({"eos_token_id": 3}, 3), ({"eos_token_id": None}, 0), ({}, 0)):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "text_config": {"eos_token_id": [0]}}))
+        assert HFTokenizer(tmp_path / "tokenizer.json").stop_ids == {own, 2, 4}  # and those that every file gives
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [

@@ -168,6 +168,7 @@ def written(name: str, target: Path) -> None:
 def test_written_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     written(name, tmp_path)
     ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path, REFERENCE / name))
+    theirs = {key: array for key, array in theirs.items() if not hf._UNUSED.match(key)}  # but for encoders
     assert ours.keys() == theirs.keys()
     for key, array in theirs.items():
         np.testing.assert_array_equal(ours[key], array, err_msg=key)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.formats import hf
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma4 import GEMMA4
 from nnxdsl.models.families.llama4 import LLAMA4
-from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
+from nnxdsl.models.families.registry import FAMILIES, from_hf, text_fields, to_hf
 
 # Of text decoders; encoders of images and sound, and layers of multi-token prediction, are beside them.
 PUBLISHED = {
@@ -82,12 +83,13 @@ def test_all_sizes_are_those_of_transformers(name: str) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model_type, config = SIZES[name]
     fields = to_hf(config, like=model_type)
-    assert fields["model_type"] == model_type
+    assert text_fields(fields)["model_type"] == model_type
     assert from_hf(fields) == config
     others = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    theirs = transformers.AutoConfig.for_model(model_type, **{**others, "pad_token_id": None})
+    theirs = transformers.AutoConfig.for_model(fields["model_type"], **{**others, "pad_token_id": None})
     with torch.device("meta"):
         model = getattr(transformers, fields["architectures"][0])(theirs)
     buffers = ("e_score_correction_bias", "layer_scalar")
     counted = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith(buffers)]
-    assert parameters(config) == sum(parameter.numel() for parameter in model.parameters()) + sum(counted)
+    counted += [each.numel() for name, each in model.named_parameters() if not hf._UNUSED.match(name)]
+    assert parameters(config) == sum(counted)

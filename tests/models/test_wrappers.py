@@ -15,9 +15,10 @@ from nnxdsl.config.adapter import LoRA
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, peft
 from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
+from nnxdsl.models.families import registry
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
-from nnxdsl.models.families.registry import from_hf, to_hf
+from nnxdsl.models.families.registry import family_named, from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 
@@ -52,6 +53,32 @@ def test_a_published_file_of_qwen3_5_moe(tmp_path: Path) -> None:
     for path in plain._sources:
         if not path.startswith("mtp."):
             np.testing.assert_array_equal(wrapped.leaf(path), plain.leaf(path))
+
+
+def test_a_family_without_a_class_of_its_text_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written as a file of several modalities, under the names that tensors have there; adapters likewise."""
+    family = family_named("llama")
+    assert family is not None
+    encoders = {"model_type": "llama_seeing", "vision_config": {"num_hidden_layers": 0}}
+    other = attrs.evolve(family, written_in=encoders, wrappers=("llama_seeing",), prefix=hf.PREFIXES[0])
+    monkeypatch.setattr(registry, "FAMILIES", [other])
+    plain = hf.HubReader(REFERENCE / "llama3")
+    arrays = {path: plain.leaf(path) for path in plain._sources}
+    hf.write(tmp_path, plain.config, arrays, fields={"eos_token_id": 7})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert {name: fields[name] for name in encoders} == encoders
+    assert (fields["text_config"]["model_type"], fields["text_config"]["eos_token_id"]) == ("llama", 7)
+    stored = {name.removeprefix("model.language_model.") for name in load_file(tmp_path / "model.safetensors")}
+    assert stored == {name.removeprefix("model.") for name in load_file(REFERENCE / "llama3" / "model.safetensors")}
+    again = hf.HubReader(tmp_path)
+    assert again.config == plain.config
+    for path, array in arrays.items():
+        np.testing.assert_array_equal(again.leaf(path), array)
+    path = "layers.blocks.0.attention.query.kernel"
+    own = {f"{path}_lora_a": np.ones((5, 24, 2), np.float32), f"{path}_lora_b": np.ones((5, 2, 32), np.float32)}
+    peft.write(tmp_path, plain.config, own, adapter=LoRA(rank=2), base=None, model_type="llama")
+    prefix = "base_model.model.model.language_model.layers.4.self_attn.q_proj.lora_A.weight"
+    assert prefix in load_file(tmp_path / "adapter_model.safetensors")
 
 
 def test_what_holds_for_the_whole_file() -> None:
@@ -132,7 +159,10 @@ def test_layers_of_transformers_from_the_tenth_on() -> None:
 
 
 def test_what_leaves_a_tensor_out_is_no_tensor_of_a_decoder() -> None:
-    names = ("model.visual.x", "vision_tower.x", "model.audio_tower.x", "model.embed_vision.x", "mm_projector.x")
+    names = (
+        *("model.visual.x", "vision_tower.x", "model.vision_adapter.x", "model.vision_projection.x"),
+        *("model.audio_tower.x", "model.embed_vision.x", "mm_projector.x"),
+    )
     assert all(hf._UNUSED.match(name) for name in names)
     assert not any(hf._UNUSED.match(name) for name in ("model.layers.0.x", "model.embed_tokens.weight", "lm_head.x"))
 

@@ -411,6 +411,8 @@ CLASSES = {
     "qwen3_next": "Qwen3Next",
     "olmo3": "Olmo3",
 }
+ENCODERS: dict[str, dict[str, Any]] = {}
+"""By class, fields of encoders in families whose text decoder transformers has in a multimodal model alone."""
 SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105}
 """Where the first seed, the family's number, draws index scores that are nearly equal."""
 LENGTHS = (40, 25, 9)
@@ -436,7 +438,8 @@ def drawn(model: torch.nn.Module) -> None:
 
 def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Logits `[B, T, V]`; under LongRoPE of each row by itself, whose length then decides, not the batch's."""
-    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") != "longrope":
+    config = model.config.get_text_config()
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "longrope":
         return model(input_ids=tokens, attention_mask=mask.long()).logits
     size = tokens.shape[1]
     rows = [model(input_ids=row[None, :n]).logits[0] for row, n in zip(tokens, mask.sum(1).tolist(), strict=True)]
@@ -480,9 +483,12 @@ def write(name: str, fields: dict[str, Any], seed: int) -> None:
     torch.manual_seed(seed)
     family = CLASSES[max((kind for kind in CLASSES if name.startswith(kind)), key=len)]
     given = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
-    text = "Text" if hasattr(transformers, f"{family}TextConfig") else ""
+    text = "Text" if hasattr(transformers, f"{family}TextConfig") and family not in ENCODERS else ""
+    if family in ENCODERS:
+        given = {"text_config": given, **ENCODERS[family]}
     config = getattr(transformers, f"{family}{text}Config")(**given, attn_implementation="eager")
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    task = "ConditionalGeneration" if family in ENCODERS else "CausalLM"
+    model = getattr(transformers, f"{family}For{task}")(config).eval()
     drawn(model)
     directory = HERE / name
     shutil.rmtree(directory, ignore_errors=True)

@@ -331,8 +331,11 @@ def _token_text(file: Path, name: str) -> str | None:
 
 
 def _end_ids(file: Path) -> tuple[int, ...]:
-    """`eos_token_id` of a JSON file: one id, several, or none."""
-    value = _read_json(file).get("eos_token_id")
+    """`eos_token_id` of a JSON file, or of its `text_config`: one id, several, or none."""
+    fields = _read_json(file)
+    value, text = fields.get("eos_token_id"), fields.get("text_config")
+    if value is None and isinstance(text, dict):
+        value = text.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise DataError(f"{file}: eos_token_id: expected a token id or a list of them, got {value!r}")

@@ -164,6 +164,8 @@ class Family:
         prepare: applied to the fields of a file first: second spellings.
         spellings: names of this family for numbers of `NUMBERS` in `config.json`, by the names that most families use.
         wrappers: the values of `model_type` of files with several modalities, whose `text_config` is of this family.
+        written_in: the fields of a file of several modalities in whose `text_config` a decoder is written, where
+            transformers has no class for the text decoder with its head; None where it has.
         layer_tensors: from the decoder and the sources of a layer's tensors under the names that most families use,
             those of this family.
         outside: names of the tensors outside of the layers, without prefix, by path.
@@ -186,6 +188,7 @@ class Family:
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
     spellings: Mapping[str, str] = attrs.Factory(dict)
     wrappers: tuple[str, ...] = ()
+    written_in: Mapping[str, Any] | None = None
     layer_tensors: Callable[[DecoderConfig, Tensors], Tensors] = lambda _, tensors: tensors
     outside: Mapping[str, str] = attrs.Factory(lambda: OUTSIDE)
     prefix: str = "model."
@@ -214,7 +217,8 @@ class Family:
         written = {"model_type": self.model_types[0], **numbers}
         for part in self.fields:
             written |= part.write(config)
-        return {**written, **self.fixed}
+        written |= self.fixed
+        return written if self.written_in is None else {**self.written_in, "text_config": written}
 
     def differences(self, config: DecoderConfig) -> list[str]:
         """Every field in which a decoder differs from those of this family, as "field=value here (not value there)"."""
