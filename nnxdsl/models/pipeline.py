@@ -50,7 +50,8 @@ def run_stages(
     cut = jax.tree.map(lambda weight: weight.reshape(count, -1, *weight.shape[1:]), weights)  # [S, L / S, ...]
 
     def split(rows: jax.Array) -> jax.Array:  # [parts, B / parts, ...], without moving rows between devices
-        return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
+        # The length is given: tables of layers without rotary positions are empty.
+        return jnp.moveaxis(rows.reshape(len(rows) // parts, parts, *rows.shape[1:]), 1, 0)
 
     def part_of(number: jax.Array, rows: Any) -> Any:
         at = jnp.clip(number, 0, parts - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,11 +49,15 @@ def test_time_that_a_pipeline_waits() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [LLAMA3["tiny"], pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow)],
-    ids=["a stack of layers", "one period, so one stage"],
+    [
+        LLAMA3["tiny"],
+        attrs.evolve(LLAMA3["tiny"], num_layers=4, pattern=("nope", "global")),
+        pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow),
+    ],
+    ids=["a stack of layers", "layers without positions", "one period, so one stage"],
 )
 def test_a_decoder_in_stages(config: DecoderConfig) -> None:
-    stages = 5 if config.periods == 5 else 1
+    stages = config.periods
     build = lambda: Decoder(config, rngs=nnx.Rngs(0))  # noqa: E731
     leaves, template = flatten(build()), abstract(build)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 300, (4, 6)), jnp.int32)
