@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         mistral,
         mistral4,
         mixtral,
+        muse_glimmer,
         nemotron_h,
         olmo3,
         olmo_hybrid,
@@ -109,6 +110,7 @@ class Model(Spec):
     Mistral: ClassVar[type[mistral.Mistral]]
     Mistral4: ClassVar[type[mistral4.Mistral4]]
     Mixtral: ClassVar[type[mixtral.Mixtral]]
+    MuseGlimmer: ClassVar[type[muse_glimmer.MuseGlimmer]]
     NemotronH: ClassVar[type[nemotron_h.NemotronH]]
     Olmo3: ClassVar[type[olmo3.Olmo3]]
     OlmoHybrid: ClassVar[type[olmo_hybrid.OlmoHybrid]]

@@ -176,7 +176,9 @@ def peer_logits(directory: Path) -> tuple[np.ndarray | None, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model, about = transformers.AutoModelForCausalLM.from_pretrained(
+            is_multimodal = "ForConditionalGeneration" in (directory / "config.json").read_text()
+            auto = transformers.AutoModelForImageTextToText if is_multimodal else transformers.AutoModelForCausalLM
+            model, about = auto.from_pretrained(
                 directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
             if about["missing_keys"]:

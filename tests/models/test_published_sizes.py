@@ -27,6 +27,7 @@ PUBLISHED = {
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9, "14b": 13.51e9},
     "MiniMaxM2": {"230b-a10b": 228.7e9},
     "Mistral4": {"small-119b": 118.97e9},
+    "MuseGlimmer": {"30b": 27_854_780_928},  # with the image encoder of transformers 29,776,626,688
     # Those of the Hub's GGUF files of Nemotron 3, and of the safetensors files of the others.
     "NemotronH": {
         "h-8b": 8_100_852_736,

@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,8 +50,9 @@ ROWS, LENGTH = 2, 20
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A model."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    """A model, of the class that its config.json names."""
+    named = json.loads((directory / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, named).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
 
 
 def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
