@@ -77,12 +77,13 @@ class _Rope(MLARope):
 
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields with transformers' rotary positions, and without the width of a head, which follows from others."""
+    """The fields with transformers' rotary positions, and without a head's width and rotary part, which follow."""
     given = fields.get("rope_parameters") or fields.get("rope_scaling")
     found = {**fields} if given else {**fields, "rope_parameters": _DEFAULT}
     widths = [found.get(name, 64) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
-    if all(isinstance(width, int) for width in widths) and found.get("head_dim") == sum(widths):
-        del found["head_dim"]
+    if all(isinstance(width, int) and width > 0 for width in widths):
+        following = {"head_dim": sum(widths), _PARTIAL: widths[1] / sum(widths)}
+        found = {name: value for name, value in found.items() if value != following.get(name)}
     return found
 
 
