@@ -41,6 +41,8 @@ PUBLISHED = {
     "Qwen35MoE": {"35b-a3b": 34.7e9, "397b-a17b": 396e9},
     "SmolLM3": {"3b": 3.075e9},
 }
+LLAMA4_ENCODER = 871_932_416
+"""Parameters of Llama 4's image encoder and of its projector, the same in both sizes."""
 SIZES = {
     f"{family.spec.__name__}-{size}": (family.model_types[0], config)
     for family in FAMILIES
@@ -74,8 +76,23 @@ def test_published_files_of_gemma_4_e(size: str, published: int) -> None:
     ("size", "published"), [("scout-17b-16e", 108_641_793_536), ("maverick-17b-128e", 401_583_781_376)]
 )
 def test_published_files_of_llama_4(size: str, published: int) -> None:
-    # With the image encoder and its projector: 871,932,416 parameters in both.
-    assert parameters(LLAMA4[size]) + 871_932_416 == published
+    # With the image encoder and its projector.
+    assert parameters(LLAMA4[size]) + LLAMA4_ENCODER == published
+
+
+@pytest.mark.slow
+def test_the_image_encoder_of_llama_4_is_that_of_transformers() -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.models.llama4 import modeling_llama4  # noqa: PLC0415
+
+    published = {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096}  # where others than its defaults
+    config = transformers.Llama4Config(vision_config=published)
+    with torch.device("meta"):
+        parts = (
+            modeling_llama4.Llama4VisionModel(config.vision_config),
+            modeling_llama4.Llama4MultiModalProjector(config),
+        )
+    assert sum(parameter.numel() for part in parts for parameter in part.parameters()) == LLAMA4_ENCODER
 
 
 @pytest.mark.slow
