@@ -148,7 +148,9 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike,
 
 def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
     """An empty cache of the multi-token-prediction (MTP) layer; arguments as of `init_cache`."""
-    one = mixer_class(config, "global").init_cache(config.of("global"), batch, length, dtype)
+    mixer = mixer_class(config, "global")
+    assert mixer is not None  # a global layer has one
+    one = mixer.init_cache(config.of("global"), batch, length, dtype)
     layers = LayerCaches(None, jax.tree.map(lambda part: part[None], one))
     positions = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
     return Cache(None, layers, positions, jnp.zeros((), jnp.int32))
