@@ -14,7 +14,7 @@ from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
-from ...view import Query, Values, View
+from ...view import Query, Values, View, if_any
 from ..outputs.request import steps_of
 from ..run.charts import SMOOTHING
 from .config import paths, unfair
@@ -108,7 +108,7 @@ def build(site: Site) -> None:
             **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
             over: gr.update(choices=list(offered([run.columns for run in runs]))),
             plot: curves(query, groups),
-            table: gr.update(value=differing, label=label, visible=not differing.empty),
+            table: if_any(differing, label=label),
         }
 
     view.shows(shown, outputs, every=3)

@@ -16,7 +16,7 @@ from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site
 from ...store.experiments import written
-from ...view import Query, Values, View, is_narrow
+from ...view import Query, Values, View, if_any, is_narrow
 from ...words import whole
 from ..layout.request import source
 from .facts import facts, lengths, lengths_plot, parts_of, problems
@@ -78,9 +78,8 @@ def build(site: Site) -> None:
             return {**values, words: f"**{plain(job.error or job.state)}**", retry: gr.update(visible=True)}
         parts = parts_of(job.result)
         name = next(one for one in (query.get("part"), "data", *parts) if one in parts)
-        left_out = problems(parts[name])
         values[part] = gr.update(choices=list(parts), value=name, visible=len(parts) > 1)
-        values[bad] = gr.update(value=left_out, visible=not left_out.empty)
+        values[bad] = if_any(problems(parts[name]))
         values[plot] = gr.update(value=None, visible=False)
         if "lengths" in parts[name]:
             drawn = lengths_plot(parts[name], 1 if is_narrow(query) else 2)

@@ -16,7 +16,7 @@ from ...html import link
 from ...markdown import plain
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
-from ...view import Done, Query, Values, View
+from ...view import UNQUEUED, Done, Query, Values, View
 from ...words import duration
 from .request import FIELDS, NUMBERS, Chosen, chosen, held_out_prompts, numbers, request, written
 
@@ -193,14 +193,7 @@ def prompt_fields(*, has_answer: bool) -> dict[str, Any]:
         fields = {"row": row, "prompt": prompt, "chat": chat}
         if has_answer:
             fields["text"] = gr.Textbox(label="Answer", info="Scored after the prompt", lines=3, max_lines=12)
-    row.change(
-        lambda chosen: gr.update(visible=not chosen),
-        [row],
-        [own],
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
-    )
+    row.change(lambda chosen: gr.update(visible=not chosen), [row], [own], **UNQUEUED)
     return fields
 
 
