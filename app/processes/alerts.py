@@ -73,7 +73,6 @@ class _History:
     """Alerts in the order of their file, and the attempts that ended before the file was begun."""
 
     alerts: list[Alert] = attrs.Factory(list)
-    keys: set[tuple[str, int, str]] = attrs.Factory(set)
     earlier: set[tuple[str, int]] = attrs.Factory(set)
 
 
@@ -150,17 +149,17 @@ class Alerts:
                     ended = [row for row in rows if row.state in (*ENDED, "stopped")]
                     file.append({"earlier": [[row.id, _attempt(row)] for row in ended]})
                 history = self._history.of(self._path)
-                for row in rows:
+                told = {(alert.run, alert.attempt, alert.kind) for alert in history.alerts}
+                for row in (row for row in rows if (row.id, _attempt(row)) not in history.earlier):
                     with contextlib.suppress(RunError):  # metrics that cannot be read
-                        for alert in self._found(row, history):
+                        for alert in self._found(row, told):
                             file.append(attrs.asdict(alert))
             finally:
                 file.close()
 
-    def _found(self, row: Row, history: _History) -> Iterator[Alert]:
+    def _found(self, row: Row, told: set[tuple[str, int, str]]) -> Iterator[Alert]:
         attempt = _attempt(row)
-        ends = row.state in ENDED and (row.id, attempt, row.state) not in history.keys
-        if (row.id, attempt) in history.earlier or not (row.is_live or ends):
+        if not row.is_live and (row.state not in ENDED or (row.id, attempt, row.state) in told):
             return
         progress, step = self._progress.of(row.path / "metrics.jsonl"), row.status.get("step")
         found = {
@@ -173,7 +172,7 @@ class Alerts:
             }.get(row.state),
         }
         for kind, text in found.items():
-            if text and (row.id, attempt, kind) not in history.keys:
+            if text and (row.id, attempt, kind) not in told:
                 yield Alert(
                     time=process_info.utc(),
                     kind=kind,
@@ -263,9 +262,7 @@ def _add_alerts(history: _History, lines: list[bytes], _offset: int) -> None:
             if "earlier" in row:
                 history.earlier |= {(run, attempt) for run, attempt in row["earlier"]}
             else:
-                alert = Alert(**row)
-                history.alerts.append(alert)
-                history.keys.add((alert.run, alert.attempt, alert.kind))
+                history.alerts.append(Alert(**row))
 
 
 def _add_rows(progress: _Progress, lines: list[bytes], _offset: int) -> None:

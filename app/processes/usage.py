@@ -30,12 +30,10 @@ class Process:
     """A run's process and all processes that it started.
 
     Attributes:
-        pid: Number of the run's process.
         memory: Resident memory, GiB; pages that processes share are counted in each.
         processors: Processors in use, such as 1.5.
     """
 
-    pid: int
     memory: float
     processors: float
 
@@ -121,7 +119,7 @@ class Usage:
                 same = self._processes.setdefault(process.pid, process)
                 used += same.memory_info().rss / GIB
                 share += same.cpu_percent() / 100
-        return Process(pid, used, share)
+        return Process(used, share)
 
 
 def gpus() -> tuple[GPU, ...]:

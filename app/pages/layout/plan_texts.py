@@ -140,10 +140,12 @@ def compiled(plan: Plan) -> str:
         return "XLA returned no report."
     if report["problem"]:
         return f"**✘ {plain(report['problem'])}**"
-    took = f"lowered in {_or_dash(report['lower_seconds'])}, compiled in {_or_dash(report['compile_seconds'])}"
+    times = [report[key] for key in ("lower_seconds", "compile_seconds")]
+    lowered, compiled = ["an unknown time" if one is None else f"{one:.1f} s" for one in times]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     note = " (cached report)" if report["cached"] else ""
-    made = f"{report['count']} x {report['device']}, {report['topology']}; {took}{note}; {versions}"
+    took = f"lowered in {lowered}, compiled in {compiled}{note}"
+    made = f"{report['count']} x {report['device']}, {report['topology']}; {took}; {versions}"
     none = ["No collectives."] if report["collectives"] == [] else []
     return "\n\n".join([_compiled_verdict(plan, report), *none, plain(made)])
 
@@ -179,7 +181,3 @@ def compiled_tables(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFram
         pd.DataFrame(collectives, columns=["collective", "devices", "where", "times", "bytes"]),
         _flows(report.get("flows") or ()),
     )
-
-
-def _or_dash(seconds: float | None) -> str:
-    return "an unknown time" if seconds is None else f"{seconds:.1f} s"
