@@ -112,7 +112,8 @@ def embedded(home: Path, path: str, read_only: bool) -> gr.Blocks:
 def mount(app: FastAPI, home: Path, path: str, read_only: bool, options: Mapping[str, Any]) -> FastAPI:
     """Mounts all pages in an app of somebody else; see `nnxdsl.app.mount`."""
     site = _site_at(home, path, read_only)
-    app.router.add_route(f"{site.settings.root}{PATH}", Downloads(app, site))
+    downloads: Any = Downloads(app, site)
+    app.router.add_route(f"{site.settings.root}{PATH}", downloads)
     return _mounted(app, build(site), site.settings.root or "/", site.settings, **options)
 
 

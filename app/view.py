@@ -257,6 +257,7 @@ def _digest(value: object) -> str:
     def text(each: object) -> str:
         if isinstance(each, go.Figure):
             return each.to_json() or ""
-        return each.to_json(orient="split", default_handler=str) if isinstance(each, pd.DataFrame) else repr(each)
+        is_table = isinstance(each, pd.DataFrame)
+        return (each.to_json(orient="split", default_handler=str) or "") if is_table else repr(each)
 
     return hashlib.blake2b(json.dumps(value, default=text).encode(), digest_size=8).hexdigest()

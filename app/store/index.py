@@ -110,11 +110,11 @@ class Index:
     def _row(self, name: str) -> Row:
         path = self.home / name
         signature = tuple(_stamp(path / file) for file in FILES)
-        before, cached = self._rows.get(name, ((), None))
-        if cached is None or before != signature:
-            facts = cached.facts if cached is not None and before[0] == signature[0] else {}
-            cached = _read(path, facts)
-            self._rows[name] = signature, cached
+        before = self._rows.get(name)
+        if before is None or before[0] != signature:
+            facts = before[1].facts if before is not None and before[0][0] == signature[0] else {}
+            before = self._rows[name] = signature, _read(path, facts)
+        cached = before[1]
         if cached.problem is not None:
             return cached
         beat, began = cached.status.get("heartbeat") or {}, parsed(cached.created)

@@ -72,16 +72,17 @@ class Look:
 
     texts: Mapping[str, str]
     base: Mapping[str, str]
-    only_changed: bool = False
-    form: gr.Textbox | None = None
+    only_changed: bool
+    form: gr.Textbox
 
-    def differs(self, path: str) -> bool:
-        """Whether a field, or a field below it, differs from the base."""
 
-        def below(texts: Mapping[str, str]) -> dict[str, str]:
-            return {name: text for name, text in texts.items() if f"{name}.".startswith(f"{path}.")}
+def differs(texts: Mapping[str, str], base: Mapping[str, str], path: str) -> bool:
+    """Whether a field, or a field below it, differs from the base."""
 
-        return below(self.texts) != below(self.base)
+    def below(texts: Mapping[str, str]) -> dict[str, str]:
+        return {name: text for name, text in texts.items() if f"{name}.".startswith(f"{path}.")}
+
+    return below(texts) != below(base)
 
 
 def shape(texts: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
@@ -105,7 +106,7 @@ def draw(look: Look, cls: type[Spec], path: str = "", names: tuple[str, ...] | N
     shown = [
         (join(path, name), fields[name], docs.get(name, ""))
         for name in (fields if names is None else names)
-        if not look.only_changed or look.differs(join(path, name))
+        if not look.only_changed or differs(look.texts, look.base, join(path, name))
     ]
     for is_nested, group in itertools.groupby(shown, key=lambda each: _is_nested(each[1].type)):
         if is_nested:

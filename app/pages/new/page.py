@@ -29,7 +29,7 @@ from ...store.experiments import from_tree
 from ...view import UNQUEUED, Done, Query, Values, View, if_any
 from ..layout.request import plan_job
 from . import drafting, form_texts
-from .form import GROUPS, OPEN, Look, draw, gist, shape
+from .form import GROUPS, OPEN, Look, differs, draw, gist, shape
 from .plan import device_of, plan_section
 
 COPIED = (
@@ -247,11 +247,10 @@ def _fields(found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr
     base, values = form_texts.texts_of(found.base), dict[Any, Any]()
     for title, names in GROUPS.items():
         told = gist(texts, names)
-        is_shown = which == "all" or any(Look(texts, base).differs(name) for name in names)
+        is_shown = which == "all" or any(differs(texts, base, name) for name in names)
         is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
-        values[groups[title]] = gr.update(
-            label=f"{title} · {told}" if told else title, visible=is_shown, **({"open": True} if is_open else {})
-        )
+        unfolds: dict[str, Any] = {"open": True} if is_open else {}
+        values[groups[title]] = gr.update(label=f"{title} · {told}" if told else title, visible=is_shown, **unfolds)
         if is_shown and (is_open or title in OPEN):
             key = json.dumps([found.draft.id, which, shape(texts, names)])
             values[states[title]] = f"{found.draft.id} {which} {hashlib.sha256(key.encode()).hexdigest()[:12]}"

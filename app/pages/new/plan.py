@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
-from gradio.components import Component
 
 from nnxdsl.config.experiment import Experiment
 
@@ -30,7 +29,7 @@ def device_of(query: Query) -> str:
     return device if device in DEVICES and device else NO_DEVICE
 
 
-def plan_section(site: Site, view: View, current: Callable[[Query], Experiment]) -> tuple[list[Component], Fill]:
+def plan_section(site: Site, view: View, current: Callable[[Query], Experiment]) -> tuple[list[Any], Fill]:
     """Adds the components of the plan; `current` loads the experiment of a query.
 
     Returns:
