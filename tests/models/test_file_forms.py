@@ -77,8 +77,8 @@ def older(name: str) -> dict[str, Any]:
     return {**fields, "torch_dtype": dtype, "text_config": older_text(fields["text_config"])}
 
 
-# Not Gemma 4: transformers 4 never knew it, and positions of its two kinds of layers have no other names. Nemotron-H has
-# no positions.
+# Not Gemma 4: transformers 4 never knew it, and positions of its two kinds of layers have no other names.
+# Nemotron-H has no positions.
 WITH_OLDER = [name for name in NAMES if not name.startswith(("gemma4", "nemotron_h"))]
 
 
