@@ -14,6 +14,7 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.nemotron_h import NEMOTRON_H
 from nnxdsl.models.params import abstract, flatten
 from nnxdsl.models.pipeline import Stages, idle_share, run_stages
 
@@ -41,6 +42,10 @@ def test_stages_are_the_stack(stages: int, parts: int) -> None:
         np.testing.assert_allclose(mine, expected, rtol=2e-6, atol=2e-6)
 
 
+# Two periods, and a last layer that no stage has.
+NEMOTRON = attrs.evolve(NEMOTRON_H["tiny"], num_layers=7, pattern=("linear", "nope", "none"), tail_pattern=("none",))
+
+
 def test_time_that_a_pipeline_waits() -> None:
     assert idle_share(1, 3) == 0
     assert idle_share(4, 1) == 0.75
@@ -53,8 +58,9 @@ def test_time_that_a_pipeline_waits() -> None:
         LLAMA3["tiny"],
         attrs.evolve(LLAMA3["tiny"], num_layers=4, pattern=("nope", "global")),
         pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow),
+        pytest.param(NEMOTRON, marks=pytest.mark.slow),
     ],
-    ids=["a stack of layers", "layers without positions", "one period, so one stage"],
+    ids=["a stack of layers", "layers without positions", "one period, so one stage", "layers of one sub-block"],
 )
 def test_a_decoder_in_stages(config: DecoderConfig) -> None:
     stages = config.periods

@@ -115,7 +115,9 @@ class _Chunk(NamedTuple):
 def _through_chunk(memory: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
     """The memories `[B, K, G, M, N, P]` after a chunk, and the outputs of its tokens `[B, K, G, C, P]`."""
     found = jnp.einsum("bkid,bkgmdp->bkgmip", chunk.c, memory)
-    out = chunk.own + jnp.sum(chunk.entering[..., None] * found, axis=3)
+    entering = chunk.entering[..., None]
+    # Not `jnp.sum` over the memories: XLA for CPUs crashes with it in the stages of a pipeline (jax 0.10.2).
+    out = chunk.own + sum(entering[:, :, :, part] * found[:, :, :, part] for part in range(found.shape[3]))
     lasting = jnp.sum(chunk.lasting[..., None, None] * memory[:, :, :, None], axis=4)
     added = jnp.einsum("bkjd,bkgmjp->bkgmdp", chunk.b, chunk.leaving[..., None] * chunk.value[:, :, :, None])
     return lasting + added, out
