@@ -116,6 +116,7 @@ def test_the_page_has_every_objective_with_its_fields_and_paper() -> None:
         fields = [
             f"`{field}`" if spec.default is attrs.NOTHING else f"`{field}={render(spec.default)}`"
             for field, spec in declared(cls).items()
+            if field != "mtp_loss_weight"  # which all of them have: a section of its own
         ]
         assert row[3] == ", ".join(fields)
         assert all(f"arXiv:{paper}" in (cls.__doc__ or "") for paper in re.findall(r"\[(\d+\.\d+)\]", row[2]))
@@ -339,7 +340,7 @@ def test_sums_of_what_cannot_be_added() -> None:
 
 def test_modifiers_that_a_loss_cannot_take() -> None:
     assert said(lambda: Objective.NCA(divergence=Divergence.ForwardKL())) == (
-        "1 problem in Objective.NCA\n  divergence: NCA has no field 'divergence'; there are: beta"
+        "1 problem in Objective.NCA\n  divergence: NCA has no field 'divergence'; there are: beta, mtp_loss_weight"
     )
     assert said(lambda: Objective.EXO(label_smoothing=0)).endswith("expected a value > 0 and < 0.5, got 0.0")
     assert said(lambda: Divergence.Alpha(alpha=1)).endswith("alpha: expected a value > 0 and < 1, got 1.0")
