@@ -170,7 +170,8 @@ def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
     values = np.unique(np.concatenate([np.zeros(0), *(line.y for line in chart.lines)]))
     if len(values) != 1 or not values[0] or chart.is_log:
         return None
-    return tuple(sorted((0.0, 2 * float(values[0]))))
+    low, high = sorted((0.0, 2 * float(values[0])))
+    return low, high
 
 
 def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:

@@ -77,8 +77,9 @@ def _line(name: str, group: Group, by_run: Mapping[str, Axis], weight: float, *,
             low, high = found.mean - found.deviation, found.mean + found.deviation
         low = np.where(low > 0, low, found.least) if is_log else low  # a logarithmic axis ends above zero
         low, high = (np.where(found.count > 1, edge, np.nan)[at] for edge in (low, high))
-        around = [_around(found.deviation[one], found.least[one], found.most[one], is_range=is_range) for one in at]
-        band = Band(low, high, [f"{words}(n={found.count[one]})" for words, one in zip(around, at, strict=True)])
+        spreads = zip(*(each[at].tolist() for each in (found.deviation, found.least, found.most)), strict=True)
+        texts = [_around(*spread, is_range=is_range) for spread in spreads]
+        band = Band(low, high, [f"{text}(n={count})" for text, count in zip(texts, found.count[at], strict=True)])
     is_held_out = name.startswith("eval/")
     label = f"{group.name}{', held out' if is_held_out else ''}"
     return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)

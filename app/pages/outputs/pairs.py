@@ -129,12 +129,13 @@ def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
     elif sort != "as in the file":
         table = table.sort_values("margin", ascending=sort == "worst first", kind="stable")
 
-    def shown(column: pd.Series) -> pd.Series:
-        if column.name in TEXTS:
+    def shown(name: str) -> Any:
+        column: Any = table[name]
+        if name in TEXTS:
             return column.map(lambda text: text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
         return column.map(lambda value: float(f"{value:.4g}")) if column.dtype == float else column
 
-    return table.apply(shown)
+    return pd.DataFrame({name: shown(name) for name in COLUMNS})
 
 
 def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
@@ -223,7 +224,7 @@ def _lengths(table: pd.DataFrame) -> go.Figure:
     for side in SIDES:
         columns = {"row": table["row"], "tokens": table[f"tokens {side}"], "reward": table[f"reward {side}"]}
         part = pd.DataFrame(columns).dropna()
-        both = part["tokens"].corr(part["reward"]) if len(part) > 2 else np.nan
+        both = part.corr(numeric_only=True).loc["tokens", "reward"] if len(part) > 2 else np.nan
         parts.append(part.assign(side=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}"))
     drawn = px.scatter(
         pd.concat(parts),
