@@ -420,7 +420,8 @@ def test_a_model_is_its_size_and_weights(kind: type[Any], experiment: Callable[.
 
     sizes = get_args(declared(kind)["size"].type)
     assert len({str(architecture(kind(size))) for size in sizes}) == len(sizes)
-    assert set(declared(kind)) <= {"size", "weights", "tokenizer", "router_aux_loss_coef", "mtp_layers"}
+    training = {"router_aux_loss_coef", "mtp_layers", *INDEXERS}
+    assert set(declared(kind)) <= {"size", "weights", "tokenizer", *training}
     if "router_aux_loss_coef" in declared(kind):
         assert experiment(model=kind("tiny", router_aux_loss_coef=0.25)).router_aux_loss_coef == 0.25
         assert experiment(model=kind("tiny", weights=Weights.Random())).router_aux_loss_coef == 0
