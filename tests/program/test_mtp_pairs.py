@@ -220,7 +220,7 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> N
 def test_a_quantized_base_leaves_the_layer_in_float(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray]
 ) -> None:
-    asked = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.Int8(block_size=8)}
+    asked = {"adapter": Adapter.LoRA(rank=2), "quantization": Quantization.Int8(block_size=4)}
     program = compile(experiment(model=MODEL, objective=OBJECTIVES["dpo"], **asked))
     before = program.init()
     first = {path: np.asarray(leaf) for path, leaf in before.trainable.items() if path.startswith("mtp.")}
