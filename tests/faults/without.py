@@ -220,12 +220,12 @@ GUARDS = [
     ),
     Guard(
         "25", "a run is no part of its app's session", "../app/processes/launch.py",
-        "                start_new_session=True,\n", "",
+        "environment=variables, start_new_session=True)", "environment=variables)",
         "tests/app/test_runs.py::test_a_run_outlives_the_terminal_of_its_app",
     ),
     Guard(
         "26", "a run that is at work is not launched again", "../app/processes/launch.py",
-        'if liveness_of(status) in ("running", "silent"):\n            raise RunError(f"{run} is already running',
+        'if _is_written(directory):\n            raise RunError(f"{run} is already running',
         'if False:\n            raise RunError(f"{run} is already running',
         "tests/app/test_runs.py::test_a_run_is_ended_with_its_group",
     ),

@@ -360,6 +360,11 @@ def experiments(draw: st.DrawFn) -> Experiment:
     if "router_aux_loss_coef" in declared(type(model)) and mesh.stage > 1:
         model = attrs.evolve(model, router_aux_loss_coef=0.0)
     quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
+    if "indexer_stage" in declared(type(model)):
+        plain = isinstance(objective, Objective.SFT) and not (objective.z_loss or fields["frozen"] or quantization)
+        model = draw(with_indexers(model, is_trained=adapter is None and mesh.stage == 1, is_plain=plain))
+        if model.indexer_stage == "dense_warmup":
+            objective = attrs.evolve(objective, mtp_loss_weight=0.0)
     if "mtp_layers" in declared(type(model)) and isinstance(model.weights, Weights.From):
         model = attrs.evolve(model, mtp_layers=0)
     further = model.mtp_layers and (quantization is None or quantization.freezes)
@@ -395,6 +400,16 @@ def experiments(draw: st.DrawFn) -> Experiment:
         model=model,
         memory=attrs.evolve(draw(of_class(Memory, offload=offload)), reference=reference),
     )
+
+
+@st.composite
+def with_indexers(draw: st.DrawFn, model: Model, *, is_trained: bool, is_plain: bool) -> Model:
+    """A model whose indexers are trained, by themselves or with the rest, where they can be."""
+    stages = [(0.0, "sparse"), *([(0.5, "sparse")] if is_trained else [])]
+    stages += [(0.5, "dense_warmup")] if is_trained and is_plain else []
+    coefficient, stage = draw(st.sampled_from(stages))
+    changed = {"indexer_loss_coef": coefficient, "indexer_stage": stage}
+    return attrs.evolve(model, **changed, **({"router_aux_loss_coef": 0.0} if stage == "dense_warmup" else {}))
 
 
 for noun in registry.values():

@@ -114,6 +114,11 @@ ONLY = {
         if issubclass(kind, WithMTP) and kind is not WithMTP
     },
     ("Model.DeepSeekV3", "mtp_layers"): "DeepSeekV3",
+    **{
+        (kind.__qualname__, name): f"indexers {kind.__name__}"
+        for kind in (Model.DeepSeekV32, Model.GLM5, Model.HF)
+        for name in ("indexer_loss_coef", "indexer_stage")
+    },
 }
 """Fields that can be another in one experiment alone."""
 
@@ -172,6 +177,12 @@ def samples(design: Any) -> dict[str, Experiment]:
         "frozen": design(adapter=None, quantization=None, frozen=("embed",)),
         "clipped": design(optimizer=Optimizer.Muon(schedule=RATE), adapter=None, quantization=None),
         **{f"further {type(each).__name__}": design(**further(each)) for each in WITH_MTP},
+        **{
+            f"indexers {kind.__name__}": attrs.evolve(
+                sft, model=attrs.evolve(model_of(kind), indexer_loss_coef=0.5), adapter=None, quantization=None
+            )
+            for kind in (Model.DeepSeekV32, Model.GLM5, Model.HF)
+        },
         "apart": design(outer=Outer.DiLoCo(every_steps=10)),
         "epochs": design(steps=None, epochs=2.0),
         "skipping": design(guard=Guard.Skip()),
