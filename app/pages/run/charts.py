@@ -44,17 +44,19 @@ class Charts:
 
     def __init__(self, view: View) -> None:
         """Adds the components."""
-        with gr.Row() as controls:
-            view.control(
-                "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
-            )
-            over = view.control(
-                "x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step"
-            )
-            view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates, speeds", min_width=160))
-            more = view.control(
-                "all", gr.Checkbox(label="All metrics", info="Not only those of the first charts", min_width=160)
-            )
+        with gr.Group() as controls:
+            with gr.Row():
+                view.control(
+                    "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
+                )
+                over = view.control(
+                    "x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step"
+                )
+            with gr.Row():
+                view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates, speeds", min_width=140))
+                more = view.control(
+                    "all", gr.Checkbox(label="All metrics", info="Not only those of the first charts", min_width=140)
+                )
         notes, plot = gr.Markdown(), gr.Plot(show_label=False, visible=False)
         self._controls, self._over, self._more, self._notes, self._plot = controls, over, more, notes, plot
         self.outputs = [controls, over, more, notes, plot]
