@@ -28,6 +28,7 @@ class _File(Generic[T]):
     content: T
     identity: tuple[int, int] = (0, 0)
     offset: int = 0
+    last: bytes = b""  # the line that ends at the offset
     lock: threading.Lock = attrs.Factory(threading.Lock)
 
 
@@ -69,8 +70,11 @@ class GrowingFiles(Generic[T]):
         try:
             with open(open_plain(path), "rb") as opened:
                 stat = os.fstat(opened.fileno())
-                if (stat.st_dev, stat.st_ino) != file.identity or stat.st_size < file.offset:
-                    file.identity, file.offset, file.content = (stat.st_dev, stat.st_ino), 0, self._empty()
+                opened.seek(file.offset - len(file.last))  # a new file may have the number of one that was deleted
+                is_same = (stat.st_dev, stat.st_ino) == file.identity and opened.read(len(file.last)) == file.last
+                if not is_same:
+                    file.identity, file.content = (stat.st_dev, stat.st_ino), self._empty()
+                    file.offset, file.last = 0, b""
                 opened.seek(file.offset)
                 while lines := opened.readlines(AT_ONCE):
                     if not lines[-1].endswith(b"\n"):  # it is being written
@@ -79,6 +83,7 @@ class GrowingFiles(Generic[T]):
                         break
                     self._add(file.content, lines, file.offset)
                     file.offset += sum(map(len, lines))
+                    file.last = lines[-1]
         except FileNotFoundError:
             return
         except OSError as error:

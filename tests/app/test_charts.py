@@ -15,6 +15,7 @@ from app.pages.run import page as run_page
 from app.pages.run.head import field_to_blame
 from app.settings import Settings
 from app.state import Site
+from app.store.series import Series
 from nnxdsl.config.core.serialization import flatten
 from nnxdsl.storage.jsonl import JsonLines
 from tests.app import native
@@ -146,3 +147,11 @@ def test_names_of_metrics_are_text(site: Site) -> None:
 )
 def test_an_error_leads_to_the_field_to_change(error: str, path: str | None) -> None:
     assert field_to_blame(list(flatten(experiment(1))), error) == path
+
+
+def test_a_file_in_the_place_of_another_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path, cache = tmp_path / "metrics.jsonl", Series()
+    path.write_text('{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 2.0}\n')
+    assert list(cache.of(path).columns["loss"].values) == [1.0, 2.0]
+    path.write_text('{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 4.0}\n')  # the same inode
+    assert list(cache.of(path).columns["loss"].values) == [1.0, 3.0, 4.0]
