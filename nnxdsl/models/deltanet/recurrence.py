@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.recurrent.order import CHUNK, Order, by_chunk, decays, order_by_chunk
+from nnxdsl.models.recurrent.order import CHUNK, Order, decays, heads_by_chunk, order_by_chunk, scan_chunks
 
 _ROWS = 16  # size of a triangular matrix that is inverted row by row
 _EXACT = jax.lax.Precision.HIGHEST  # for the inverse: no bfloat16 on accelerators
@@ -59,14 +59,11 @@ def chunked_delta_rule(
     Returns:
         (out `[B, T, K, G, V]` float32, the memory after the last real token). Padding gives finite values.
     """
-    batch, length = order.segment.shape
+    length = order.segment.shape[1]
     if not length:
         return jnp.zeros(tokens.value.shape, jnp.float32), memory
     chunk = min(chunk, 1 << (length - 1).bit_length())
-
-    def in_chunks(x: jax.Array) -> jax.Array:  # [n, B, heads ..., C, width] of [B, T, heads ..., width]
-        return jnp.moveaxis(by_chunk(x, chunk), 2, x.ndim - 1)
-
+    in_chunks = partial(heads_by_chunk, chunk=chunk)
     real = order.segment[:, :, None, None] > 0
     decay, rate = (jnp.where(real, x, 0.0) for x in (tokens.decay, tokens.rate))
     query, key = _unit(tokens.query) * tokens.query.shape[-1] ** -0.5, _unit(tokens.key)
@@ -85,15 +82,7 @@ def chunked_delta_rule(
         leaving=factors.leaving,
         lasting=factors.lasting,
     )
-    states = factors.entering.shape[4]
-    memories, out = jax.lax.scan(
-        # Saved for the backward pass are the memories between chunks, and everything computed for all chunks at once.
-        jax.checkpoint(_through_chunk, prevent_cse=False),
-        jnp.repeat(memory[:, :, :, None], states, axis=3),
-        each,
-    )
-    out = jnp.moveaxis(out, (0, 4), (1, 2))  # [B, n, C, K, G, V]
-    return out.reshape(batch, -1, *out.shape[3:])[:, :length], memories[:, :, :, 0]
+    return scan_chunks(_through_chunk, memory, each, factors.entering.shape[4], length)
 
 
 def step(tokens: Tokens, real: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:

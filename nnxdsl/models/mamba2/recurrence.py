@@ -12,12 +12,13 @@ i: matrix products; a scan passes the memory from one chunk to the next. This ho
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from nnxdsl.models.recurrent.order import CHUNK, Order, by_chunk, decays, order_by_chunk
+from nnxdsl.models.recurrent.order import CHUNK, Order, decays, heads_by_chunk, order_by_chunk, scan_chunks
 
 
 class Tokens(NamedTuple):
@@ -50,26 +51,16 @@ def chunked_scan(tokens: Tokens, order: Order, memory: jax.Array, chunk: int = C
     Returns:
         (out `[B, T, K, G, P]` float32, the memory after the last real token). Padding gives finite values.
     """
-    batch, length = order.segment.shape
+    length = order.segment.shape[1]
     chunk = min(chunk, 1 << (length - 1).bit_length())
-
-    def in_chunks(x: jax.Array) -> jax.Array:  # [n, B, heads ..., C, width] of [B, T, heads ..., width]
-        return jnp.moveaxis(by_chunk(x, chunk), 2, x.ndim - 1)
-
+    in_chunks = partial(heads_by_chunk, chunk=chunk)
     real = order.segment[:, :, None, None] > 0
     decay, dt = (jnp.where(real, x, 0.0) for x in (tokens.decay, tokens.dt))
     c, b, value = map(in_chunks, (tokens.c, tokens.b, tokens.x * dt[..., None]))  # [n, B, K, (G,) C, ...]
     factors = decays(order_by_chunk(order, chunk), in_chunks(decay[..., None])[..., 0])
     read = jnp.einsum("nbkid,nbkjd->nbkij", c, b)[:, :, :, None] * factors.within
     each = _Chunk(c, b, value, read @ value, factors.entering, factors.leaving, factors.lasting)
-    memories, out = jax.lax.scan(
-        # Saved for the backward pass are the memories between chunks, and everything computed for all chunks at once.
-        jax.checkpoint(_through_chunk, prevent_cse=False),
-        jnp.repeat(memory[:, :, :, None], factors.entering.shape[4], axis=3),
-        each,
-    )
-    out = jnp.moveaxis(out, (0, 4), (1, 2))  # [B, n, C, K, G, P]
-    return out.reshape(batch, -1, *out.shape[3:])[:, :length], memories[:, :, :, 0]
+    return scan_chunks(_through_chunk, memory, each, factors.entering.shape[4], length)
 
 
 def step(tokens: Tokens, real: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:

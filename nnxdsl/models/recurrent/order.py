@@ -7,10 +7,14 @@ their prompt, from which a second branch continues.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+Chunk = TypeVar("Chunk")
+"""A pytree of a recurrence's inputs for chunks."""
 
 CHUNK = 64
 """Tokens of a chunk; a power of two."""
@@ -75,6 +79,41 @@ def by_chunk(x: jax.Array, chunk: int) -> jax.Array:
 def order_by_chunk(order: Order, chunk: int) -> Order:
     """The order of the tokens of chunks, `[n, B, C]`."""
     return Order(by_chunk(order.segment, chunk), None if order.branch is None else by_chunk(order.branch, chunk))
+
+
+def heads_by_chunk(x: jax.Array, chunk: int) -> jax.Array:
+    """`[n, B, heads ..., C, width]` of `[B, T, heads ..., width]`, with zeros after the last token."""
+    return jnp.moveaxis(by_chunk(x, chunk), 2, x.ndim - 1)
+
+
+def scan_chunks(
+    through_chunk: Callable[[jax.Array, Chunk], tuple[jax.Array, jax.Array]],
+    memory: jax.Array,
+    chunks: Chunk,
+    memories: int,
+    length: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Passes a row's memories through its chunks.
+
+    Args:
+        through_chunk: from the memories `[B, K, G, M, ...]` and a chunk, those after it and its output
+            `[B, K, G, C, ...]`.
+        memory: `[B, K, G, ...]`, before the row.
+        chunks: the inputs of all chunks, each with a leading axis of n.
+        memories: M, those that are passed between chunks.
+        length: T of the row.
+
+    Returns:
+        (the output `[B, T, K, G, ...]`, the memory after the last real token).
+    """
+    after, out = jax.lax.scan(
+        # Saved for the backward pass are the memories between chunks, and everything computed for all chunks at once.
+        jax.checkpoint(through_chunk, prevent_cse=False),
+        jnp.repeat(memory[:, :, :, None], memories, axis=3),
+        chunks,
+    )
+    out = jnp.moveaxis(out, (0, 4), (1, 2))  # [B, n, C, K, G, ...]
+    return out.reshape(len(memory), -1, *out.shape[3:])[:, :length], after[:, :, :, 0]
 
 
 class _Paths(NamedTuple):
