@@ -59,6 +59,47 @@ def relative(got: Any, wanted: Any, tolerance: float, least: float = 0.0) -> Non
     np.testing.assert_allclose(np.asarray(got) / scale, np.asarray(wanted) / scale, atol=tolerance, rtol=0)
 
 
+def leaves_of(weights: dict[str, str], figures: dict[str, np.ndarray], prefix: str) -> Leaves:
+    """Tensors of the Hub, by our paths, as our leaves: linear weights the other way round, all others as they are."""
+    found = {path: figures[prefix + name] for path, name in weights.items()}
+    return {path: jnp.asarray(value.T if value.ndim == 2 else value) for path, value in found.items()}
+
+
+def check_reference(layer: Layer, weights: dict[str, str], *, out: float, memory: float, to_x: float) -> None:
+    """Outputs, memory and gradients of the stored figures, and outputs of rows with padding before them.
+
+    Args:
+        layer: with its figures.
+        weights: the Hub's name of each tensor, by path.
+        out: tolerance of outputs, as those below relative to the largest.
+        memory: of the memory.
+        to_x: of gradients of the inputs.
+    """
+    x, c, lengths = (jnp.asarray(layer.figures[key]) for key in ("x", "c", "lengths"))
+    rows_, length = x.shape[:2]
+    whole, short = positions_right_padded(jnp.full((rows_,), length), length), positions_left_padded(lengths, length)
+
+    @jax.jit
+    def run(leaves: Leaves, x: jax.Array) -> tuple[Any, ...]:
+        def total(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, RecurrentState]]:
+            out, state = layer(leaves, x, whole, rows.sequence(length))
+            return jnp.sum(out * c), (out, state)
+
+        (_, (out, state)), to = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(leaves, x)
+        return out, state.memory, *to, layer(leaves, x, short, None)[0]
+
+    got, got_memory, to_weights, got_to_x, padded = run(layer.leaves, x)
+    relative(got, layer.figures["out"], out)
+    relative(got_memory, layer.figures["memory"], memory)
+    relative(got_to_x, layer.figures["to_x"], to_x)
+    for path, wanted in leaves_of(weights, layer.figures, "to.").items():
+        relative(to_weights[path], wanted, 2e-5)  # sums over all tokens, some of which cancel
+    real = np.asarray(short.segment_ids)[..., None] > 0
+    assert not real.all()
+    relative(np.where(real, padded, 0), layer.figures["padded"], out)
+    assert np.isfinite(np.asarray(padded)).all()
+
+
 Lengths = Sequence[tuple[int, int, int]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import qwix
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +22,7 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_left_pad
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.mla import MLAConfig
+from tests.models.qwix_mixers import check_from_outside
 
 FIGURES = Path(__file__).parent.parent / "reference/mixers"
 WEIGHTS = {
@@ -235,39 +234,11 @@ def test_token_by_token(layer: Layer) -> None:
 def test_adapters_and_few_bits_from_outside() -> None:
     """On every linear layer and nothing else; with B zero the adapters change nothing."""
     names = ("query_down", "query_up", "key_value_down", "key_value_up", "output")
-    rule = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
     places = positions_right_padded(jnp.array([5]), 5)
     view = View(AttentionMethod(), places, attention_mask(places, places), (jnp.zeros((1, 5, 4)), jnp.ones((1, 5, 4))))
-    given = jnp.ones((1, 5, 32)), view, None
 
     def plain() -> LatentAttention:
         config = MLAConfig(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
         return LatentAttention(32, 4, config, query_scale=0.25, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
 
-    def tuned() -> Any:
-        provider = qwix.LoraProvider([qwix.LoraRule(**rule, rank=2, alpha=2.0)])
-        return qwix.apply_lora_to_model(plain(), provider, *given, rngs=nnx.Rngs(1))
-
-    def base() -> Any:
-        return qwix.quantize_model(plain(), qwix.PtqProvider([qwix.QuantizationRule(**rule)]), *given)
-
-    policy, frozen = params.abstract(tuned), params.abstract(base)
-    found = [re.fullmatch(r"(\w+)\.kernel_lora_[ab]", path) for path in policy.variables]
-    assert {match[1] for match in found if match} == set(names)
-    assert sum(path.endswith("qvalue") for path in policy.variables) == len(names)
-
-    @jax.jit
-    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        leaves = params.flatten(base())
-        adapters = {
-            path: jnp.full(leaf.shape, float(path.endswith("_a")), leaf.dtype)
-            for path, leaf in policy.variables.items()
-            if "_lora_" in path
-        }
-        one: Any = policy.merge(leaves | adapters)
-        other: Any = frozen.merge(leaves)
-        return one(x, *given[1:])[0], other(x, *given[1:])[0]
-
-    mine, wanted = run(jax.random.normal(jax.random.key(0), (1, 5, 32)))
-    assert float(jnp.abs(wanted).max()) > 0.1
-    np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-6)
+    check_from_outside(plain, names, view)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,11 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import attend_in_blocks
 from nnxdsl.models.attention.dot_product import dot_product_attention
@@ -27,39 +23,24 @@ from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope
 from nnxdsl.models.config.parts import QueryTemperature
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.layers.rope import rope_tables
 from nnxdsl.program.batches.base import attended_pairs
+from tests.models.stored import FAMILIES, Leaves, compared, read
 
-REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 WITHOUT = 1e-2
 """Of the largest logit: what leaving an ingredient out changes at least; the tests of families allow 1e-5."""
-Leaves = dict[str, jax.Array]
 
 
 @pytest.fixture(scope="module")
 def stored() -> tuple[DecoderConfig, Leaves]:
-    reader = hf.HubReader(REFERENCE / "llama4")
-    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
-    return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
+    return read("llama4")
 
 
 def difference(config: DecoderConfig, leaves: Leaves) -> float:
     """How far logits are from those of transformers for llama4, relative to the largest."""
-    expected = np.load(REFERENCE / "llama4" / "expected.npz")
-    tokens, wanted = jnp.asarray(expected["tokens"][:1]), expected["logits"][:1]
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-    @jax.jit
-    def logits(leaves: Leaves) -> jax.Array:
-        decoder = template.merge(leaves)
-        assert isinstance(decoder, Decoder)
-        positions = positions_right_padded(jnp.asarray(expected["lengths"][:1]), tokens.shape[1])
-        return decoder.logits(decoder(tokens, positions, dtype=jnp.float32).hidden)
-
-    return float(np.abs(logits(leaves) - wanted).max() / np.abs(wanted).max())
+    return compared("llama4", config)(leaves)
 
 
 def with_experts(config: DecoderConfig, **changes: Any) -> DecoderConfig:
@@ -199,7 +180,7 @@ def test_wavelengths_of_scout() -> None:
 
 
 def fields() -> dict[str, Any]:
-    return json.loads((REFERENCE / "llama4" / "config.json").read_text())
+    return json.loads((FAMILIES / "llama4" / "config.json").read_text())
 
 
 def test_published_spellings() -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import qwix
 from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.models.attention.positions import positions_left_padded, positions_right_padded
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.mamba2 import Mamba2Config
 from nnxdsl.models.mamba2.layer import Mamba2, empty_state
 from nnxdsl.models.mamba2.recurrence import Tokens, chunked_scan, step
 from nnxdsl.models.recurrent.order import Order
-from nnxdsl.models.recurrent.rows import RecurrentState
+from tests.models.qwix_mixers import check_from_outside
 from tests.models.recurrent import (
     FIGURES,
     GRADIENTS,
@@ -28,7 +26,9 @@ from tests.models.recurrent import (
     check_decoding,
     check_packed_rows,
     check_pairs,
+    check_reference,
     check_unknown_rows,
+    leaves_of,
     relative,
     view,
 )
@@ -45,12 +45,6 @@ WEIGHTS = {
 }
 
 
-def ours(figures: dict[str, np.ndarray], prefix: str) -> Leaves:
-    """Tensors of the Hub as our leaves: linear weights the other way round, all others as they are."""
-    found = {path: figures[prefix + name] for path, name in WEIGHTS.items()}
-    return {path: jnp.asarray(value.T if value.ndim == 2 else value) for path, value in found.items()}
-
-
 def load(name: str, chunk: int = 16) -> Layer:
     figures = dict(np.load(FIGURES / f"{name}.npz"))
     sizes = {key.removeprefix("config."): int(value) for key, value in figures.items() if key.startswith("config.")}
@@ -62,7 +56,7 @@ def load(name: str, chunk: int = 16) -> Layer:
         return Mamba2(embed, config, norm_eps=0.05, rngs=nnx.Rngs(0), param_dtype=jnp.float32, chunk=chunk)
 
     # States are several times as large as what is read of them, and the norm has an epsilon of its own scale.
-    return Layer(config, params.abstract(build), ours(figures, "weight."), figures, tolerance=1e-5)
+    return Layer(config, params.abstract(build), leaves_of(WEIGHTS, figures, "weight."), figures, tolerance=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -105,31 +99,8 @@ def test_parameters_and_their_axes(layer: Layer) -> None:
     ],
 )
 def test_as_transformers_has_it(name: str, chunk: int) -> None:
-    layer = load(name, chunk)
-    x, c, lengths = (jnp.asarray(layer.figures[key]) for key in ("x", "c", "lengths"))
-    rows_, length = x.shape[:2]
-    whole, short = positions_right_padded(jnp.full((rows_,), length), length), positions_left_padded(lengths, length)
-
-    @jax.jit
-    def run(leaves: Leaves, x: jax.Array) -> tuple[Any, ...]:
-        def total(leaves: Leaves, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, RecurrentState]]:
-            out, state = layer(leaves, x, whole, rows.sequence(length))
-            return jnp.sum(out * c), (out, state)
-
-        (_, (out, state)), to = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(leaves, x)
-        return out, state.memory, *to, layer(leaves, x, short, None)[0]
-
-    out, memory, to_weights, to_x, padded = run(layer.leaves, x)
     # Differences of sums of decays, which pass 100 in a chunk of 64, give factors their last digits.
-    relative(out, layer.figures["out"], 1e-5)
-    relative(memory, layer.figures["memory"], 1e-5)
-    relative(to_x, layer.figures["to_x"], 2e-5)
-    for path, wanted in ours(layer.figures, "to.").items():
-        relative(to_weights[path], wanted, 2e-5)  # sums over all tokens, some of which cancel
-    real = np.asarray(short.segment_ids)[..., None] > 0
-    assert not real.all()
-    relative(np.where(real, padded, 0), layer.figures["padded"], 1e-5)
-    assert np.isfinite(np.asarray(padded)).all()
+    check_reference(load(name, chunk), WEIGHTS, out=1e-5, memory=1e-5, to_x=2e-5)
 
 
 @pytest.mark.parametrize("gradients", GRADIENTS)
@@ -213,37 +184,9 @@ def test_half_precision(layer: Layer) -> None:
 def test_adapters_and_few_bits_from_outside() -> None:
     """On both linear layers and nothing else; with B zero the adapters change nothing."""
     names = ("inputs", "output")
-    rule = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
-    given = jnp.ones((1, 5, 32)), view(positions_right_padded(jnp.array([5]), 5), None), None
 
     def plain() -> Mamba2:
         config = Mamba2Config(num_heads=4, head_dim=8, state_size=8, n_groups=2)
         return Mamba2(32, config, norm_eps=1e-6, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
 
-    def tuned() -> Any:
-        provider = qwix.LoraProvider([qwix.LoraRule(**rule, rank=2, alpha=2.0)])
-        return qwix.apply_lora_to_model(plain(), provider, *given, rngs=nnx.Rngs(1))
-
-    def base() -> Any:
-        return qwix.quantize_model(plain(), qwix.PtqProvider([qwix.QuantizationRule(**rule)]), *given)
-
-    policy, frozen = params.abstract(tuned), params.abstract(base)
-    found = [re.fullmatch(r"(\w+)\.kernel_lora_[ab]", path) for path in policy.variables]
-    assert {match[1] for match in found if match} == set(names)
-    assert sum(path.endswith("qvalue") for path in policy.variables) == len(names)
-
-    @jax.jit
-    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        leaves = params.flatten(base())
-        adapters = {
-            path: jnp.full(leaf.shape, float(path.endswith("_a")), leaf.dtype)
-            for path, leaf in policy.variables.items()
-            if "_lora_" in path
-        }
-        one: Any = policy.merge(leaves | adapters)
-        other: Any = frozen.merge(leaves)
-        return one(x, *given[1:])[0], other(x, *given[1:])[0]
-
-    mine, wanted = run(jax.random.normal(jax.random.key(0), (1, 5, 32)))
-    assert float(jnp.abs(wanted).max()) > 0.1
-    np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-6)
+    check_from_outside(plain, names, view(positions_right_padded(jnp.array([5]), 5), None))

@@ -3,55 +3,29 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import attrs
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.formats import hf
-from nnxdsl.models import params
-from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.muse_glimmer import MUSE_GLIMMER
 from nnxdsl.models.families.registry import from_hf, to_hf
+from tests.models.stored import FAMILIES, Leaves, compared, read
 
-REFERENCE = Path(__file__).parent.parent / "reference" / "families" / "muse_glimmer"
 WITHOUT = 1e-2
 """Of the largest logit: what leaving an ingredient out changes at least; the tests of families allow 1e-5."""
-Leaves = dict[str, jax.Array]
 
 
 @pytest.fixture(scope="module")
 def stored() -> tuple[DecoderConfig, Leaves]:
-    reader = hf.HubReader(REFERENCE)
-    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
-    assert reader.check(template) == []  # with a vision tower in the file
-    return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
+    return read("muse_glimmer")  # with a vision tower in the file
 
 
 def difference(config: DecoderConfig, leaves: Leaves) -> float:
     """How far logits are from those of transformers, relative to the largest."""
-    expected = np.load(REFERENCE / "expected.npz")
-    tokens, wanted = jnp.asarray(expected["tokens"][:1]), expected["logits"][:1]
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-    @jax.jit
-    def logits(leaves: Leaves) -> jax.Array:
-        decoder = template.merge(leaves)
-        assert isinstance(decoder, Decoder)
-        positions = positions_right_padded(jnp.asarray(expected["lengths"][:1]), tokens.shape[1])
-        return decoder.logits(decoder(tokens, positions, dtype=jnp.float32).hidden)
-
-    return float(
-        np.abs(logits({path: leaves[path] for path in template.variables}) - wanted).max() / np.abs(wanted).max()
-    )
+    return compared("muse_glimmer", config)(leaves)
 
 
 def with_layers(config: DecoderConfig, **kinds: Any) -> DecoderConfig:
@@ -91,7 +65,7 @@ def test_each_ingredient_counts(stored: tuple[DecoderConfig, Leaves], left_out: 
 
 
 def fields() -> dict[str, Any]:
-    return json.loads((REFERENCE / "config.json").read_text())
+    return json.loads((FAMILIES / "muse_glimmer" / "config.json").read_text())
 
 
 def text() -> dict[str, Any]:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models import params
-from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig, with_tail
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.mamba2 import Mamba2Config
@@ -28,33 +24,10 @@ from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.layers import mlp
 from nnxdsl.models.mamba2 import layer as mamba2
 from nnxdsl.models.moe import layer as moe
+from tests.models.stored import FAMILIES, compared, read
 
-REFERENCE = Path(__file__).parent.parent / "reference" / "families"
 WITHOUT = 5e-3
 """Of the largest logit: what leaving an ingredient out changes at least; the tests of families allow 1e-5."""
-Leaves = dict[str, jax.Array]
-
-
-def read(name: str) -> tuple[DecoderConfig, Leaves]:
-    reader = hf.HubReader(REFERENCE / name)
-    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
-    return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
-
-
-def compared(name: str, config: DecoderConfig) -> Callable[[Leaves], float]:
-    """How far logits are from those of transformers for a checkpoint, relative to the largest."""
-    expected = np.load(REFERENCE / name / "expected.npz")
-    tokens, wanted = jnp.asarray(expected["tokens"][:1]), expected["logits"][:1]
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-    @jax.jit
-    def logits(leaves: Leaves) -> jax.Array:
-        decoder = template.merge(leaves)
-        assert isinstance(decoder, Decoder)
-        positions = positions_right_padded(jnp.asarray(expected["lengths"][:1]), tokens.shape[1])
-        return decoder.logits(decoder(tokens, positions, dtype=jnp.float32).hidden)
-
-    return lambda leaves: float(np.abs(logits(leaves) - wanted).max() / np.abs(wanted).max())
 
 
 ZEROS = (
@@ -210,7 +183,7 @@ def test_the_published_file() -> None:
 
 
 def fields(name: str = "nemotron_h") -> dict[str, Any]:
-    return json.loads((REFERENCE / name / "config.json").read_text())
+    return json.loads((FAMILIES / name / "config.json").read_text())
 
 
 def test_spellings() -> None:
