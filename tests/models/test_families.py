@@ -44,9 +44,6 @@ LONG = {
 }
 TOLERANCE = 1e-5
 """Of the largest logit, of the loss, of the gradient's length."""
-TOLERANCES = {"olmo_hybrid": 1e-4, "gemma4_e2b": 3e-5, "gemma4_e4b": 3e-5}
-"""Of the largest logit, where a norm with an epsilon of 1e-5 follows a recurrence, or where scores are not scaled and
-layers read the keys of other layers: both amplify last digits."""
 
 
 class Loaded(NamedTuple):
@@ -57,7 +54,6 @@ class Loaded(NamedTuple):
     expected: dict[str, np.ndarray]
     logits: Callable[..., jax.Array]
     template: params.AbstractModel
-    tolerance: float
 
 
 @pytest.fixture(
@@ -75,11 +71,11 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
         decoder = template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=jnp.float32)[0])
 
-    return Loaded(reader.config, leaves, expected, logits, template, TOLERANCES.get(request.param, TOLERANCE))
+    return Loaded(reader.config, leaves, expected, logits, template)
 
 
-def close(got: jax.Array, wanted: np.ndarray, tolerance: float) -> None:
-    np.testing.assert_allclose(got, wanted, atol=tolerance * float(np.abs(wanted).max()), rtol=0)
+def close(got: jax.Array, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
 
 
 def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
@@ -89,8 +85,8 @@ def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
     shifted = np.stack([np.roll(row, size - n) for row, n in zip(tokens, lengths, strict=True)])
     left = loaded.logits(loaded.leaves, shifted, positions_left_padded(jnp.asarray(lengths), size))
     for row, n in enumerate(lengths):
-        close(right[row, :n], wanted[row, :n], loaded.tolerance)
-        close(left[row, size - n :], wanted[row, :n], loaded.tolerance)
+        close(right[row, :n], wanted[row, :n])
+        close(left[row, size - n :], wanted[row, :n])
 
 
 def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
@@ -101,7 +97,7 @@ def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     position, segment = (jnp.asarray(part, jnp.int32) for part in places)
     packed = TokenPositions(position, segment, jnp.zeros_like(segment))
     got = loaded.logits(loaded.leaves, np.concatenate(parts)[None], packed)[0]
-    close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]), loaded.tolerance)
+    close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
 
 
 @pytest.mark.slow

@@ -441,11 +441,13 @@ ENCODERS: dict[str, dict[str, Any]] = {
 """By class, fields of encoders in families whose text decoder transformers has in a multimodal model alone."""
 SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105, "muse_glimmer": 41}
 """Where the seed is not the family's number: that draws index scores that are nearly equal, or was another once."""
+SCALES = {"gemma4_e2b": 0.5, "gemma4_e4b": 0.5, "olmo_hybrid": 0.5}
+"""Scale of the matrices where it is not 1: with larger ones these models enlarge a change of weights by 1e-7 to 1e-3."""
 LENGTHS = (40, 25, 9)
 PROMPT, NEW = 8, 12
 
 
-def drawn(model: torch.nn.Module) -> None:
+def drawn(model: torch.nn.Module, scale: float = 1.0) -> None:
     """Every parameter, and every buffer that a checkpoint holds, gets values that a trained model might have."""
     with torch.no_grad():
         for name, values in model.state_dict().items():
@@ -459,7 +461,7 @@ def drawn(model: torch.nn.Module) -> None:
             elif "embed_tokens" in name or "lm_head" in name:
                 values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
             else:
-                values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
+                values.copy_(torch.randn_like(values) * scale * values.shape[-1] ** -0.5)
 
 
 def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -515,7 +517,7 @@ def write(name: str, fields: dict[str, Any], seed: int) -> None:
     config = getattr(transformers, f"{family}{text}Config")(**given, attn_implementation="eager")
     task = "ConditionalGeneration" if family in ENCODERS else "CausalLM"
     model = getattr(transformers, f"{family}For{task}")(config).eval()
-    drawn(model)
+    drawn(model, SCALES.get(name, 1.0))
     directory = HERE / name
     shutil.rmtree(directory, ignore_errors=True)
     model.save_pretrained(directory)
