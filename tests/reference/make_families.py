@@ -442,7 +442,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105, "muse_glimmer": 41}
 """Where the seed is not the family's number: that draws index scores that are nearly equal, or was another once."""
 SCALES = {"gemma4_e2b": 0.5, "gemma4_e4b": 0.5, "olmo_hybrid": 0.5}
-"""Scale of the matrices where it is not 1: with larger ones these models enlarge a change of weights by 1e-7 to 1e-3."""
+"""Scale of matrices where it is not 1, with which these models would enlarge a change of weights by 1e-7 to 1e-3."""
 LENGTHS = (40, 25, 9)
 PROMPT, NEW = 8, 12
 
