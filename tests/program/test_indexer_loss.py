@@ -161,7 +161,8 @@ def test_without_the_loss_indexers_stay_as_they_are(experiment: Callable[..., Ex
         assert indexers <= set(blueprint.frozen)  # in their own dtype, and without adapters
 
 
-@pytest.mark.parametrize("stage", ["sparse", pytest.param("dense_warmup", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sparse", "dense_warmup"])
 def test_training_lowers_it(experiment: Callable[..., Experiment], stage: str) -> None:
     rows, length = 4, 48
     model = Model.DeepSeekV32("tiny", indexer_loss_coef=1.0, indexer_stage=stage)

@@ -117,7 +117,7 @@ def compare(expected: dict[str, np.ndarray], name: str, found: Any) -> None:
         np.testing.assert_allclose(gradients[path], wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max(), err_msg=path)
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto", pytest.param("orpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kto", "orpo"))])
 def test_losses_and_gradients_are_those_of_rows_that_share_nothing(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], name: str
 ) -> None:
@@ -151,25 +151,32 @@ def test_beside_an_adapter_the_layer_is_trained_whole(
     }
 
 
-def test_the_reference_is_as_it_was(experiment: Callable[..., Experiment], expected: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"adapter": Adapter.LoRA(rank=2)}, id="adapter"),
+        pytest.param({}, id="whole", marks=pytest.mark.slow),
+        pytest.param(
+            {"reference": Reference.Checkpoint(Weights.HF(str(FIGURES)))}, id="checkpoint", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_reference_is_as_it_was(
+    experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], fields: dict[str, Any]
+) -> None:
     batch = kind_of(whole := padded(expected, "dpo")).without_cached(whole)
-    for fields in (
-        {"adapter": Adapter.LoRA(rank=2)},
-        {},
-        {"reference": Reference.Checkpoint(Weights.HF(str(FIGURES)))},
-    ):
-        found = []
-        for weight in (0.0, WEIGHT):
-            objective = Objective.DPO(beta=0.1, mtp_loss_weight=weight)
-            program = compile(experiment(model=MODEL, objective=objective, **fields))
-            state = program.init()
-            state, metrics = program.step(state, batch)
-            assert float(metrics["rewards/margins"]) == 0.0  # before the step: equal to the bit
-            reference = program.reference(state)
-            assert reference is not None
-            found.append({path: np.asarray(leaf) for path, leaf in reference[1].items() if not path.startswith("mtp.")})
-        assert found[0].keys() == found[1].keys()
-        assert all(np.array_equal(found[0][path], found[1][path]) for path in found[0])
+    found = []
+    for weight in (0.0, WEIGHT):
+        objective = Objective.DPO(beta=0.1, mtp_loss_weight=weight)
+        program = compile(experiment(model=MODEL, objective=objective, **fields))
+        state = program.init()
+        state, metrics = program.step(state, batch)
+        assert float(metrics["rewards/margins"]) == 0.0  # before the step: equal to the bit
+        reference = program.reference(state)
+        assert reference is not None
+        found.append({path: np.asarray(leaf) for path, leaf in reference[1].items() if not path.startswith("mtp.")})
+    assert found[0].keys() == found[1].keys()
+    assert all(np.array_equal(found[0][path], found[1][path]) for path in found[0])
 
 
 def test_targets_are_the_tokens_of_chosen_completions_with_two_before_them(expected: dict[str, np.ndarray]) -> None:

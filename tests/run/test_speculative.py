@@ -87,27 +87,37 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling"),
+    ("name", "sampling", "drafts"),
     [
-        ("windowed", Sampling(NEW)),
-        ("windowed", HOT),
-        ("latent", Sampling(NEW)),
-        pytest.param("latent", HOT, marks=pytest.mark.slow),
+        ("windowed", HOT, 3),
+        ("latent", Sampling(NEW), 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("windowed", HOT, 1),
+                ("windowed", Sampling(NEW), 1),
+                ("windowed", Sampling(NEW), 3),
+                ("latent", Sampling(NEW), 3),
+                ("latent", HOT, 1),
+                ("latent", HOT, 3),
+            )
+        ),
     ],
 )
-def test_tokens_are_those_without_drafts(build: Callable[[str], Built], name: str, sampling: Sampling) -> None:
+def test_tokens_are_those_without_drafts(
+    build: Callable[[str], Built], name: str, sampling: Sampling, drafts: int
+) -> None:
     template, config, leaves = build(name)
     plain = Sampler(template, config, jnp.float32, stop_ids=())
-    wanted = plain.drawn(leaves, PROMPTS, sampling)
+    wanted, passes = plain.drawn_in_passes(leaves, PROMPTS, sampling)
+    assert passes == [NEW - 1] * len(PROMPTS)
     assert max(len(set(row)) for row in wanted) > 3
-    for drafts in (1, 3):
-        found, passes = plain.drawn_in_passes(leaves, PROMPTS, with_drafts(sampling, drafts))
-        assert found == wanted
-        assert plain(leaves, PROMPTS, with_drafts(sampling, drafts)) == plain(leaves, PROMPTS, sampling)
-        # Rows are accepted in other places; no pass yields more than it can, and some draft is right.
-        assert min(passes) < NEW - 1
-        assert all(-(-(NEW - 1) // (drafts + 1)) <= count <= NEW - 1 for count in passes)
-    assert plain.drawn_in_passes(leaves, PROMPTS, sampling) == (wanted, [NEW - 1] * len(PROMPTS))
+    found, passes = plain.drawn_in_passes(leaves, PROMPTS, with_drafts(sampling, drafts))
+    assert found == wanted
+    assert plain(leaves, PROMPTS, with_drafts(sampling, drafts)) == plain(leaves, PROMPTS, sampling)
+    # Rows are accepted in other places; no pass yields more than it can, and some draft is right.
+    assert min(passes) < NEW - 1
+    assert all(-(-(NEW - 1) // (drafts + 1)) <= count <= NEW - 1 for count in passes)
 
 
 def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -> None:
@@ -122,7 +132,14 @@ def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -
     for every in (1, 5, 100):
         pieces = list(ending.stream(leaves, PROMPTS, asked, every))
         assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
-    # A row does not depend on the others, nor on what they accept.
+
+
+@pytest.mark.slow
+def test_a_row_does_not_depend_on_others_nor_on_what_they_accept(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("windowed")
+    ending, asked = Sampler(template, config, jnp.float32, stop_ids=(5,)), with_drafts(HOT, 3)
+    wanted = ending.drawn(leaves, PROMPTS, asked)
+    assert {len(row) for row in wanted} != {NEW}
     assert [ending.drawn(leaves, [prompt], asked)[0] for prompt in PROMPTS[:2]] == wanted[:2]
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
     together = ending.together([leaves, changed], PROMPTS, asked)
