@@ -110,8 +110,7 @@ class Trials:
             trial.trial.set_user_attr("error", why)
             self._study.tell(trial.trial, state=TrialState.FAIL)
         self._done += 1
-        if self._display.quiet or self._display.console.is_terminal:
-            self._display.step(self._done, self.total, {}, {})
+        self._display.step(self._done, self.total, {}, {})
 
     def _task(self, trial: Any, params: Mapping[str, Any], reported: set[int]) -> Task | None:
         try:

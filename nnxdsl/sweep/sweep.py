@@ -151,8 +151,7 @@ class Points:
     def settled(self, task: Task, how: Settled) -> None:
         """Counts it."""
         self._done += 1
-        if self._display.quiet or self._display.console.is_terminal:  # elsewhere the driver prints a line
-            self._display.step(self._done, self.total, {}, {})
+        self._display.step(self._done, self.total, {}, {})
 
 
 def sorted_by(spec: Sweep | Search, metric: str | None, runs: Sequence[Path]) -> tuple[str, Direction]:

@@ -15,11 +15,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from nnxdsl import Data, Experiment, Model, Objective, Sweep, product
+from nnxdsl.launch.driver import Settled
+from nnxdsl.sweep.sweep import Points
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display, clean, duration, number, thousands
 from nnxdsl.terminal.events import Listener, Phase
 
 ROOT = Path(__file__).parents[2]
+SMALL = {
+    "name": "tiny",
+    "model": Model.Gemma3("tiny"),
+    "objective": Objective.SFT(loss_on="all"),
+    "data": Data.Text("none.jsonl", max_length=16),
+    "batch_size": 2,
+    "steps": 4,
+}
 
 
 class Clock:
@@ -63,6 +74,18 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
         "step 100/100  loss 0.6931  accuracies 0.5  12.3k tokens/s",
         "training: 100 steps in 2:09",
     ]
+
+
+def test_a_sweep_without_a_terminal_says_how_many_runs_have_ended() -> None:
+    console, clock = plain(), Clock()
+    sweep = Sweep(Experiment(**SMALL), product({"seed": range(3)}))
+    with Display(console=console, every_seconds=10, clock=clock) as display:
+        display.stage("sweep tiny", len(sweep), unit="runs")
+        points = Points(sweep, display)
+        while (task := points.next()) is not None:
+            clock.now += 12
+            points.settled(task, Settled("finished", 4))
+    assert written(console).splitlines()[-2:] == ["sweep tiny 3/3", "sweep tiny: 3 runs in 0:36"]
 
 
 def test_the_time_left_is_that_of_the_last_steps_without_the_compilation() -> None:
@@ -198,6 +221,9 @@ def test_numbers() -> None:
 
 def test_stdout_stays_free() -> None:
     code = """
+from nnxdsl import Data, Experiment, Model, Objective, Sweep, product
+from nnxdsl.launch.driver import Settled
+from nnxdsl.sweep.sweep import Points
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display
 with Display() as display:
