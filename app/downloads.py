@@ -12,9 +12,8 @@ from starlette.responses import PlainTextResponse
 
 from nnxdsl.errors import RunError
 
-from .pages.compare.groups import grouped
 from .pages.compare.report import to_html
-from .pages.compare.runs import compared
+from .pages.compare.runs import compared, grouped
 from .pages.compare.tables import to_csv as compared_csv
 from .pages.compare.tables import to_markdown
 from .pages.layout.request import arrays_csv

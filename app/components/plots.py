@@ -10,6 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..store.series import not_finite, thinned
+
 COLOURS = ("#2f6fed", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#087f8b")
 """Readable on light and dark backgrounds."""
 ROW_PIXELS, GAP_PIXELS, EDGE_PIXELS = 230, 60, 90
@@ -21,13 +23,7 @@ WIDE, NARROW = 560, 300
 
 @attrs.frozen(eq=False)
 class Band:
-    """What a mean over several runs is drawn with.
-
-    Attributes:
-        low: Its lower edge, `[N]`; NaN where fewer than two runs have a value.
-        high: Its upper edge, `[N]`.
-        texts: Shown behind each value of the curve on hover, `[N]`.
-    """
+    """The spread about a mean: its edges `[N]`, NaN for fewer than two runs, and what is shown on hover."""
 
     low: np.ndarray
     high: np.ndarray
@@ -36,12 +32,10 @@ class Band:
 
 @attrs.frozen(eq=False)
 class Line:
-    """One curve.
+    """One curve of values `[N]` over ascending x coordinates `[N]`.
 
     Attributes:
         name: Its name in the legend, where curves of one name are toggled together.
-        x: x coordinates, `[N]`, ascending.
-        y: Values, `[N]`.
         colour: Index of its colour.
         is_dashed: Whether it is dashed, with its points as dots.
         is_faint: Whether it stands behind a smoothed curve.
@@ -57,6 +51,11 @@ class Line:
     is_faint: bool = False
     missing: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
     band: Band | None = None
+
+    @classmethod
+    def of(cls, name: str, x: np.ndarray, values: np.ndarray, colour: int = 0, *, is_dashed: bool = False) -> Line:
+        """The curve of a series, thinned out."""
+        return cls(name, *thinned(x, values), colour, is_dashed, missing=not_finite(x, values))
 
 
 @attrs.frozen(eq=False)
@@ -79,15 +78,7 @@ class Mark:
 def figure(
     charts: Sequence[Chart], x_name: str, columns: int, marks: Sequence[Mark] = (), *, own_legends: bool = False
 ) -> go.Figure:
-    """Draws charts in a grid.
-
-    Args:
-        charts: The charts, row by row.
-        x_name: What the horizontal axes are.
-        columns: Number of charts beside each other.
-        marks: Vertical lines in every chart, with their texts on hover.
-        own_legends: Whether each chart has a legend of its own, instead of one that names each curve once.
-    """
+    """Draws charts, so many beside each other, with marks in each; with legends of their own, or one for all."""
     rows = max(1, -(-len(charts) // columns))
     above = max(map(_legend_lines, charts, [columns] * len(charts)), default=0) * LEGEND_PIXELS if own_legends else 0
     gap = GAP_PIXELS + above

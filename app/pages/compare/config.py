@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 NAMES = ("name", "notes", "schema")
@@ -14,13 +14,7 @@ DEEPEST = 40
 
 
 class Unfair(NamedTuple):
-    """A difference between runs that makes their metrics hard to compare.
-
-    Attributes:
-        what: Short name.
-        why: Explanation, one sentence.
-        paths: Fields that differ, with their subfields.
-    """
+    """What makes metrics of runs hard to compare: its name, why in one sentence, and the fields that differ."""
 
     what: str
     why: str
@@ -45,26 +39,19 @@ CHECKS = (
 """Fields that must be equal in a comparison."""
 
 
-def flat(tree: Any) -> dict[str, str]:
+def flat(tree: Any, path: str = "") -> dict[str, str]:
     """Flattens a JSON tree into `{path: text}`; a list of plain values is one leaf.
 
     >>> flat({"model": {"type": "Gemma3"}, "rules": [1, 2]})
     {'model.type': 'Gemma3', 'rules': '[1, 2]'}
     """
-    return dict(_leaves(tree, "", 0))
-
-
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    children: Mapping[Any, Any] = {}
-    if isinstance(value, dict):
-        children = value
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        children = dict(enumerate(value))
-    if not children or depth >= DEEPEST:
-        yield path, value if isinstance(value, str) else json.dumps(value)
-        return
-    for name, child in children.items():
-        yield from _leaves(child, f"{path}.{name}" if path else str(name), depth + 1)
+    children = tree if isinstance(tree, dict) else {}
+    if isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        children = dict(enumerate(tree))
+    if not children or path.count(".") >= DEEPEST:
+        return {path: tree if isinstance(tree, str) else json.dumps(tree)}
+    each = [flat(child, f"{path}.{name}" if path else str(name)) for name, child in children.items()]
+    return {name: text for leaves in each for name, text in leaves.items()}
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
@@ -92,8 +79,10 @@ def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:
     """Returns the differences that make metrics of these runs hard to compare; empty if there are none."""
     changed = [path for path in brief(configs, differing(configs)) if path not in NAMES]
-    found: list[Unfair] = []
-    for what, why, roots in CHECKS:
-        here = tuple(path for path in changed if any(f"{path}.".startswith(f"{root}.") for root in roots))
-        found += [Unfair(what, why, here)] if here else []
-    return found
+    found = [
+        check._replace(
+            paths=tuple(path for path in changed if f"{path}.".startswith(tuple(f"{root}." for root in check.paths)))
+        )
+        for check in CHECKS
+    ]
+    return [one for one in found if one.paths]

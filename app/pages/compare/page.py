@@ -7,7 +7,8 @@ from typing import Any
 
 import gradio as gr
 
-from ...components.axes import OVER, offered
+from ...components.axes import offered
+from ...components.metrics import controls
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
@@ -16,11 +17,23 @@ from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View, if_any
 from ..outputs.request import steps_of
-from ..run.charts import SMOOTHING
 from .config import paths, unfair
 from .curves import BANDS, curves
-from .groups import SEEDS, Group, averaged_over, baseline_of, fields, grouped
-from .runs import LEAST, MOST, MOST_FOUND, Compared, compared, filtered, ids_of
+from .runs import (
+    LEAST,
+    MOST,
+    MOST_FOUND,
+    SEEDS,
+    Compared,
+    Group,
+    averaged_over,
+    baseline_of,
+    compared,
+    fields,
+    filtered,
+    grouped,
+    ids_of,
+)
 from .tables import settings, summary
 
 FAIR = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
@@ -58,15 +71,7 @@ def build(site: Site) -> None:
         with gr.Row():
             kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
             saves = {kind: gr.Button(text, link="#", size="sm", scale=0, min_width=120) for kind, text in kinds.items()}
-        with gr.Row():
-            view.control(
-                "smooth", gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past"), "0"
-            )
-            over = view.control(
-                "x", gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis"), "step"
-            )
-            view.control("log", gr.Checkbox(label="Logarithmic", info="Losses, rates and speeds"))
-            view.control("all", gr.Checkbox(label="All metrics", info="Not only those that are charted by default"))
+        over = controls(view).over
         plot = gr.Plot(show_label=False)
         choices = [("Differing settings", ""), ("All settings", "all")]
         view.control("config", gr.Radio(choices, value="", label="Settings"))

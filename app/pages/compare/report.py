@@ -11,7 +11,7 @@ import plotly.io
 from ...html import Html, join, tag
 from ...view import Query
 from .curves import curves
-from .groups import Group
+from .runs import Group
 from .tables import figures, words
 
 SPREAD = "Values of several runs are mean ± sample standard deviation (number of runs)."

@@ -12,8 +12,7 @@ import pandas as pd
 from ...words import number
 from ..layout.arrays import guarded
 from .config import ABSENT, NAMES, brief, differing, paths
-from .groups import Group, Spread, spread_of
-from .runs import depends_on_objective, direction, names_of
+from .runs import Group, Spread, depends_on_objective, direction, names_of, spread_of
 
 BETTER = {-1: "lower", 1: "higher", 0: ""}
 CHARACTERS = 2_000

@@ -1,4 +1,4 @@
-"""The experiment of a run as Python, and its differences from a recipe or another run."""
+"""The tab of a run's experiment as Python, and its differences from a recipe or another run."""
 
 from __future__ import annotations
 
@@ -16,55 +16,44 @@ from ...markdown import plain
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row
-from ...view import Query, Values, View
+from ...view import Query, Values, View, if_any
+from .files import Shows
 
 SAVED = ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
 OTHERS = 50
 FOREIGN = "It names classes of another package, which the app does not import; this is the stored file."
 
 
-class Config:
-    """The tab of the config.
+def config(view: View) -> Shows:
+    """Adds the tab, and returns what it shows."""
+    with gr.Row(elem_classes=["buttons"]):
+        saves = {name: gr.Button(name, link="#", size="sm", scale=0) for name in SAVED}
+    other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
+    note = gr.Markdown()
+    table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
+    code = gr.Code(language="python", interactive=False, label="Python")
 
-    Attributes:
-        outputs: Components that `shown` changes.
-    """
-
-    def __init__(self, view: View) -> None:
-        """Adds the components."""
-        with gr.Row(elem_classes=["buttons"]):
-            self._saves = [gr.Button(name, link="#", size="sm", scale=0) for name in SAVED]
-        self._other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
-        self._note = gr.Markdown()
-        self._table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
-        self._code = gr.Code(language="python", interactive=False, label="Python")
-        self.outputs = [*self._saves, self._other, self._note, self._table, self._code]
-
-    def shown(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Returns the Python of the run, and its differences from what the query names."""
-        found: Values = {
-            save: gr.update(link=link("/download", run=row.id, file=name))
-            for save, name in zip(self._saves, SAVED, strict=True)
-        }
+    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        links = {save: gr.update(link=link("/download", run=row.id, file=name)) for name, save in saves.items()}
         experiment = stored(directory.path / "experiment.json")
         if experiment is None:
             source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
             hidden = gr.update(visible=False)
-            return {**found, self._other: hidden, self._note: FOREIGN, self._table: hidden, self._code: source}
-        recipes = [(f"recipe {name}", f"preset:{name}") for name in site.presets.names()]
-        runs = [(f"run {one.id}", f"run:{one.id}") for one in site.index.rows()[:OTHERS] if one.id != row.id]
-        choices = [("nothing", ""), *recipes, *runs]
-        other = query.get("with", "")
-        note, table = _differences(site, other, experiment)
+            return {**links, other: hidden, note: FOREIGN, table: hidden, code: source}
+        choices = {"": "nothing"} | {f"preset:{name}": f"recipe {name}" for name in site.presets.names()}
+        choices |= {f"run:{one.id}": f"run {one.id}" for one in site.index.rows()[:OTHERS] if one.id != row.id}
+        chosen = query.get("with", "")
+        words, changes = _differences(site, chosen, experiment)
+        listed = [(text, value) for value, text in choices.items()]
         return {
-            **found,
-            self._other: gr.update(
-                choices=choices, value=other if other in [value for _, value in choices] else "", visible=True
-            ),
-            self._note: plain(note),
-            self._table: gr.update(value=table, visible=not table.empty),
-            self._code: to_python(experiment),
+            **links,
+            other: gr.update(choices=listed, value=chosen if chosen in choices else "", visible=True),
+            note: plain(words),
+            table: if_any(changes),
+            code: to_python(experiment),
         }
+
+    return shown
 
 
 def _differences(site: Site, compared: str, experiment: Experiment) -> tuple[str, pd.DataFrame]:
@@ -75,14 +64,12 @@ def _differences(site: Site, compared: str, experiment: Experiment) -> tuple[str
         return "", none
     try:
         if kind == "preset":
-            other = site.presets.experiment(name)
-            if other is None:
-                job = site.presets.job(name)
-                return (job.error if job is not None and job.error else "The recipe is still being read."), none
+            other, job = site.presets.experiment(name), site.presets.job(name)
+            missing = job.error if job is not None and job.error else "The recipe is still being read."
         else:
-            other = stored(site.run(name).path / "experiment.json")
-            if other is None:
-                return f"{name} cannot be read by the app.", none
+            other, missing = stored(site.run(name).path / "experiment.json"), f"{name} cannot be read by the app."
+        if other is None:
+            return missing, none
         changes = diff(other, experiment)
     except NnxdslError as error:
         return str(error), none

@@ -1,4 +1,4 @@
-"""The head of a run's page as Markdown: what it does, what is wrong with it and what to change, and its metrics."""
+"""The head of a run's page: its state, what it does, what is wrong with it and what to change, and its metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from nnxdsl.config.core.serialization import flatten
 from nnxdsl.config.weights import From
+from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
-from ...components.states import signed
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
@@ -22,23 +23,69 @@ from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row, last_attempt
 from ...words import age, duration, local_time, number, parsed
-from .charts import eta_words
-from .chosen import Chosen, is_after
+
+
+@attrs.frozen
+class Chosen:
+    """A run, which may not have a directory yet.
+
+    Attributes:
+        id: Its id.
+        state: One word, as of `Row`, or `starting`, `stopping` and `refused`; empty if there is no such run.
+        row: Its row in the list of runs; None without a directory.
+        newest: The newest start by the app.
+        directory: Its directory, if its files are sound.
+        place: Its position in the queue, from 1.
+        problem: Which of its files is damaged.
+    """
+
+    id: str
+    state: str = ""
+    row: Row | None = None
+    newest: Launch | None = None
+    directory: RunDirectory | None = None
+    place: int | None = None
+    problem: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process of it is running."""
+        return self.state in ("starting", "stopping") or (self.row is not None and self.row.is_live)
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether its newest start is newer than its last status, which then belongs to an earlier attempt."""
+        heard = {} if self.row is None else self.row.status.get("heartbeat") or {}
+        return self.newest is not None and self.newest.began > heard.get("wall", 0.0)
 
 
 @attrs.frozen
 class Trouble:
-    """Why a run does not go on.
-
-    Attributes:
-        words: The remedy, or what is known; plain text.
-        error: The exception, or output; empty if there is none.
-        field: Path of the field to change; None if it is not known.
-    """
+    """Why a run does not go on: a remedy in plain text, an exception or output, the path of the field to change."""
 
     words: str = ""
     error: str = ""
     field: str | None = None
+
+
+def chosen(site: Site, run: str) -> Chosen:
+    """Returns the run with an id."""
+    row, newest = site.index.row(run), site.launcher.newest(run)
+    is_alive = newest is not None and newest.is_alive
+    if row is None:
+        queue = [one.run for one in site.launcher.waiting()]
+        if run in queue:
+            return Chosen(run, "queued", place=queue.index(run) + 1)
+        return Chosen(run, "" if newest is None else "starting" if is_alive else "refused", newest=newest)
+    try:
+        found = Chosen(run, row.state, row, newest, site.run(run), problem=row.problem or "")
+    except RunError as error:
+        return Chosen(run, "damaged", row, newest, problem=str(error))
+    if is_alive and not row.is_live and found.is_restarted:
+        return attrs.evolve(found, state="starting")
+    if is_alive and row.state in ("stopped", "failed"):  # final, but its process is still exiting: no resume yet
+        return attrs.evolve(found, state="stopping")
+    return found
 
 
 def words(site: Site, run: Chosen) -> str:
@@ -57,7 +104,7 @@ def words(site: Site, run: Chosen) -> str:
     if total:
         found.append(f"step {step:,} of {total:,}")
     if run.is_live and status.get("eta_seconds") is not None:
-        found.append(eta_words(site.series.of(row.path / "metrics.jsonl"), step, total or 0, status))
+        found.append(_time_left(site, row))
     if run.is_live and row.quiet != float("inf"):
         found.append(f"last heartbeat {age(row.quiet)}")
     return plain(" · ".join(found))
@@ -71,30 +118,36 @@ def _before(site: Site, run: Chosen) -> str:
         return ""
     lasted = duration(max(0.0, time.time() - run.newest.began))
     found = f"It reads and checks its data before it creates its directory ({lasted} so far)."
-    earlier = _earlier(site, run.newest)
+    experiment = stored(run.newest.directory / "experiment.json")
+    weights = None if experiment is None else experiment.model.weights
+    earlier = site.index.row(weights.experiment.id) if isinstance(weights, From) else None
     if earlier is None:
         return found
-    linked = markdown_link(earlier.id, link("/run", id=earlier.id))
-    step = earlier.status.get("step") or 0
+    linked, step = markdown_link(earlier.id, link("/run", id=earlier.id)), earlier.status.get("step") or 0
     return (
         f"{found} It starts from the weights of another run, which runs first: {linked} ({earlier.state}, step {step})"
     )
 
 
-def _earlier(site: Site, newest: Launch) -> Row | None:
-    experiment = stored(newest.directory / "experiment.json")
-    if experiment is None or not isinstance(experiment.model.weights, From):
-        return None
-    return site.index.row(experiment.model.weights.experiment.id)
-
-
 def _stage(directory: RunDirectory, row: Row) -> str:
-    stage = str(row.status.get("stage"))
+    stage, began = str(row.status.get("stage")), None
     if row.state == "compiling":
         began = parsed(str(last_attempt(directory).get("time", "")))
-        if began is not None:
-            return f"{stage}, {duration(max(0.0, time.time() - began.timestamp()))} so far"
-    return stage
+    return stage if began is None else f"{stage}, {duration(max(0.0, time.time() - began.timestamp()))} so far"
+
+
+def _time_left(site: Site, row: Row) -> str:
+    """Estimated time left: the run's own estimate, and a range from its recent fast and slow steps."""
+    seconds, columns = row.status.get("eta_seconds"), site.series.of(row.path / "metrics.jsonl").columns
+    rates, text = columns.get("pairs/s") or columns.get("samples/s"), f"{duration(seconds)} left"
+    if rates is None or len(rates.values) < 12 or seconds is None or not row.status.get("total"):
+        return text
+    recent = np.asarray(rates.values[-60:])
+    recent = recent[np.isfinite(recent) & (recent > 0)]
+    if len(recent) < 8:
+        return text
+    slow, pace, quick = np.percentile(recent, (10, 50, 90))
+    return f"{text} ({duration(seconds * pace / quick)} to {duration(seconds * pace / slow)})"
 
 
 def trouble(run: Chosen) -> Trouble:
@@ -121,7 +174,7 @@ def trouble(run: Chosen) -> Trouble:
         return Trouble(
             f"Its process is alive, but its last heartbeat is {quiet} old: it may hang, or the disk may be full."
         )
-    if newest is not None and not newest.is_alive and not row.is_live and is_after(newest, row):
+    if newest is not None and not newest.is_alive and not row.is_live and run.is_restarted:
         refused = _refused(newest)
         return attrs.evolve(refused, words=f"The last attempt to resume failed: {refused.words}")
     return Trouble()
@@ -168,36 +221,25 @@ def field_to_blame(paths: Sequence[str], error: str) -> str | None:
 def figures(row: Row, zone: str) -> str:
     """What the run trains, and its latest metrics, as Markdown."""
     metrics, saved = row.metrics, row.status.get("checkpoint")
-    pairs: list[tuple[str, object]] = [
-        ("Objective", row.facts.get("objective")),
-        ("Model", row.facts.get("model")),
-        ("Trained", row.facts.get("adapter")),
-        ("Devices", row.facts.get("mesh")),
-        *(
-            (name, number(metrics[key]) + unit)
-            for name, key, unit in (
-                ("Loss", "loss", ""),
-                ("Tokens/s", "tokens/s", ""),
-                ("Pairs/s", "pairs/s", ""),
-                ("Rows/s", "rows/s", ""),
-                ("Tokens", "num_tokens", ""),
-                ("Memory", "peak_memory_gib", " GiB"),
-            )
-            if key in metrics
-        ),
-        ("Checkpoint", f"step {saved:,}" if saved else None),
-        ("Attempt", row.status.get("attempt")),
-        ("Made", local_time(row.created, zone)),
-        ("Took", duration(row.seconds)),
-    ]
-    return " · ".join(f"{name} **{plain(str(value))}**" for name, value in pairs if value not in (None, "", "-"))
-
-
-def chosen_title(run: Chosen) -> str:
-    """The heading of the page."""
-    return f"# {plain(run.id)}" if run.id else "# Run"
-
-
-def choices(site: Site) -> list[tuple[str, str]]:
-    """The latest runs, for a page without one."""
-    return [(f"{row.id} ({signed(row.state)})", row.id) for row in site.index.rows()[:50]]
+    figures = {
+        "Loss": ("loss", ""),
+        "Tokens/s": ("tokens/s", ""),
+        "Pairs/s": ("pairs/s", ""),
+        "Samples/s": ("samples/s", ""),
+        "Tokens": ("num_tokens", ""),
+        "Memory": ("peak_memory_gib", " GiB"),
+    }
+    found = {
+        "Objective": row.facts.get("objective"),
+        "Model": row.facts.get("model"),
+        "Trained": row.facts.get("adapter"),
+        "Devices": row.facts.get("mesh"),
+        **{name: number(metrics[key]) + unit for name, (key, unit) in figures.items() if key in metrics},
+        "Checkpoint": f"step {saved:,}" if saved else None,
+        "Attempt": row.status.get("attempt"),
+        "Made": local_time(row.created, zone),
+        "Took": duration(row.seconds),
+    }
+    return " · ".join(
+        f"{name} **{plain(str(value))}**" for name, value in found.items() if value not in (None, "", "-")
+    )

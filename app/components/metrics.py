@@ -1,0 +1,82 @@
+"""Charts of metrics: which of them share one, and how a page's query has them drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import gradio as gr
+
+from ..view import Query, View
+from .axes import OVER
+
+TOGETHER = {
+    "Loss": ("loss",),
+    "Rewards": ("rewards/chosen", "rewards/rejected"),
+    "Margin": ("rewards/margins",),
+    "Accuracy": ("rewards/accuracies", "mean_token_accuracy"),
+    "Gradient norm": ("grad_norm",),
+    "Learning rate": ("learning_rate",),
+    "Tokens per second": ("tokens/s",),
+    "Memory, GiB": ("peak_memory_gib",),
+}
+"""Metrics of training that share a chart, each with its held-out one."""
+LOGARITHMIC = ("Loss", "Gradient norm", "Learning rate", "Tokens per second")
+NOT_ALONE = {"num_tokens", "pairs/s", "samples/s"}
+SMOOTHING = ("0", "0.6", "0.9", "0.97")
+
+
+class Controls(NamedTuple):
+    """What a page lets a user choose of its charts."""
+
+    group: gr.Group
+    over: gr.Dropdown
+    more: gr.Checkbox
+
+
+def controls(view: View) -> Controls:
+    """Adds smoothing, horizontal axis, logarithms, and whether all metrics are drawn."""
+    with gr.Group() as group:
+        with gr.Row():
+            smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past")
+            over = gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis")
+        with gr.Row():
+            log = gr.Checkbox(label="Logarithmic", info="Losses, rates, speeds", min_width=140)
+            more = gr.Checkbox(label="All metrics", info="Not only those of the first charts", min_width=140)
+    view.control("smooth", smooth, "0")
+    view.control("log", log)
+    return Controls(group, view.control("x", over, "step"), view.control("all", more))
+
+
+def smoothing(query: Query) -> float:
+    """The weight of the past in a query; 0 without smoothing."""
+    return float(query["smooth"]) if query.get("smooth") in SMOOTHING else 0.0
+
+
+def is_log(query: Query, title: str) -> bool:
+    """Whether a chart has a logarithmic axis."""
+    return query.get("log") == "1" and title in LOGARITHMIC
+
+
+def charted(columns: Collection[str], query: Query, *, is_one_each: bool = False) -> tuple[dict[str, list[str]], int]:
+    """Returns metrics by the title of their chart, and how many more charts a query for all metrics has.
+
+    With `is_one_each` a chart has one metric of training, beside its held-out one.
+    """
+    found: dict[str, list[str]] = {}
+    for title, names in TOGETHER.items():
+        parts = {_heading(name): (name,) for name in names} if is_one_each and len(names) > 1 else {title: names}
+        for heading, part in parts.items():
+            here = [one for name in part for one in (name, f"eval/{name}") if one in columns]
+            if "rewards/accuracies" in here:
+                here = [name for name in here if "token" not in name]
+            found |= {heading: here} if here else {}
+    used = NOT_ALONE.union(*found.values())
+    rest = sorted({name.removeprefix("eval/") for name in columns if name not in used})
+    if query.get("all") == "1":
+        found |= {name: [one for one in (name, f"eval/{name}") if one in columns] for name in rest}
+    return found, len(rest)
+
+
+def _heading(name: str) -> str:
+    return name.replace("/", " ").replace("_", " ").capitalize()
