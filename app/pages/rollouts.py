@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from ..page import Page
 from ..state import Site
 from ..store.index import Row
 from ..store.rollouts import NAME
-from ..store.series import not_finite, thinned
 from ..view import Done, Query, Values, View, is_narrow
 from ..words import whole
 
@@ -48,74 +47,57 @@ def build(site: Site) -> None:
             "step", gr.Slider(0, 1, value=0, step=1, label="Step", info="Recorded ones; the last at first", scale=2)
         )
     words = gr.Markdown()
-    prompts = gr.Dataframe(
-        label="Prompts of the step; select one", interactive=False, visible=False, pinned_columns=1, max_height=260
-    )
-    prompt = gr.Textbox(label="Prompt", lines=1, max_lines=8, interactive=False, visible=False, buttons=["copy"])
-    completions = gr.Dataframe(
-        label="Its completions, the best first; select one",
-        interactive=False,
-        visible=False,
-        pinned_columns=1,
-        max_height=420,
-    )
-    completion = gr.Textbox(lines=2, max_lines=16, interactive=False, visible=False, buttons=["copy"])
+    hidden: dict[str, Any] = {"interactive": False, "visible": False}
+    table, text = {**hidden, "pinned_columns": 1}, {**hidden, "buttons": ["copy"]}
+    prompts = gr.Dataframe(label="Prompts of the step; select one", max_height=260, **table)
+    prompt = gr.Textbox(label="Prompt", lines=1, max_lines=8, **text)
+    completions = gr.Dataframe(label="Its completions, the best first; select one", max_height=420, **table)
+    completion = gr.Textbox(lines=2, max_lines=16, **text)
     plot = gr.Plot(show_label=False, visible=False)
     timer = gr.Timer(SECONDS, active=False)
-    view.does(prompts.select, _prompt_selected, has_event=True)
-    view.does(completions.select, _completion_selected, has_event=True)
+    view.does(prompts.select, partial(_selected, "group"), has_event=True)
+    view.does(completions.select, partial(_selected, "completion"), has_event=True)
 
     def shown(query: Query) -> Values:
-        offered = [row for row in site.index.rows() if (row.path / NAME).exists()][:RUNS]
-        name = query.get("run") or (offered[0].id if offered else "")
-        hidden = {one: gr.update(visible=False) for one in (step, prompts, prompt, completions, completion, plot)}
-        choices = {run: gr.update(choices=[row.id for row in offered], value=name or None)}
+        offered = [row.id for row in site.index.rows() if (row.path / NAME).exists()][:RUNS]
+        name = query.get("run") or next(iter(offered), "")
+        found: dict[Any, Any] = dict.fromkeys(
+            (step, prompts, prompt, completions, completion, plot), gr.update(visible=False)
+        )
+        found[run] = gr.update(choices=offered, value=name or None)
         if not name:
-            return {**choices, **hidden, words: EMPTY, timer: gr.Timer(active=False)}
+            return {**found, words: EMPTY, timer: gr.Timer(active=False)}
         directory, row = site.run(name).path, site.index.row(name)
-        live = {timer: gr.Timer(active=row is not None and row.is_live)}
+        found[timer] = gr.Timer(active=row is not None and row.is_live)
         steps = site.rollouts.steps(directory / NAME)
         if not steps:
-            return {**choices, **hidden, **live, words: NONE_YET}
+            return {**found, words: NONE_YET}
         given = whole(query.get("step", ""))
         at = max((one for one in steps if given is None or one <= given), default=steps[0])
         groups = site.rollouts.groups(directory / NAME, at)
-        group = _chosen(groups, query.get("group", ""))
-        found: dict[Any, Any] = {
-            **choices,
-            **live,
-            **hidden,
+        found |= {
             step: _slider(steps, at),
             words: _words(row, at, groups),
             plot: gr.update(value=_curves(site, directory, at, 1 if is_narrow(query) else 2), visible=True),
         }
+        group = next((one for one in groups if str(one["group"] + 1) == query.get("group")), next(iter(groups), None))
         if group is None:
             return found
         ranked = sorted(enumerate(group["completions"], 1), key=lambda one: -one[1]["reward"])
-        place, text = next((one for one in ranked if str(one[0]) == query.get("completion")), ranked[0])
+        place, chosen = next((one for one in ranked if str(one[0]) == query.get("completion")), ranked[0])
+        label = f"Prompt {group['group'] + 1}: {group['row']}"
         return found | {
             prompts: gr.update(value=_prompts(groups), visible=True),
-            prompt: gr.update(
-                value=group["prompt"], label=f"Prompt {group['group'] + 1}: {group['row']}", visible=True
-            ),
+            prompt: gr.update(value=group["prompt"], label=label, visible=True),
             completions: gr.update(value=_completions(ranked), visible=True),
-            completion: gr.update(value=text["text"], label=f"Completion {place}", visible=True),
+            completion: gr.update(value=chosen["text"], label=f"Completion {place}", visible=True),
         }
 
     view.shows(shown, [run, step, words, prompts, prompt, completions, completion, plot, timer], every=timer)
 
 
-def _prompt_selected(query: Query, client: str, event: gr.SelectData) -> Done:
-    return Done(query={"group": str(event.row_value[0]), "completion": ""})
-
-
-def _completion_selected(query: Query, client: str, event: gr.SelectData) -> Done:
-    return Done(query={"completion": str(event.row_value[0])})
-
-
-def _chosen(groups: Sequence[Group], name: str) -> Group | None:
-    """The group of a number from 1, or else the first; None if there are none."""
-    return next((group for group in groups if str(group["group"] + 1) == name), groups[0] if groups else None)
+def _selected(part: str, query: Query, client: str, event: gr.SelectData) -> Done:
+    return Done(query={"completion": "", part: str(event.row_value[0])})
 
 
 def _slider(steps: Sequence[int], at: int) -> Any:
@@ -132,22 +114,21 @@ def _words(row: Row | None, step: int, groups: Sequence[Group]) -> str:
 
 def _prompts(groups: Sequence[Group]) -> pd.DataFrame:
     """Rewards of each group; their spread is the standard deviation (n - 1) that advantages are divided by."""
-    lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for group in groups:
-        members = group["completions"]
-        rewards = [one["reward"] for one in members]
-        lines.append(
+        each = pd.DataFrame(group["completions"])
+        rows.append(
             {
                 "#": group["group"] + 1,
                 "Prompt": _begins(group["prompt"]),
-                "Mean reward": _rounded(statistics.fmean(rewards)),
-                "Spread": _rounded(statistics.stdev(rewards) if len(rewards) > 1 else 0.0),
-                "Best": _rounded(max(rewards)),
-                "Mean tokens": _rounded(statistics.fmean(one["length"] for one in members)),
-                "Truncated": f"{sum(one['truncated'] for one in members)} of {len(members)}",
+                "Mean reward": _rounded(each["reward"].mean()),
+                "Spread": _rounded(each["reward"].std() if len(each) > 1 else 0.0),
+                "Best": _rounded(each["reward"].max()),
+                "Mean tokens": _rounded(each["length"].mean()),
+                "Truncated": f"{each['truncated'].sum()} of {len(each)}",
             }
         )
-    return pd.DataFrame(lines)
+    return pd.DataFrame(rows)
 
 
 def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFrame:
@@ -180,17 +161,14 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
     """Mean rewards over all prompts of a step, by function, and other metrics of completions."""
     series = site.series.of(directory / "metrics.jsonl").columns
     rewards = [name for name in series if name == "reward" or (name.startswith("rewards/") and name.endswith("/mean"))]
-    charts = [("Mean reward", [*rewards, *(f"eval/{name}" for name in rewards if f"eval/{name}" in series)])]
-    charts += [(name, [name]) for name in SAMPLED if name in series]
-    drawn = [Chart(title, [_line(series, name, names) for name in names]) for title, names in charts if names]
-    return figure(drawn, "step", columns, [Mark(step, f"step {step:,}")], own_legends=True)
 
+    def lines(*names: str) -> list[Line]:
+        both = [(one, colour) for colour, name in enumerate(names) for one in (name, f"eval/{name}") if one in series]
+        return [Line.of(one, *series[one].arrays(), at, is_dashed=one.startswith("eval/")) for one, at in both]
 
-def _line(series: Mapping[str, Any], name: str, names: Sequence[str]) -> Line:
-    steps, values = series[name].arrays()
-    colour = names.index(name.removeprefix("eval/"))
-    missing = not_finite(steps, values)
-    return Line(name, *thinned(steps, values), colour, is_dashed=name.startswith("eval/"), missing=missing)
+    charts = [Chart("Mean reward", lines(*rewards)), *(Chart(name, lines(name)) for name in SAMPLED)]
+    charts = [chart for chart in charts if chart.lines]
+    return figure(charts, "step", columns, [Mark(step, f"step {step:,}")], own_legends=True)
 
 
 PAGE = Page(name="rollouts", path="/rollouts", title="Rollouts", build=build)

@@ -17,10 +17,10 @@ from urllib.parse import urlencode
 import pytest
 
 from app.pages import PAGES
-from app.pages.outputs import stats as outputs_stats
+from app.pages.outputs import generate as outputs_generate
 from app.pages.outputs.export import exported
+from app.pages.outputs.generate import wilson
 from app.pages.outputs.request import held_out_prompts, request, written
-from app.pages.outputs.stats import Group, recorded_difference, wilson
 from app.processes.outputs_worker import Model, Request
 from app.processes.votes import SIDES
 from app.settings import Limits, Settings
@@ -209,7 +209,7 @@ def table(site: Site, **query: str) -> Any:
     return next(value for value in shown(site, **query).values() if isinstance(value, pd.DataFrame) and "row" in value)
 
 
-@pytest.mark.parametrize("module", [outputs_stats, tokens, word_diffs])
+@pytest.mark.parametrize("module", [outputs_generate, tokens, word_diffs])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -442,6 +442,9 @@ def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> Non
     query = {"run": run, "tab": "pairs"}
     html = told(site, **query)
     assert "**75.0%** (95 % interval 30.1% to 95.4%)" in html
+    assert "Mean margin: 0.4688" in html
+    assert "Chosen is shorter: 100.0% of 1, mean margin 0.5" in html
+    assert "Chosen is longer: 100.0% of 2, mean margin 0.8125" in html
     rows = table(site, **query)
     assert rows["row"].tolist() == ["2", "4", "1", "3"]
     assert rows["margin"].tolist() == [-0.25, 0.125, 0.5, 1.5]
@@ -484,6 +487,7 @@ def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) 
     html = told(site, run=run, tab="pairs")
     assert "not the same model" in html
     assert "may have changed since" in html
+    assert "differ by at most 1 (rewards/margins)" in html
     assert "Step 0: ✘" in html
     assert "Metrics of the run: ✘" in html
 
@@ -510,15 +514,6 @@ def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> Non
     assert "**Loading**" in told(site, **query)
     native.Built(outputs_page.PAGE, site).pressed("Cancel", query)
     assert waiting.state == "cancelled"
-
-
-def test_groups_and_differences() -> None:
-    rows = [pair(1, 1.0), pair(2, -1.0), {**pair(3, 1.0), "rewards": {}}]
-    assert Group.of(rows) == Group(2, 1, 0.0)
-    assert recorded_difference(rows[:2], {"eval/rewards/margins": 0.5, "eval/logps/rejected": -4.0, "eval/x": 1.0}) == {
-        "eval/rewards/margins": -0.5,
-        "eval/logps/rejected": 0.0,
-    }
 
 
 def test_files_hold_what_is_shown(run: str) -> None:

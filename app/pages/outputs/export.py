@@ -1,4 +1,4 @@
-"""Exports model outputs as JSON lines, and as CSV with formulas escaped. Independent of pages."""
+"""Model outputs as tables of plain values, and those as JSON lines, or as CSV with formulas escaped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nnxdsl.errors import RunError
@@ -14,9 +15,10 @@ from ...processes.votes import SIDES, samples_of
 from ..layout.arrays import guarded
 
 TYPES = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
+Result = Mapping[str, Any]
 
 
-def exported(result: Mapping[str, Any], kind: str) -> str:
+def exported(result: Result, kind: str) -> str:
     """Formats the rows of a result: pairs, tokens, or the two answers.
 
     Raises:
@@ -31,22 +33,27 @@ def exported(result: Mapping[str, Any], kind: str) -> str:
     return cells.to_csv(index=False, lineterminator="\r\n")
 
 
-def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tokens_of(side: Result) -> pd.DataFrame:
+    """The tokens of a text that have log-probs, indexed by their position in it.
+
+    `difference` is the log-prob under the policy minus that under the other model; NaN where one is not finite.
+    """
+    begin = side["begin"]
+    table = pd.DataFrame({"id": side["ids"][begin:], "token": side["pieces"][begin:]})
+    for who in SIDES:
+        table[f"{who}_logp"] = np.array(side[who], dtype=float)
+    table["difference"] = table["policy_logp"] - table["other_logp"]
+    return table.set_axis(range(begin, begin + len(table)))
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
     if "rows" in result:
         return [_pair(row) for row in result["rows"]]
     if "sides" in result:
-        return [
-            {
-                "text": side["name"],
-                "position": at,
-                "id": side["ids"][at],
-                "token": side["pieces"][at],
-                "policy_logp": side["policy"][at - side["begin"]],
-                "other_logp": side["other"][at - side["begin"]],
-            }
-            for side in result["sides"]
-            for at in range(side["begin"], len(side["ids"]))
-        ]
+        tables = {side["name"]: tokens_of(side).drop(columns="difference") for side in result["sides"]}
+        texts = [table.reset_index(names="position").assign(text=name) for name, table in tables.items()]
+        frame = pd.concat(texts).astype(object)
+        return frame.where(frame.notna(), None).to_dict("records")
     prompt = "".join(result.get("prompt_pieces", ()))
     return [
         {"side": side, "number": number, "prompt": prompt, "answer": answer["text"]}
@@ -58,7 +65,7 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
+def _pair(row: Result) -> dict[str, Any]:
     fields = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
     for who in SIDES:
         fields |= {f"{who}_logp_{side}": row[who][number] for number, side in enumerate(("chosen", "rejected"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,9 +22,10 @@ from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
 from ...words import number
 from .request import Chosen, chosen
-from .stats import wilson
 from .tab import Tab, save_buttons, saved
 
+Z_95 = 1.959963984540054
+"""z score of a two-sided 95 % interval of the normal distribution."""
 CHOICES = (("A is better", "a"), ("No difference", "tie"), ("B is better", "b"))
 
 
@@ -69,7 +71,7 @@ class Generate(Tab):
         return {
             **shown,
             self._panes: _panes(result, order, None if is_blind else links),
-            self._tally: self._tallied(found),
+            self._tally: self._tallied(found.model, str(result["against"])),
             self._settings: _settings(result),
             self._prompt: as_tokenized(result["prompt_pieces"], set(result["special"])),
             **saved(self.site, self._saves, found),
@@ -86,18 +88,16 @@ class Generate(Tab):
         }
         return Done(f"Recorded: {names[self.site.votes.add(found, choice)]}.")
 
-    def _tallied(self, found: Request) -> str:
+    def _tallied(self, model: Model, against: str) -> str:
         """All votes on these two models."""
-        assert found.result is not None
-        tally = self.site.votes.tally(found.model)
-        if not any(tally.values()):
+        policy, other, tie = self.site.votes.tally(model).values()
+        if not policy + other + tie:
             return ""
-        words = f"Blind votes on these two: policy {tally['policy']}, {plain(str(found.result['against']))} "
-        words += f"{tally['other']}, no difference {tally['tie']}."
-        if decided := tally["policy"] + tally["other"]:
-            low, high = wilson(tally["policy"], decided)
-            share = tally["policy"] / decided
-            words += f" The policy won {share:.0%} of {decided} (95 % interval {low:.0%} to {high:.0%})."
+        words = f"Blind votes on these two: policy {policy}, {plain(against)} {other}, no difference {tie}."
+        if decided := policy + other:
+            low, high = wilson(policy, decided)
+            share = f"The policy won {policy / decided:.0%} of {decided}"
+            words += f" {share} (95 % interval {low:.0%} to {high:.0%})."
         return words
 
 
@@ -121,16 +121,11 @@ class Checkpoints(Tab):
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """The answers that there are, and the beginning of one."""
-        rows: list[list[Any]] = []
-        for one in requests:
-            for text, tokens, _ in beginnings(one, "policy"):
-                rows.append([one.model.step, text, tokens, "running"])
-            if one.result is not None:
-                answer = one.result["policy"]
-                rows.append([one.model.step, answer["text"], answer["tokens"], ended(answer)])
-        count = sum(one.result is not None for one in requests)
-        label = f"Answers of {count} of {len(here.steps) + 1} checkpoints; step 0 is the policy before training"
-        table = pd.DataFrame(rows, columns=["step", "answer", "tokens", "end"])
+        answers = [(one.model.step, one.result["policy"]) for one in requests if one.result is not None]
+        rows = [(step, answer["text"], answer["tokens"], ended(answer)) for step, answer in answers]
+        begun = [(one.model.step, *begin[:2], "running") for one in requests for begin in beginnings(one, "policy")]
+        table = pd.DataFrame(sorted([*rows, *begun]), columns=["step", "answer", "tokens", "end"])
+        label = f"Answers of {len(rows)} of {len(here.steps) + 1} checkpoints; step 0 is the policy before training"
         return {self._table: gr.update(value=table, label=label)}
 
 
@@ -160,13 +155,20 @@ def ended(answer: Mapping[str, Any]) -> str:
 
 def _so_far(found: Request) -> Html:
     """Both sides as far as they are sampled."""
-    panes: list[Html] = []
-    for side, heading in zip(SIDES, (f"Policy, step {found.model.step:,}", other_of(found.model)), strict=True):
-        answers = [
-            (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
-            for text, tokens, is_done in beginnings(found, side)
-        ]
-        panes.append(_pane(heading, answers, cls="pane running", aria_busy="true", data_side=side))
+    headings = {"policy": f"Policy, step {found.model.step:,}", "other": other_of(found.model)}
+    panes = [
+        _pane(
+            heading,
+            [
+                (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
+                for text, tokens, is_done in beginnings(found, side)
+            ],
+            cls="pane running",
+            aria_busy="true",
+            data_side=side,
+        )
+        for side, heading in headings.items()
+    ]
     return tag("div", panes, cls="panes")
 
 
@@ -175,28 +177,31 @@ def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -
     drawn, is_blind = [samples_of(result, side) for side in order], links is None
     marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in zip(*drawn, strict=True)]
     many, panes = len(marked) > 1, []
+    names = {"policy": f"Policy, step {result['step']:,}", "other": called(str(result["against"]))}
     for place, side in enumerate(order):
-        heading = f"Answer{'s' * many} {'AB'[place]}"
-        if not is_blind:
-            heading = f"Policy, step {result['step']:,}" if side == "policy" else called(str(result["against"]))
         answers: list[tuple[Child, list[Child]]] = []
         for at, (answer, texts) in enumerate(zip(drawn[place], marked, strict=True), start=1):
             facts: list[Child] = [f"{at} of {len(marked)}"] if many else []
             facts += [f"{answer['tokens']} tokens", ended(answer)]
+            if not is_blind and at == 1:
+                facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
             if not is_blind:
-                facts += [tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation")] if at == 1 else []
                 facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{f'&n={at}' if many else ''}"))
             answers.append((texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued"), facts))
+        heading = f"Answer{'s' * many} {'AB'[place]}" if is_blind else names[side]
         panes.append(_pane(heading, answers, cls="pane" if is_blind else f"pane {side}"))
     return join(_marks(result, is_blind), tag("div", panes, cls="panes"))
 
 
 def _pane(heading: str, answers: Sequence[tuple[Child, Sequence[Child]]], **attributes: str) -> Html:
     """A side: each of its answers with facts about it."""
-    parts: list[Child] = []
-    for text, facts in answers:
-        spans = [fact if isinstance(fact, Html) else tag("span", fact) for fact in facts]
-        parts += [tag("div", text, cls="answer"), tag("p", spans, cls="facts-line")]
+    parts = [
+        (
+            tag("div", text, cls="answer"),
+            tag("p", [fact if isinstance(fact, Html) else tag("span", fact) for fact in facts], cls="facts-line"),
+        )
+        for text, facts in answers
+    ]
     return tag("section", tag("h3", heading), parts, **attributes)
 
 
@@ -213,8 +218,7 @@ def _marks(result: Mapping[str, Any], is_blind: bool) -> Html:
 
 
 def _settings(result: Mapping[str, Any]) -> str:
-    sampling = result["sampling"]
-    greedy = not sampling["temperature"]
+    sampling, greedy = result["sampling"], not result["sampling"]["temperature"]
     named = {
         "Temperature": "0, greedy decoding" if greedy else number(sampling["temperature"]),
         "Top-k": sampling["top_k"] or "all tokens",
@@ -225,3 +229,17 @@ def _settings(result: Mapping[str, Any]) -> str:
         "Prompt": f"{len(result['prompt_pieces']):,} tokens",
     }
     return " · ".join(f"{name}: {value}" for name, value in named.items())
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Wilson score interval of the proportion `right / count` (Wilson 1927): valid for few rows, and at 0 and 1.
+
+    >>> [round(end, 4) for end in wilson(8, 10)]
+    [0.4902, 0.9433]
+    """
+    if count == 0:
+        return 0.0, 1.0
+    share, z, square = right / count, Z_95, Z_95 * Z_95
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)

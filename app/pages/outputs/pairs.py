@@ -17,8 +17,8 @@ from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...view import Done, Query, Values, View
 from ...words import number
+from .generate import wilson
 from .request import Chosen
-from .stats import Group, recorded_difference, reward, wilson
 from .tab import Tab, save_buttons, saved
 
 Row = Mapping[str, Any]
@@ -41,6 +41,15 @@ COLUMNS = {
     "per token rejected": 180,
 }  # fmt: skip
 """Columns of the table with their widths, in pixels."""
+
+RECORDED = {
+    "eval/rewards/chosen": "reward chosen",
+    "eval/rewards/rejected": "reward rejected",
+    "eval/rewards/margins": "margin",
+    "eval/logps/chosen": "logps chosen",
+    "eval/logps/rejected": "logps rejected",
+}
+"""Metrics of the run that are means of columns."""
 
 TEXTS = ("row", "prompt", *SIDES, "right?")
 """Those that are no numbers."""
@@ -84,8 +93,8 @@ class Pairs(Tab):
         table = _table(rows)
         told = f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
         values: dict[Any, Any] = {
-            self._summary: _summary(rows, result),
-            self._checks: _checks(rows, result),
+            self._summary: _summary(table, result),
+            self._checks: _checks(table, result),
             self._margins: _margins(table),
             self._lengths: _lengths(table),
             self._order: sort,
@@ -107,18 +116,24 @@ def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
 
 
 def _table(rows: Sequence[Row]) -> pd.DataFrame:
-    """A line for each pair; a row is named by its line in the file, if all are of one."""
-    names = ["row", "prompt", *SIDES]
-    table = pd.DataFrame([[row[name] for name in names] for row in rows], columns=names, dtype=str)
-    for side in SIDES:
+    """A line for each pair; a row is named by its line in the file, if all are of one.
+
+    Rewards are implicit ones, and log-ratios if the objective has no rewards.
+    """
+    found = [{name: str(row[name]) for name in ("row", "prompt", *SIDES)} for row in rows]
+    table = pd.DataFrame(found, columns=["row", "prompt", *SIDES], dtype=str)
+    for at, side in enumerate(SIDES):
         table[f"tokens {side}"] = [row[f"{side}_tokens"] for row in rows]
-        table[f"reward {side}"] = pd.Series([reward(row, side) for row in rows], dtype=float)
+        table[f"logps {side}"] = [row["policy"][at] for row in rows]
+    for name in (*SIDES, "margins"):
+        table[f"reward {name}"] = pd.Series([row["rewards"].get(name) for row in rows], dtype=float)
+    for side in SIDES:
         table[f"per token {side}"] = table[f"reward {side}"] / table[f"tokens {side}"].clip(lower=1)
-    table["margin"] = pd.Series([reward(row, "margins") for row in rows], dtype=float)
+    table = table.rename(columns={"reward margins": "margin"})
     table["right?"] = ["-" if np.isnan(one) else "✔ right" if one > 0 else "✘ wrong" for one in table["margin"]]
-    if len({str(row["row"]).rpartition(":")[0] for row in rows}) == 1:
+    if len({row.rpartition(":")[0] for row in table["row"]}) == 1:
         table["row"] = table["row"].str.rpartition(":")[2]
-    return table.reindex(columns=list(COLUMNS))
+    return table
 
 
 def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
@@ -138,30 +153,29 @@ def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
     return pd.DataFrame({name: shown(name) for name in COLUMNS})
 
 
-def _summary(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
-    whole = Group.of(rows)
-    objective = str(result["objective"]).rpartition(".")[2]
+def _summary(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
+    objective, margins = str(result["objective"]).rpartition(".")[2], table["margin"].dropna()
     lines = [
         f"### {plain(objective)}: step {result['step']:,} against {plain(str(result['against']))}",
-        f"- Pairs: {whole.count:,}",
+        f"- Pairs: {len(margins):,}",
     ]
-    if whole.accuracy is not None:
-        low, high = wilson(whole.right, whole.count)
-        lines.append(f"- Accuracy: **{whole.accuracy:.1%}** (95 % interval {low:.1%} to {high:.1%})")
-        lines.append(f"- Mean margin: {number(whole.margin)}")
-    for name, sign in (("longer", 1), ("shorter", -1)):
-        group = Group.of([row for row in rows if sign * (row["chosen_tokens"] - row["rejected_tokens"]) > 0])
-        if group.accuracy is not None:
-            told = f"{group.accuracy:.1%} of {group.count:,}, mean margin {number(group.margin)}"
-            lines.append(f"- Chosen is {name}: {told}")
-    if len(rows) < result["total"]:
-        lines.append(f"- The first {len(rows):,} of {result['total']:,} held-out pairs")
+    if len(margins):
+        low, high = wilson(int((margins > 0).sum()), len(margins))
+        lines.append(f"- Accuracy: **{(margins > 0).mean():.1%}** (95 % interval {low:.1%} to {high:.1%})")
+        lines.append(f"- Mean margin: {number(margins.mean())}")
+    more = (table["tokens chosen"] - table["tokens rejected"])[margins.index]
+    for name, part in (("longer", margins[more > 0]), ("shorter", margins[more < 0])):
+        if len(part):
+            words = f"{(part > 0).mean():.1%} of {len(part):,}, mean margin {number(part.mean())}"
+            lines.append(f"- Chosen is {name}: {words}")
+    if len(table) < result["total"]:
+        lines.append(f"- The first {len(table):,} of {result['total']:,} held-out pairs")
     if result.get("is_feedback"):
         lines.append("- Unpaired answers with a label: each is shown next to one of another prompt")
     return "\n".join(lines)
 
 
-def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
+def _checks(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
     """That the initial policy is the reference, and that the means are those which the run wrote."""
     first, largest = result["first"], result["first"]["largest"]
     limit = ROUGH.get(first["compute"], 0.5)
@@ -173,20 +187,21 @@ def _checks(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
     else:
         step_0 = f"The initial policy differs by up to {number(largest)} nats from {plain(str(result['against']))}, "
         step_0 += "another model."
-    return f"### Checks\n- Step 0: {step_0}\n- Metrics of the run: {_compared(rows, result)}"
+    return f"### Checks\n- Step 0: {step_0}\n- Metrics of the run: {_compared(table, result)}"
 
 
-def _compared(rows: Sequence[Row], result: Mapping[str, Any]) -> str:
-    if len(rows) < result["total"]:
+def _compared(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
+    if len(table) < result["total"]:
         return "compared only if all held-out pairs are computed: raise Max pairs."
-    difference = recorded_difference(rows, result["recorded"])
-    if not difference:
+    recorded = pd.Series(result["recorded"], dtype=float)
+    means = table[list(RECORDED.values())].mean(skipna=False).set_axis(list(RECORDED))
+    differences = (means - recorded).dropna()
+    if differences.empty:
         return "the run was not evaluated at this step: there are no metrics to compare with."
-    name, largest = max(difference.items(), key=lambda item: abs(item[1]))
-    scale = max(1.0, abs(result["recorded"][name]))
-    is_good = abs(largest) <= CLOSE.get(result["first"]["compute"], 2e-2) * scale
+    name = differences.abs().idxmax()
+    is_good = abs(differences[name]) <= CLOSE.get(result["first"]["compute"], 2e-2) * max(1.0, abs(recorded[name]))
     words = f"{_sign(is_good)} the means here and the run's metrics at this step differ by at most "
-    words += f"{number(abs(largest))} ({plain(name.removeprefix('eval/'))})."
+    words += f"{number(abs(differences[name]))} ({plain(str(name).removeprefix('eval/'))})."
     return words if is_good else f"{words} The held-out file or the initial weights may have changed since."
 
 

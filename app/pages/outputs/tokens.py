@@ -15,9 +15,11 @@ from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...processes.outputs_worker import Request
+from ...processes.votes import SIDES
 from ...state import Site
-from ...view import Query, Values, View
+from ...view import Query, Values, View, if_any
 from ...words import whole
+from .export import tokens_of
 from .generate import called
 from .request import Chosen
 from .tab import Tab, save_buttons, saved
@@ -90,60 +92,66 @@ class Tokens(Tab):
         assert result is not None
         scale, sides, against = query.get("scale", SCALE), result["sides"], str(result["against"])
         scale = scale if scale in SCALES else SCALE
+        tables = [tokens_of(side) for side in sides]
         values: dict[Any, Any] = {
-            self._sums: _margin(result),
+            self._sums: _margin(result, tables),
             self._scale: scale,
             self._legend: legend(float(scale)),
-            self._plot: _growth(sides),
-            **self._chosen_token(sides, against, query.get("at", "")),
+            self._plot: figure(
+                [Chart("Cumulative difference by token, in nats", [*map(_growth, sides, tables, range(len(sides)))])],
+                "token of the answer",
+                1,
+            ),
+            **self._chosen_token(sides, tables, against, query.get("at", "")),
             **saved(self.site, self._saves, requests[0]),
         }
         for place, (column, sums, tokens) in enumerate(self._columns):
             values[column] = gr.update(visible=place < len(sides))
             if place < len(sides):
                 name = str(sides[place]["name"]).capitalize()
-                values[sums] = f"### {plain(name)}\n{_sums(sides[place], against, float(scale))}"
-                values[tokens] = heat_map(_tokens(sides[place]), float(scale), f"{name}: tokens", f"{place}.")
+                values[sums] = f"### {plain(name)}\n{_sums(tables[place], sides[place], against, float(scale))}"
+                drawn = _tokens(sides[place], tables[place])
+                values[tokens] = heat_map(drawn, float(scale), f"{name}: tokens", f"{place}.")
         return values
 
-    def _chosen_token(self, sides: Sequence[Side], against: str, name: str) -> Values:
+    def _chosen_token(self, sides: Sequence[Side], tables: Sequence[pd.DataFrame], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
         first, _, second = name.partition(".")
         place, at = whole(first), whole(second)
-        side = sides[place] if place is not None and place < len(sides) else None
-        if side is None or at is None or not side["begin"] <= at < len(side["ids"]):
+        if place is None or place >= len(sides) or at not in tables[place].index:
             empty = gr.update(visible=False, value=pd.DataFrame())
             return {self._token: CHOOSE, **dict.fromkeys(self._likeliest, empty)}
-        piece, row = side["pieces"][at], at - side["begin"]
-        policy, other = side["policy"][row], side["other"][row]
-        words = f"**{plain(repr(piece))}**, token {at}: policy {_nats(policy)}, {plain(against)} {_nats(other)}, "
-        values: dict[Any, Any] = {self._token: f"{words}difference {signed(float(_differences(side)[row]))} nats"}
-        for who, table in zip(("policy", "other"), self._likeliest, strict=True):
-            found = (side.get("likeliest") or {}).get(who)
+        one, likeliest = tables[place].loc[at], sides[place].get("likeliest") or {}
+        figures = f"policy {_nats(one['policy_logp'])}, {plain(against)} {_nats(one['other_logp'])}"
+        words = f"**{plain(repr(one['token']))}**, token {at}: {figures}, difference {signed(one['difference'])} nats"
+        values: dict[Any, Any] = {self._token: words}
+        for who, table in zip(SIDES, self._likeliest, strict=True):
+            found = likeliest[who][at - sides[place]["begin"]] if likeliest.get(who) else ()
             lines = [
-                [f"{visible(text)}{' ✓' * (text == piece)}", _nats(mine), _nats(theirs)]
-                for text, mine, theirs in (found[row] if found else ())
+                [f"{visible(text)}{' ✓' * (text == one['token'])}", _nats(mine), _nats(theirs)]
+                for text, mine, theirs in found
             ]
-            values[table] = gr.update(
-                visible=bool(found),
-                value=pd.DataFrame(lines, columns=["token", "policy", against]),
-                label=f"Most likely under {'the policy' if who == 'policy' else against}, in nats",
-            )
+            label = f"Most likely under {'the policy' if who == 'policy' else against}, in nats"
+            values[table] = if_any(pd.DataFrame(lines, columns=["token", "policy", against]), label=label)
         return values
 
 
-def _tokens(side: Side) -> list[Token]:
-    differences, begin, special = _differences(side).tolist(), side["begin"], set(side["special"])
+def _tokens(side: Side, table: pd.DataFrame) -> list[Token]:
+    differences, special = table["difference"].to_dict(), set(side["special"])
     return [
-        Token(piece, 0.0 if at < begin else differences[at - begin], at < begin, at in special)
+        Token(piece, differences.get(at, 0.0), at not in differences, at in special)
         for at, piece in enumerate(side["pieces"][:SHOWN])
     ]
 
 
-def _margin(result: Mapping[str, Any]) -> str:
+def _growth(side: Side, table: pd.DataFrame, colour: int) -> Line:
+    return Line(str(side["name"]), np.arange(len(table)) + 1, np.nancumsum(table["difference"]), colour=colour)
+
+
+def _margin(result: Mapping[str, Any], tables: Sequence[pd.DataFrame]) -> str:
     """What is subtracted from what, and the parts of a pair's reward margin."""
     words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
-    sums = {side["name"]: _sum(side, "policy") - _sum(side, "other") for side in result["sides"]}
+    sums = {side["name"]: _sum(table) for side, table in zip(result["sides"], tables, strict=True)}
     if set(sums) != {"chosen", "rejected"}:
         return words
     margin = sums["chosen"] - sums["rejected"]
@@ -153,43 +161,29 @@ def _margin(result: Mapping[str, Any]) -> str:
     )
 
 
-def _sums(side: Side, against: str, scale: float) -> str:
-    policy, other = _sum(side, "policy"), _sum(side, "other")
-    differences = _differences(side)
+def _sums(table: pd.DataFrame, side: Side, against: str, scale: float) -> str:
+    policy, other = table["policy_logp"].sum(), table["other_logp"].sum()
+    differences, count = table["difference"], len(table)
     parts = [
         f"Policy {policy:.3f} nats",
         f"{plain(called(against))} {other:.3f} nats",
-        f"difference {signed(policy - other)} nats over {len(differences)} tokens",
+        f"difference {signed(policy - other)} nats over {count} tokens",
     ]
-    if len(differences):
-        parts.append(f"per token {signed((policy - other) / len(differences))}")
-    if np.isfinite(differences).sum() > 1:
-        at = int(np.nanargmax(np.abs(differences)))
-        piece = side["pieces"][at + side["begin"]]
-        parts.append(f"largest {signed(float(differences[at]))} at token {at + side['begin']}, {plain(repr(piece))}")
-    if beyond := int((np.abs(differences) > scale).sum()):
-        parts.append(f"{beyond} of {len(differences)} tokens exceed ±{scale:g} and are clipped to the end of the scale")
+    if count:
+        parts.append(f"per token {signed((policy - other) / count)}")
+    if differences.count() > 1:
+        at = differences.abs().idxmax()
+        parts.append(f"largest {signed(differences[at])} at token {at}, {plain(repr(table['token'][at]))}")
+    if beyond := int((differences.abs() > scale).sum()):
+        parts.append(f"{beyond} of {count} tokens exceed ±{scale:g} and are clipped to the end of the scale")
     if len(side["pieces"]) > SHOWN:
         parts.append(f"the first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all")
     return "; ".join(parts) + "."
 
 
-def _growth(sides: Sequence[Side]) -> Any:
-    lines = [
-        Line(str(side["name"]), np.arange(len(side["policy"])) + 1, np.nancumsum(_differences(side)), colour=colour)
-        for colour, side in enumerate(sides)
-    ]
-    return figure([Chart("Cumulative difference by token, in nats", lines)], "token of the answer", 1)
-
-
-def _differences(side: Side) -> np.ndarray:
-    """Log-probs under the policy minus those under the other model, `[N]`; NaN where one is not finite."""
-    return np.array(side["policy"], dtype=float) - np.array(side["other"], dtype=float)
-
-
-def _sum(side: Side, who: str) -> float:
-    return float(np.nansum(np.array(side[who], dtype=float)))
+def _sum(table: pd.DataFrame) -> float:
+    return table["policy_logp"].sum() - table["other_logp"].sum()
 
 
 def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None or np.isnan(value) else f"{value:.3f}"

@@ -13,7 +13,6 @@ from nnxdsl.sweep.importance import LEAST_POINTS, WIDE, importances, number_in
 
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
-from ...store.series import not_finite, thinned
 from ...store.sweeps import Found
 
 CURVES = 40
@@ -85,8 +84,7 @@ def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> g
         series = {} if point.row is None else site.series.of(point.row.path / "metrics.jsonl").columns
         kind = point.changes.get(field, "")
         for name in lines.keys() & series.keys():
-            steps, values = series[name].arrays()
-            label, missing = f"{field}={kind}" if field else point.run, not_finite(steps, values)
-            lines[name].append(Line(label, *thinned(steps, values), colour=kinds.index(kind), missing=missing))
+            label = f"{field}={kind}" if field else point.run
+            lines[name].append(Line.of(label, *series[name].arrays(), kinds.index(kind)))
     drawn = [Chart(name, each) for name, each in lines.items() if each]
     return figure(drawn, "step", columns) if drawn else None
