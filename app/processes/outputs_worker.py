@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import attrs
 
@@ -38,6 +38,7 @@ from ..settings import Settings
 from ..store.run_paths import run_path
 from ..words import whole
 from .jobs import SHOWN, JobState, environment, kill_group
+from .launch import tail
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
@@ -50,13 +51,7 @@ REMEMBERED = 100
 
 @attrs.frozen
 class Model:
-    """The two models of a request.
-
-    Attributes:
-        run: Id of a run.
-        step: Step of its checkpoint; 0 for the initial policy.
-        against: "reference", another step, or `RUN@STEP`.
-    """
+    """A run's policy at a step (0: the initial one), and the other model: "reference", another step, or `RUN@STEP`."""
 
     run: str
     step: int
@@ -69,13 +64,9 @@ class Request:
 
     Attributes:
         key: Cache key of everything that the result depends on.
-        model: The two models.
-        request: The request that is sent to the child.
-        state: Current state.
+        request: What is sent to the child.
         stage: Current activity of the child.
         partial: By side ("policy", "other"), what is sampled so far of each answer: "texts", "tokens", "done".
-        result: Response of the child.
-        error: Error message if it failed.
         began: Start time, monotonic.
         ended: End time, monotonic; None before.
     """
@@ -107,39 +98,11 @@ class Request:
         return (self.ended or time.monotonic()) - self.began
 
 
-@attrs.define
-class _Child:
-    """A process that has loaded the models of `model`."""
-
-    model: Model
-    process: subprocess.Popen[bytes]
-    complaints: IO[bytes]
-
-    def end(self) -> None:
-        """Kills its process group."""
-        kill_group(self.process)
-
-    def complained(self) -> str:
-        """The last part of its standard error."""
-        self.complaints.seek(0)
-        text = self.complaints.read()[-1_000_000:].decode("utf-8", errors="replace")
-        return process_info.redact(text)[-SHOWN:].strip()
-
-    def let_go(self) -> None:
-        """Closes its pipes."""
-        for pipe in (self.process.stdin, self.process.stdout, self.complaints):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # a request that it never read
-                    pipe.close()
-
-
 @attrs.frozen
 class HeldOut:
-    """Held-out data of a run, whose paths are relative to the directory in which it was started.
+    """Held-out data of a run, as paths from the root: the run has them from the directory in which it was started.
 
-    Attributes:
-        data: Its spec, with paths from the root.
-        prefix: Beginning of the names of rows that they do not have in the run; empty if its paths are absolute.
+    Names of rows in the run lack `prefix`, which is empty if its paths are absolute.
     """
 
     data: FileData
@@ -183,15 +146,11 @@ class Answers:
     """Runs requests to models one at a time, in order."""
 
     def __init__(self, settings: Settings, words: Sequence[str] = COMMAND) -> None:
-        """Creates an empty queue of requests.
-
-        Args:
-            settings: Settings of the app.
-            words: Arguments of `python`, to which run directory, step and the other side are appended.
-        """
+        """Creates an empty queue; run directory, step and the other side are appended to the arguments of `python`."""
         self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
         self._requests: OrderedDict[str, Request] = OrderedDict()
-        self._child: _Child | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._loaded: Model | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def key(self, model: Model, request: dict[str, Any]) -> str:
@@ -264,21 +223,16 @@ class Answers:
             request = self._requests.get(key)
             if request is None or request.is_over:
                 return
-            was, request.state, request.ended = request.state, "cancelled", time.monotonic()
-            child = self._child if was == "running" else None
-        if child is not None:
-            child.end()
+            if request.state == "running":
+                kill_group(self._child)
+            request.state, request.ended = "cancelled", time.monotonic()
 
     def close(self) -> None:
         """Ends the child and cancels all requests."""
         for key in list(self._requests):
             self.cancel(key)
-        with self._lock:
-            child, self._child = self._child, None
-        if child is not None:
-            child.end()
-            with self._turn:  # wait until the thread that reads its responses has finished
-                child.let_go()
+        with self._turn:  # wait until the thread that reads its responses has finished
+            self._end()
 
     def _remember(self, request: Request) -> Request:
         self._requests[request.key] = request
@@ -315,7 +269,7 @@ class Answers:
                 return {}
             child = self._child_for(request.model)
         limit = self._settings.limits.job_seconds
-        late = threading.Timer(limit, child.end)
+        late = threading.Timer(limit, kill_group, [child])
         late.start()
         try:
             reply = _converse(child, request)
@@ -324,38 +278,41 @@ class Answers:
         if reply is not None:
             return reply
         took = time.monotonic() - request.began
-        child.end()
-        error = child.complained() or f"ended with exit code {child.process.poll()} without any error output"
-        with self._lock:
-            self._child = None if self._child is child else self._child
-        child.let_go()
+        kill_group(child)
+        error = tail(Path(self._complaints.name), 1_000_000)[-SHOWN:].strip()
+        error = error or f"ended with exit code {child.returncode} without any error output"
+        self._end()
         return {"error": f"timed out after {limit:.0f} s" if took >= limit else error}
 
-    def _child_for(self, model: Model) -> _Child:
-        """Returns the child with these models; the caller holds the lock."""
+    def _child_for(self, model: Model) -> subprocess.Popen[bytes]:
+        """Returns the child that has loaded these models; the caller holds the lock."""
         child = self._child
-        if child is not None and child.model == model and child.process.poll() is None:
+        if child is not None and self._loaded == model and child.poll() is None:
             return child
-        if child is not None:
-            child.end()
-            child.let_go()
-        against = ("--against", model.against)
-        words = (*self._words, str(run_path(self._settings.home, model.run).absolute()))
-        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
-        given = environment()
+        self._end()
+        words = [*self._words, str(run_path(self._settings.home, model.run).absolute()), "--step", str(model.step)]
         # A run may be using the same device: do not preallocate memory.
-        given.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        started = subprocess.Popen(
-            [sys.executable, *words, "--step", str(model.step), *against],
+        variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **environment()}
+        self._complaints = tempfile.NamedTemporaryFile()  # noqa: SIM115 - it lives as long as the child
+        self._loaded = model
+        self._child = subprocess.Popen(
+            [sys.executable, *words, "--against", model.against],
             cwd=self._settings.project,
-            env=given,
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=self._complaints,
             start_new_session=True,
         )
-        self._child = _Child(model, started, complaints)
         return self._child
+
+    def _end(self) -> None:
+        """Ends the child, and closes its pipes and the file of its errors."""
+        child, self._child = self._child, None
+        if child is not None:
+            kill_group(child)
+            with contextlib.suppress(OSError), self._complaints, child:  # a request that it never read
+                pass
 
     def _keep(self, request: Request, result: dict[str, Any]) -> None:
         self.place.mkdir(parents=True, exist_ok=True)
@@ -373,16 +330,16 @@ class Answers:
             path.unlink(missing_ok=True)
 
 
-def _converse(child: _Child, request: Request) -> dict[str, Any] | None:
+def _converse(child: subprocess.Popen[bytes], request: Request) -> dict[str, Any] | None:
     """Sends a request and reads until its response; None if the child ended before."""
-    assert child.process.stdin is not None
-    assert child.process.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     try:
-        child.process.stdin.write((json.dumps({**request.request, "id": request.key}) + "\n").encode())
-        child.process.stdin.flush()
+        child.stdin.write(json.dumps({**request.request, "id": request.key}).encode() + b"\n")
+        child.stdin.flush()
     except OSError:
         return None
-    for line in child.process.stdout:
+    for line in child.stdout:
         try:
             reply = json.loads(line)
         except ValueError:

@@ -27,16 +27,11 @@ MOST_MORE = 2
 
 MOST_TURNS = 16
 Turns = list[tuple[dict[str, Any], Request | None]]
-"""Requests of a model's turns with what came of them; the one after an unanswered turn cannot be made yet."""
+"""Requests of a model's turns with what came of them; after an unanswered turn there is none yet."""
 
 
 class Speaker(NamedTuple):
-    """A model that answers: one of the two models of a child process.
-
-    Attributes:
-        model: The two models.
-        side: "policy" or "other".
-    """
+    """A model that answers: the "policy" or the "other" side of two models of a child process."""
 
     model: Model
     side: str
@@ -57,7 +52,6 @@ class Chat(Tab):
     is_result_above = True
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components, and the buttons that shorten the conversation."""
         super().__init__(site, view)
         if not site.settings.read_only:
             with gr.Row():
@@ -107,26 +101,23 @@ class Chat(Tab):
         }
 
     def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
-        """The requests of each model's turns; the one after an unanswered turn cannot be made yet."""
-        return [(one.model, given) for one, found in self.conversations(here, query) for given, _ in found]
+        return [(one.model, given) for one, found in self._conversations(here, query) for given, _ in found]
 
-    def conversations(self, here: Chosen, query: Query) -> list[tuple[Speaker, Turns]]:
+    def _conversations(self, here: Chosen, query: Query) -> list[tuple[Speaker, Turns]]:
         """What each model has answered to the turns of the query."""
-        turns, settings = turns_of(self.site, query), sampling(query, self.site.settings.limits)
-        return [(one, self._conversation(one, turns, settings)) for one in speakers(self.site, here, query)]
+        return [(one, [*self._answers(one, query)]) for one in _speakers(self.site, here, query)]
 
-    def _conversation(self, speaker: Speaker, turns: Sequence[str], settings: Mapping[str, Any]) -> Turns:
+    def _answers(self, speaker: Speaker, query: Query) -> Iterator[tuple[dict[str, Any], Request | None]]:
+        settings, answers = sampling(query, self.site.settings.limits), self.site.answers
         messages: list[dict[str, str]] = []
-        found: Turns = []
-        for turn in turns:
+        for turn in turns_of(self.site, query):
             messages = [*messages, {"role": "user", "content": turn}]
             given = {"do": "generate", "messages": messages, "sides": [speaker.side], **settings}
-            answer = self.site.answers.find(self.site.answers.key(speaker.model, given))
-            found.append((given, answer))
+            answer = answers.find(answers.key(speaker.model, given))
+            yield given, answer
             if answer is None or answer.result is None:
-                break
+                return
             messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
-        return found
 
     def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query with the message as its last turn; without a message, the same turns.
@@ -136,7 +127,7 @@ class Chat(Tab):
         """
         turns, message = turns_of(self.site, query), texts["message"].strip()
         if message:
-            for speaker, found in self.conversations(here, {**query, "with": texts["with"]}):
+            for speaker, found in self._conversations(here, {**query, "with": texts["with"]}):
                 if sum(one is not None and one.result is not None for _, one in found) < len(turns):
                     raise RunError(
                         f"{speaker.heading} has not answered all turns so far: wait for it, or press Send without a "
@@ -148,7 +139,7 @@ class Chat(Tab):
     def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """How far the last turn is, and the conversation of each model."""
         request, values = super().answered(here, query)
-        found = self.conversations(here, query) if turns_of(self.site, query) else []
+        found = [one for one in self._conversations(here, query) if one[1]]
         shown: dict[Any, Any] = {**values, self.found: gr.update(visible=bool(found))}
         for (column, heading, chat, facts), one in zip_longest(self._columns, found):
             shown[column] = gr.update(visible=one is not None)
@@ -167,13 +158,14 @@ class Chat(Tab):
         if answer.result is None and answer.is_over:
             return f"**{answer.state.capitalize()}**{f': {plain(answer.error)}' if answer.error else ''}"
         if answer.result is None:
-            words = plain((answer.stage or answer.state).capitalize())
-            return words + "".join(f", {tokens} tokens so far" for _, tokens, _ in beginnings(answer, speaker.side))
+            lengths = [f"{tokens} tokens so far" for _, tokens, _ in beginnings(answer, speaker.side)]
+            return ", ".join([plain((answer.stage or answer.state).capitalize()), *lengths])
         reply, model = answer.result[speaker.side], speaker.model
-        there = {"run": model.run, "step": str(model.step), "against": model.against, "from": answer.key}
-        path = self.site.settings.root + link("/outputs", **there, tab="tokens", side=speaker.side)
-        words = f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. "
-        return words + markdown_link("Its tokens", path)
+        there = {"run": model.run, "step": model.step, "against": model.against, "from": answer.key}
+        tokens = markdown_link(
+            "Its tokens", self.site.settings.root + link("/outputs", **there, tab="tokens", side=speaker.side)
+        )
+        return f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. {tokens}"
 
     def _checkpoints(self, here: Chosen) -> list[str]:
         """Other steps of the run, and the newest step of other runs."""
@@ -184,7 +176,7 @@ class Chat(Tab):
         return [*own, *(f"{row.id}@{steps_of(row.path)[0]}" for row in rows)]
 
 
-def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
+def _speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
     """The page's two models, then the checkpoints that `with` names.
 
     Raises:
@@ -195,13 +187,11 @@ def speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
     names = _named(query)
     if len(names) > MOST_MORE:
         raise RunError(f"with: {len(names)} checkpoints; expected at most {MOST_MORE} beside the two of the page")
-    found = [Speaker(here.model, side) for side in SIDES]
-    for name in names:
-        model = checkpoint_of(site, name)
-        if model is None:
-            raise RunError(f"with: {name[:100]} is not a run with this checkpoint, RUN@STEP")
-        found.append(Speaker(model, "policy"))
-    return found
+    models = {name: checkpoint_of(site, name) for name in names}
+    for name in [name for name, model in models.items() if model is None]:
+        raise RunError(f"with: {name[:100]} is not a run with this checkpoint, RUN@STEP")
+    others = [Speaker(model, "policy") for model in models.values() if model is not None]
+    return [*(Speaker(here.model, side) for side in SIDES), *others]
 
 
 def _named(query: Query) -> list[str]:

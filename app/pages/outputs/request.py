@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import attrs
@@ -30,18 +30,8 @@ FIELDS = {
 """Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
 
 
-@attrs.frozen
-class Number:
-    """A number in the query.
-
-    Attributes:
-        label: Label of its field.
-        info: Explanation of its field; `{high:,}` is the maximum.
-        low: Minimum.
-        high: Maximum.
-        initial: Its text in a query without it; empty if it may be left out.
-        is_whole: Whether fractions are refused.
-    """
+class Number(NamedTuple):
+    """A number in the query: label and explanation of its field, its bounds, and its text in a query without it."""
 
     label: str
     info: str
@@ -82,9 +72,7 @@ class Chosen:
     Attributes:
         row: The run; None if the query names none that exists.
         steps: Steps of its checkpoints, newest first.
-        step: The chosen step.
         against: "reference", another step, or `RUN@STEP` of another run.
-        tab: "generate", "tokens", "pairs", "chat" or "checkpoints".
     """
 
     row: Row | None
@@ -127,21 +115,18 @@ def checkpoint_of(site: Site, name: str) -> Model | None:
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
-    """Checkpoints of other runs to compare with, as `(label, RUN@STEP)`.
-
-    The newest checkpoint of each run of the same model; all of the run that is being compared with.
-    """
+    """The newest checkpoint of each run of the same model, as `(label, RUN@STEP)`; all of the run compared with."""
     if here.row is None:
         return []
     named, model = here.against.rpartition("@")[0], here.row.facts.get("model")
-    found: list[tuple[str, str]] = []
-    for row in site.index.rows():
-        if row.id != here.row.id and (row.id == named or row.facts.get("model") == model):
-            steps = steps_of(row.path)[: None if row.id == named else 1]
-            found += [(f"another run: {row.id}, step {step:,}", f"{row.id}@{step}") for step in steps]
-        if len(found) >= OTHER_RUNS:
-            break
-    return found
+    others = [row for row in site.index.rows() if row.id == named or row.facts.get("model") == model]
+    found = (
+        (f"another run: {row.id}, step {step:,}", f"{row.id}@{step}")
+        for row in others
+        if row.id != here.row.id
+        for step in steps_of(row.path)[: None if row.id == named else 1]
+    )
+    return list(itertools.islice(found, OTHER_RUNS))
 
 
 def with_checkpoints(site: Site) -> list[Row]:
@@ -151,11 +136,7 @@ def with_checkpoints(site: Site) -> list[Row]:
 
 def steps_of(run: Path) -> list[int]:
     """Steps of a run's committed checkpoints, newest first."""
-    try:
-        names = [entry.name for entry in (run / "checkpoints").iterdir()]
-    except OSError:
-        return []
-    there = [whole(name) for name in names if (run / "checkpoints" / name / "manifest.json").is_file()]
+    there = [whole(file.parent.name) for file in (run / "checkpoints").glob("*/manifest.json")]
     return sorted((step for step in there if step is not None), reverse=True)
 
 
@@ -206,7 +187,7 @@ def sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
 
 def numbers(limits: Limits) -> dict[str, Number]:
     """The numbers that a query may have, by their names in it."""
-    return NUMBERS | {"max": attrs.evolve(NUMBERS["max"], high=limits.new_tokens)}
+    return NUMBERS | {"max": NUMBERS["max"]._replace(high=limits.new_tokens)}
 
 
 def number(query: Mapping[str, str], name: str, limits: Limits) -> float | None:
@@ -244,9 +225,9 @@ def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
 
 def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
     """Returns what a submitted request writes into the query; an empty text removes a part."""
-    given = {name: fields.get(name, "") for name in FIELDS[tab]}
+    changed = {name: fields.get(name, "") for name in FIELDS[tab]}
     initial = {name: field.initial for name, field in NUMBERS.items()}
-    changed = {name: "" if value == initial.get(name) or not value.strip() else value for name, value in given.items()}
+    changed = {name: text if text.strip() and text != initial.get(name) else "" for name, text in changed.items()}
     if len(urlencode(changed)) > LONGEST_QUERY:
         return changed | {name: "" for name in ("prompt", "text", "turns") if name in changed} | {"key": key}
     return changed | {"key": ""}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,13 +12,14 @@ from gradio.blocks import Block
 
 from nnxdsl.errors import RunError
 
+from ...components.inside import inside
 from ...html import link
 from ...markdown import plain
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
 from ...view import UNQUEUED, Done, Query, Values, View
 from ...words import duration
-from .request import FIELDS, NUMBERS, Chosen, chosen, held_out_prompts, numbers, request, written
+from .request import FIELDS, Chosen, chosen, held_out_prompts, number, numbers, request, written
 
 CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
 FIRST = (
@@ -30,17 +31,12 @@ FIRST = (
 class Tab:
     """Components of a tab. Nothing is computed in a read-only app: there it has no buttons.
 
-    A subclass gives the names and texts below, and adds and fills the components of a result.
+    A subclass says its name in the query, the labels of the tab and of its button, what an incomplete form lacks, and
+    what to do in an empty tab; it adds and fills the components of a result.
 
     Attributes:
-        name: Name in the query.
-        title: Label of the tab.
-        button: Label of the button that submits the form.
-        needs: What an incomplete form lacks.
-        hint: What to do in an empty tab.
-        is_result_above: Whether the result stands above the form.
+        fields: Components of the form, by their parts of the query, which `filled` changes.
         outputs: Components that `answered` changes.
-        fields: Components of the form, by their parts of the query.
         cancels: The button that cancels, except in a read-only app.
     """
 
@@ -52,12 +48,11 @@ class Tab:
     is_result_above: ClassVar[bool] = False
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
+        self.cancels: list[gr.Button] = []
         if self.is_result_above:
             self._add_found(view)
         self.fields = self._add_form()
-        self.cancels: list[gr.Button] = []
         if site.settings.read_only:
             gr.Markdown("Read-only: only cached results are shown.")
         else:
@@ -69,7 +64,7 @@ class Tab:
         self._status = gr.Markdown(elem_classes=["outputs-status"])
         if not self.is_result_above:
             self._add_found(view)
-        self.outputs: list[Block] = [self._status, *self.cancels, self.found, *_inside(self.found)]
+        self.outputs: list[Block] = [self._status, *self.cancels, self.found, *inside(self.found)]
         self.filled_outputs: list[Block] = list(self.fields.values())
 
     def _add_form(self) -> dict[str, Any]:
@@ -117,15 +112,22 @@ class Tab:
             found = self.site.answers.find(query["key"])
             texts = {} if found is None else {name: found.request.get(name, "") for name in ("prompt", "text")}
             query = {**query, **{name: text for name, text in texts.items() if text}}
-        initial = {name: one.initial for name, one in NUMBERS.items()}
-        filled = {
-            field: gr.update(value=_value(field, query.get(name, initial.get(name, ""))))
-            for name, field in self.fields.items()
-            if name in FIELDS[self.name]
-        }
+        filled = {field: gr.update(value=self._value(query, name)) for name, field in self.fields.items()}
         if "row" in self.fields:
             filled[self.fields["row"]] = _rows(self.site, here, query.get("row", ""))
         return filled
+
+    def _value(self, query: Query, name: str) -> Any:
+        """A part of a query as the value of its field; a number that is none is refused elsewhere."""
+        field, text = self.fields[name], query.get(name, "")
+        if isinstance(field, gr.Number):
+            with contextlib.suppress(RunError):
+                return number(query, name, self.site.settings.limits)
+            return None
+        if isinstance(field, gr.Checkbox):
+            return text == "1"
+        is_offered = not isinstance(field, gr.Dropdown) or text in [value for _, value in field.choices]
+        return text if is_offered else ""
 
     def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """The request that is under way, or else the first one; how far it is, with what is there of the results."""
@@ -171,13 +173,6 @@ class Tab:
         return dict(texts)
 
 
-def _inside(block: Any) -> Iterator[Block]:
-    """All components in a column, and the columns and groups in it."""
-    for child in block.children:
-        yield child
-        yield from _inside(child) if hasattr(child, "children") else ()
-
-
 def prompt_fields(*, has_answer: bool) -> dict[str, Any]:
     """Adds the fields of a prompt, and of an answer to it: a held-out row, or texts, which hide if a row is chosen."""
     row = gr.Dropdown(
@@ -219,20 +214,6 @@ def _rows(site: Site, here: Chosen, chosen_row: str) -> Any:
     if chosen_row and chosen_row not in dict(rows):
         choices.append((chosen_row, chosen_row))
     return gr.update(choices=choices, value=chosen_row, visible=len(choices) > 1)
-
-
-def _value(field: Any, text: str) -> Any:
-    """A part of a query as the value of a component; a number that is none is refused elsewhere."""
-    if isinstance(field, gr.Checkbox):
-        return text == "1"
-    if isinstance(field, gr.Dropdown):
-        return text if text in [value for _, value in field.choices] else ""
-    if not isinstance(field, gr.Number):
-        return text
-    with contextlib.suppress(ValueError, OverflowError):  # infinity has no whole part
-        value = float(text)
-        return int(value) if value == int(value) else value
-    return None
 
 
 def _text(value: Any) -> str:
