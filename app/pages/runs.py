@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from ..components.confirm import Confirmation
 from ..components.states import signed, sparkline
 from ..html import link
 from ..page import Page
-from ..processes.launch import Launch
 from ..state import Site
 from ..store.index import Row
 from ..store.run_filter import filter_text, is_found, kind_of
@@ -29,12 +28,11 @@ from ..store.series import sampled
 from ..store.tags import words_of
 from ..view import Done, Query, Values, View
 from ..words import age, duration, local_time
-from .compare.runs import filtered
+from .compare.runs import LEAST, MOST, filtered
 from .demo import Offer
 
 SHOWN = 1_000
 STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged")
-COMPARED = 6
 FEW = 200
 LAUNCHES = 20
 REFUSED_SECONDS = 24 * 3600.0
@@ -108,28 +106,30 @@ def build(site: Site) -> None:
 def _actions(site: Site, view: View) -> tuple[list[gr.Button], list[Confirmation]]:
     """Adds the buttons; returns those for queued runs, and the question before a deletion."""
 
-    def button(text: str, **more: Any) -> gr.Button:
-        return gr.Button(text, scale=0, min_width=100, **more)
+    def button(text: str, act: Callable[[Query, str], Done] | None = None, **more: Any) -> gr.Button:
+        added = gr.Button(text, scale=0, min_width=100, **more)
+        if act is not None:
+            view.does(added.click, act)
+        return added
 
     with gr.Row(elem_classes=["buttons"]):
-        view.does(button("Compare").click, _compare)
-        view.does(button("Compare what is shown").click, partial(_compare_shown, site))
+        button("Compare", _compare)
+        button("Compare what is shown", partial(_compare_shown, site))
         if site.settings.read_only:
             return [], []
-        view.does(button("Clone").click, _clone)
-        view.does(button("Stop and save").click, partial(_stop, site))
-        earlier, later, drop = queue = [button(text, visible=False) for text in ("↑ Earlier", "↓ Later", "Do not run")]
-        view.does(earlier.click, lambda query, client: move(site, query, client, -1))
-        view.does(later.click, lambda query, client: move(site, query, client, 1))
-        view.does(drop.click, partial(unqueue, site))
+        button("Clone", lambda query, client: Done(goto=link("/new", **{"from": _one(query, "clone it")})))
+        button("Stop and save", partial(_stop, site))
+        queue = [
+            button("↑ Earlier", partial(move, site, places=-1), visible=False),
+            button("↓ Later", partial(move, site, places=1), visible=False),
+            button("Do not run", partial(unqueue, site), visible=False),
+        ]
         remove = button("Delete", variant="stop")
         button("New run", variant="primary", link="/new")
     question = Confirmation(view, remove, "delete", QUESTION, partial(delete, site), _deleted)
     with gr.Accordion("Tag the ticked runs", open=False), gr.Row(elem_classes=["buttons"]):
         words = gr.Textbox(show_label=False, label="Tags", placeholder="baseline, -old", max_lines=1, scale=0)
-        add = button("Tag")
-    for trigger in (add.click, words.submit):
-        view.does(trigger, partial(retag, site), [words])
+        view.does(partial(gr.on, [button("Tag").click, words.submit]), partial(retag, site), [words])
     return queue, [question]
 
 
@@ -149,20 +149,16 @@ def _selected(query: Query, _client: str, event: gr.SelectData) -> Done:
 
 def _compare(query: Query, _client: str) -> Done:
     ids = _ids(query)
-    if not 2 <= len(ids) <= COMPARED:
-        raise RunError(f"Tick 2 to {COMPARED} runs to compare them.")
+    if not LEAST <= len(ids) <= MOST:
+        raise RunError(f"Tick {LEAST} to {MOST} runs to compare them.")
     return Done(goto=link("/compare", ids=",".join(ids)))
 
 
 def _compare_shown(site: Site, query: Query, _client: str) -> Done:
     wanted = _filter(query)
-    if len(filtered(site, {"filter": wanted})) < 2:
+    if len(filtered(site, {"filter": wanted})) < LEAST:
         raise RunError("Fewer than two runs with a directory are shown.")
     return Done(goto=link("/compare", filter=wanted))
-
-
-def _clone(query: Query, _client: str) -> Done:
-    return Done(goto=link("/new", **{"from": _one(query, "clone it")}))
 
 
 def _stop(site: Site, query: Query, client: str) -> Done:
@@ -188,15 +184,14 @@ def retag(site: Site, query: Query, client: str, text: str) -> Done:
 
 def delete(site: Site, query: Query, client: str) -> Done:
     """Moves all ticked runs to the home's trash."""
-    left = _some(query, "delete")
-    gone: list[str] = []
-    try:
-        while left:
-            site.launcher.put_away(left[0], client)
-            gone.append(left.pop(0))
-    except RunError as error:
-        return Done(f"{error}. {len(gone)} were deleted before it.", is_problem=True, query={"ids": ",".join(left)})
-    return Done(f"Moved to {site.settings.home / '.trash'}: {', '.join(gone)}.", query={"ids": ""})
+    ids = _some(query, "delete")
+    for count, run in enumerate(ids):
+        try:
+            site.launcher.put_away(run, client)
+        except RunError as error:
+            left = {"ids": ",".join(ids[count:])}
+            return Done(f"{error}. {count} were deleted before it.", is_problem=True, query=left)
+    return Done(f"Moved to {site.settings.home / '.trash'}: {', '.join(ids)}.", query={"ids": ""})
 
 
 def _deleted(query: Query) -> str:
@@ -240,7 +235,8 @@ def _without_directory(site: Site) -> list[Row]:
     home, queued = site.settings.home, [one.run for one in site.launcher.waiting()]
     states: dict[str, str] = {}
     for launch in site.launcher.launches(0, LAUNCHES):  # the newest start of a run comes first
-        states.setdefault(launch.run, _state_of(launch))
+        is_refused = launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS
+        states.setdefault(launch.run, "starting" if launch.is_alive else "refused" if is_refused else "")
     found = [
         Row(id=run, path=home / run, state=state)
         for run, state in states.items()
@@ -248,11 +244,6 @@ def _without_directory(site: Site) -> list[Row]:
     ]
     places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
     return found + [Row(id=run, path=home / run, state="queued", doubt=place) for run, place in places]
-
-
-def _state_of(launch: Launch) -> str:
-    is_recent = time.time() - launch.began < REFUSED_SECONDS
-    return "starting" if launch.is_alive else "refused" if launch.exit_code == REFUSED and is_recent else ""
 
 
 def _filter(query: Query) -> str:
@@ -266,12 +257,14 @@ def _table(site: Site, rows: Sequence[Row], query: Query) -> pd.DataFrame:
 
 
 def _cells(site: Site, row: Row, zone: str) -> list[object]:
-    metrics, facts = row.metrics, row.facts
+    status, metrics, facts = row.status, row.metrics, row.facts
+    total, seconds = status.get("total"), status.get("eta_seconds")
+    left = f", {duration(seconds)} left" if row.is_live and seconds is not None else ""
     values = sampled(row.path / "metrics.jsonl", "loss") if row.status else np.zeros(0)
     return [
         row.id,
         ", ".join([signed(row.state), *filter(None, [row.problem, row.doubt if row.state == "queued" else None])]),
-        _progress(row),
+        f"{status.get('step') or 0:,} of {total:,}{left}" if total else "",
         _rounded(metrics, "loss"),
         _rounded(metrics, "rewards/accuracies", "mean_token_accuracy"),
         _rounded(metrics, "rewards/margins"),
@@ -282,13 +275,6 @@ def _cells(site: Site, row: Row, zone: str) -> list[object]:
         duration(row.seconds),
         age(row.quiet) if row.is_live and math.isfinite(row.quiet) else "",
     ]
-
-
-def _progress(row: Row) -> str:
-    status = row.status
-    step, total, seconds = status.get("step") or 0, status.get("total"), status.get("eta_seconds")
-    left = f", {duration(seconds)} left" if row.is_live and seconds is not None else ""
-    return f"{step:,} of {total:,}{left}" if total else ""
 
 
 def _rounded(metrics: Mapping[str, Any], *names: str) -> object:
