@@ -16,13 +16,7 @@ UNITS = (("hours", 3600.0, 2 * 3600.0), ("minutes", 60.0, 120.0), ("seconds", 1.
 
 @attrs.frozen(eq=False)
 class Axis:
-    """A mapping from steps to positions on the horizontal axis.
-
-    Attributes:
-        name: Label of the axis.
-        steps: Steps with a recorded position, ascending; empty if the position is the step itself.
-        places: Positions of `steps`.
-    """
+    """The positions of ascending steps on a horizontal axis; without steps, a position is the step itself."""
 
     name: str
     steps: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
@@ -35,12 +29,8 @@ class Axis:
 
 def offered(runs: Sequence[Mapping[str, Columns]]) -> tuple[str, ...]:
     """Axes that are available for runs in shared charts."""
-    found = ["step"]
-    if all("num_tokens" in run for run in runs):
-        found.append("tokens")
-        if all("tokens/s" in run for run in runs):
-            found.append("time")
-    return tuple(found)
+    needed = {"step": set(), "tokens": {"num_tokens"}, "time": {"num_tokens", "tokens/s"}}
+    return tuple(over for over in OVER if all(needed[over] <= run.keys() for run in runs))
 
 
 def axes(over: str, runs: Sequence[Mapping[str, Columns]]) -> list[Axis]:

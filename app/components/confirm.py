@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import gradio as gr
-from gradio.components import Component
+from gradio.blocks import Block
 
 from nnxdsl.errors import RunError
 
@@ -21,13 +22,8 @@ PARAMETER = "confirm"
 class Confirmation:
     """A question with buttons that act or cancel, and a field where a name has to be typed.
 
-    It is open while `?confirm=` is its name, so that a reloaded page asks again.
-
-    Attributes:
-        outputs: Components that `shown` changes.
+    It is open while `?confirm=` is its name, so that a reloaded page asks again. `shown` changes its `outputs`.
     """
-
-    outputs: list[Component]
 
     def __init__(
         self,
@@ -38,16 +34,7 @@ class Confirmation:
         act: Callable[[Query, str], Done | None],
         expected: Callable[[Query], str] = lambda query: "",
     ) -> None:
-        """Adds the components.
-
-        Args:
-            view: The page's view.
-            button: The button that reveals them; the one that acts has its text.
-            name: What is asked, for the query.
-            question: The question.
-            act: Takes the query and the client's address.
-            expected: What has to be typed for a query; an empty text where nothing has.
-        """
+        """Adds the question `name` of the query, which a button reveals; `expected` has to be typed, unless empty."""
         self._name, self._act, self._expected = name, act, expected
         with gr.Group(visible=False, elem_classes=["question"]) as group:
             gr.Markdown(plain(question), padding=True)
@@ -55,11 +42,11 @@ class Confirmation:
             with gr.Row():
                 yes = gr.Button(str(button.value), variant="stop")
                 no = gr.Button("Cancel")
-        self._group, self._typed, self.outputs = group, typed, [group, typed]
+        self._group, self._typed = group, typed
+        self.outputs: list[Block] = [group, typed]
         view.sets(button.click, PARAMETER, json.dumps(name))
         view.sets(no.click, PARAMETER, '""')
-        for trigger in [yes.click, typed.submit]:
-            view.does(trigger, self._acted, [typed])
+        view.does(partial(gr.on, [yes.click, typed.submit]), self._acted, [typed])
 
     def shown(self, query: Query) -> Values:
         """Returns the updates of the components for a query."""

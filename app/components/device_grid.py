@@ -30,13 +30,9 @@ def device_grid() -> gr.HTML:
 
 @attrs.frozen
 class Cell:
-    """One device of the drawing.
+    """A device by its number, with its index along each axis with size > 1.
 
-    Attributes:
-        number: Device number, row-major over the mesh.
-        place: Its index along each axis with size > 1.
-        block: Number of its block, row-major over the blocks of all dimensions.
-        held: Start and stop of its slice of every dimension.
+    It holds a block, by number, which has a start and a stop in every dimension. Numbers are row-major.
     """
 
     number: int
@@ -74,13 +70,6 @@ def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
         if rest * shown[axis] > MOST:
             shown[axis] = max(1, MOST // rest)
     return shown
-
-
-def held_words(cell: Cell, array: Mapping[str, Any]) -> str:
-    """Formats a device's slices, such as `[:, 64:128, 0:64]`."""
-    whole = [(0, length) for length in array["shape"]]
-    words = [":" if part == all_ else f"{part[0]}:{part[1]}" for part, all_ in zip(cell.held, whole, strict=True)]
-    return f"[{', '.join(words)}]"
 
 
 def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
@@ -142,7 +131,9 @@ def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int
 
 def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
     place = ", ".join(f"{axis} {index}" for axis, index in cell.place.items())
-    words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, {held_words(cell, array)}"
+    parts = zip(cell.held, array["shape"], strict=True)
+    held = ", ".join(":" if part == (0, length) else f"{part[0]}:{part[1]}" for part, length in parts)
+    words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, [{held}]"
     style, index = f"background:{PALETTE[cell.block % len(PALETTE)]}", 0 if first else -1
     names = {"cls": "device", "data_block": cell.block, "title": words, "aria_label": words}
     return tag("button", cell.block, type="button", style=style, tabindex=index, **names)

@@ -17,14 +17,7 @@ from ..view import View
 
 
 class Token(NamedTuple):
-    """A token of a text.
-
-    Attributes:
-        text: Its text.
-        value: What colours it; NaN for a value that is not known.
-        is_context: Whether it has no value at all, such as a token of a prompt.
-        is_special: Whether it is a marker of the tokenizer.
-    """
+    """A token, and the value that colours it: NaN if it is not known; a token of the context has none at all."""
 
     text: str
     value: float = math.nan
@@ -44,13 +37,9 @@ def token_map(view: View, name: str) -> gr.HTML:
 
 
 def heat_map(tokens: Sequence[Token], scale: float, label: str, prefix: str = "") -> Html:
-    """Returns tokens coloured by their values, blue above and orange below 0.
+    """Returns tokens coloured by their values, blue above and orange below 0, strongest at `scale`.
 
-    Args:
-        tokens: The tokens.
-        scale: Value of the strongest colour.
-        label: Name of the text for screen readers.
-        prefix: Beginning of the names of tokens in the query; their numbers follow.
+    Screen readers are told the label; names of tokens in the query are the prefix and a number.
     """
     parts = [_token(f"{prefix}{at}", one, scale) for at, one in enumerate(tokens)]
     return tag("div", parts, cls="heat", role="group", aria_label=label)

@@ -13,12 +13,7 @@ COMPARED = 4_000
 
 
 def word_diff(left: str, right: str, *, strike: bool = True) -> tuple[Html, Html]:
-    """Returns both texts with their own words marked: underlined in the first, struck through in the second.
-
-    Args:
-        left: A text.
-        right: Another text.
-        strike: Whether words of the second are struck through; else they are underlined too.
+    """Returns both texts with their own words underlined; those of the second are struck through, unless told else.
 
     >>> word_diff("a good day", "a bad day")
     ('a <ins>good</ins> day', 'a <del>bad</del> day')
@@ -29,11 +24,6 @@ def word_diff(left: str, right: str, *, strike: bool = True) -> tuple[Html, Html
     first: list[Child] = []
     second: list[Child] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        left_part, right_part = "".join(one[a:b]), "".join(other[c:d])
-        if kind == "equal":
-            first.append(left_part)
-            second.append(right_part)
-            continue
-        first.append(tag("ins", left_part) if left_part else None)
-        second.append(tag("del" if strike else "ins", right_part) if right_part else None)
+        for parts, mark, text in ((first, "ins", one[a:b]), (second, "del" if strike else "ins", other[c:d])):
+            parts.append("".join(text) if kind == "equal" or not text else tag(mark, "".join(text)))
     return join(first), join(second)
