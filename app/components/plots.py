@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Iterator, Sequence
 
@@ -122,9 +123,8 @@ def figure(
     return drawn
 
 
-def _text(text: str) -> str:
-    """A text in which nothing is markup, of which plotly knows some."""
-    return html.escape(text, quote=False)
+_text = functools.partial(html.escape, quote=False)
+"""A text in which nothing is markup, of which plotly knows some."""
 
 
 def _legend(x: float, y: float) -> dict[str, object]:
@@ -158,11 +158,11 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
 
 def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
     """A range about the one value that all curves have; plotly takes -1 to 1. None if they have several."""
-    values = np.unique(np.concatenate([np.zeros(0), *(line.y for line in chart.lines)]))
-    if len(values) != 1 or not values[0] or chart.is_log:
+    values = {*_drawn(chart.lines, chart)}
+    if len(values) != 1 or 0.0 in values or chart.is_log:
         return None
-    low, high = sorted((0.0, 2 * float(values[0])))
-    return low, high
+    (value,) = values
+    return min(0.0, 2 * value), max(0.0, 2 * value)
 
 
 def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:

@@ -48,9 +48,7 @@ class Votes:
         return (SIDES[1], SIDES[0]) if is_turned else SIDES
 
     def add(self, request: Request, choice: str) -> str:
-        """Records a vote, and returns the side that it is for: "policy", "other" or "tie".
-
-        A vote on equal answers counts as a tie.
+        """Records a vote, and returns the side that it is for: "policy", "other" or "tie", as on equal answers.
 
         Raises:
             RunError: invalid choice, or the file cannot be written.

@@ -43,7 +43,7 @@ class Speaker(NamedTuple):
 
 
 class Chat(Tab):
-    """Components of the tab."""
+    """A conversation with two to four models."""
 
     name = "chat"
     title, button = "Chat", "Send"

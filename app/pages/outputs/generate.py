@@ -30,7 +30,7 @@ CHOICES = (("A is better", "a"), ("No difference", "tie"), ("B is better", "b"))
 
 
 class Generate(Tab):
-    """Components of the tab."""
+    """Answers of both models side by side, and blind votes on them."""
 
     name = "generate"
     title = button = "Generate"
@@ -102,7 +102,7 @@ class Generate(Tab):
 
 
 class Checkpoints(Tab):
-    """Components of the tab."""
+    """Answers of the policy of every checkpoint."""
 
     name = "checkpoints"
     title, button = "All checkpoints", "Generate with each"

@@ -54,10 +54,13 @@ def build(site: Site) -> None:
         here, rows = chosen(site, query), with_checkpoints(site)
         if here.row is not None and here.row.id not in [row.id for row in rows]:
             rows = [here.row, *rows]
+        steps = [(f"{one:,}" if one else "0 (before training)", str(one)) for one in (*here.steps, 0)]
+        others = [(f"the policy at step {text}", value) for text, value in steps if value != str(here.step)]
+        others = [("its reference", "reference"), *others, *other_runs(site, here)]
         values: dict[Any, Any] = {
             run: gr.update(choices=[row.id for row in rows], value=None if here.row is None else here.row.id),
-            step: gr.update(choices=_steps(here), value=str(here.step), visible=here.model is not None),
-            against: gr.update(choices=_others(site, here), value=here.against, visible=here.model is not None),
+            step: gr.update(choices=steps, value=str(here.step), visible=here.model is not None),
+            against: gr.update(choices=others, value=here.against, visible=here.model is not None),
             head: _head(site, here, rows, query),
             tabs: gr.update(visible=here.model is not None, selected=here.tab),
             **offer.shown(not rows and not site.index.rows()),
@@ -69,13 +72,11 @@ def build(site: Site) -> None:
     def answered(query: Query) -> Values:
         here = chosen(site, query)
         found, values = parts[here.tab].answered(here, query)
-        is_over = found is not None and found.is_over
+        end = None if found is None else ENDS.get(found.state)
         return {
             **values,
-            timer: gr.update(active=found is not None and not is_over),
-            spoken: tag(
-                "div", ENDS.get(found.state) if found is not None else None, role="status", cls="visually-hidden"
-            ),
+            timer: gr.update(active=found is not None and not found.is_over),
+            spoken: tag("div", end, role="status", cls="visually-hidden"),
         }
 
     def cancelled(query: Query, client: str) -> Done:
@@ -84,22 +85,14 @@ def build(site: Site) -> None:
             site.answers.cancel(one.key)
         return Done("Cancelled.")
 
-    for button in (button for part in parts.values() for button in part.cancels):
-        view.does(button.click, cancelled)
-    fields = [field for part in parts.values() for field in part.filled_outputs]
+    fields, outputs = [], []
+    for part in parts.values():
+        fields += part.filled_outputs
+        outputs += part.outputs
+        for button in part.cancels:
+            view.does(button.click, cancelled)
     view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *fields])
-    outputs = [output for part in parts.values() for output in part.outputs]
     view.shows(answered, [timer, *outputs, spoken], every=timer)
-
-
-def _steps(here: Chosen) -> list[tuple[str, str]]:
-    return [(f"{one:,}" if one else "0 (before training)", str(one)) for one in (*here.steps, 0)]
-
-
-def _others(site: Site, here: Chosen) -> list[tuple[str, str]]:
-    """What a policy can be compared with: its reference, other steps, other runs of this model."""
-    steps = [(f"the policy at step {text}", value) for text, value in _steps(here) if value != str(here.step)]
-    return [("its reference", "reference"), *steps, *other_runs(site, here)]
 
 
 def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:

@@ -56,7 +56,7 @@ TEXTS = ("row", "prompt", *SIDES, "right?")
 
 
 class Pairs(Tab):
-    """Components of the tab."""
+    """Rewards and margins of held-out pairs."""
 
     name = "pairs"
     title, button = "Pairs", "Compute"

@@ -38,7 +38,7 @@ Side = Mapping[str, Any]
 
 
 class Tokens(Tab):
-    """Components of the tab."""
+    """Log-probs of a text's tokens under both models, and their differences."""
 
     name = "tokens"
     title, button = "Tokens", "Score with both models"
@@ -49,8 +49,7 @@ class Tokens(Tab):
     )
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components, above them what stands for the form where the text is a generated answer."""
-        self._of_answer = gr.Markdown(visible=False)
+        self._of_answer = gr.Markdown(visible=False)  # in the place of the form, where the text was generated
         super().__init__(site, view)
         self.filled_outputs += [self._of_answer, self.form]
 
@@ -102,7 +101,7 @@ class Tokens(Tab):
                 "token of the answer",
                 1,
             ),
-            **self._chosen_token(sides, tables, against, query.get("at", "")),
+            **self._chosen(sides, tables, against, query.get("at", "")),
             **saved(self.site, self._saves, requests[0]),
         }
         for place, (column, sums, tokens) in enumerate(self._columns):
@@ -114,7 +113,7 @@ class Tokens(Tab):
                 values[tokens] = heat_map(drawn, float(scale), f"{name}: tokens", f"{place}.")
         return values
 
-    def _chosen_token(self, sides: Sequence[Side], tables: Sequence[pd.DataFrame], against: str, name: str) -> Values:
+    def _chosen(self, sides: Sequence[Side], tables: Sequence[pd.DataFrame], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
         first, _, second = name.partition(".")
         place, at = whole(first), whole(second)
@@ -151,7 +150,8 @@ def _growth(side: Side, table: pd.DataFrame, colour: int) -> Line:
 def _margin(result: Mapping[str, Any], tables: Sequence[pd.DataFrame]) -> str:
     """What is subtracted from what, and the parts of a pair's reward margin."""
     words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
-    sums = {side["name"]: _sum(table) for side, table in zip(result["sides"], tables, strict=True)}
+    totals = [table["policy_logp"].sum() - table["other_logp"].sum() for table in tables]
+    sums = dict(zip([side["name"] for side in result["sides"]], totals, strict=True))
     if set(sums) != {"chosen", "rejected"}:
         return words
     margin = sums["chosen"] - sums["rejected"]
@@ -179,10 +179,6 @@ def _sums(table: pd.DataFrame, side: Side, against: str, scale: float) -> str:
     if len(side["pieces"]) > SHOWN:
         parts.append(f"the first {SHOWN:,} of {len(side['pieces']):,} tokens are drawn; the download has all")
     return "; ".join(parts) + "."
-
-
-def _sum(table: pd.DataFrame) -> float:
-    return table["policy_logp"].sum() - table["other_logp"].sum()
 
 
 def _nats(value: float | None) -> str:
