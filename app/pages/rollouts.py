@@ -116,7 +116,7 @@ def _prompts(groups: Sequence[Group]) -> pd.DataFrame:
     """Rewards of each group; their spread is the standard deviation (n - 1) that advantages are divided by."""
     rows: list[dict[str, Any]] = []
     for group in groups:
-        each = pd.DataFrame(group["completions"])
+        each: Any = pd.DataFrame(group["completions"])
         rows.append(
             {
                 "#": group["group"] + 1,

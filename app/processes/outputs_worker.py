@@ -223,9 +223,9 @@ class Answers:
             request = self._requests.get(key)
             if request is None or request.is_over:
                 return
-            if request.state == "running":
-                kill_group(self._child)
+            child = self._child if request.state == "running" else None
             request.state, request.ended = "cancelled", time.monotonic()
+        kill_group(child)
 
     def close(self) -> None:
         """Ends the child and cancels all requests."""

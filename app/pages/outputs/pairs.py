@@ -136,7 +136,7 @@ def _table(rows: Sequence[Row]) -> pd.DataFrame:
     return table
 
 
-def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
+def _sorted(table: Any, sort: str) -> pd.DataFrame:
     """The table in an order, with beginnings of texts, and numbers of four significant digits."""
     if sort == "longest first":
         lengths = table[[f"tokens {side}" for side in SIDES]].max(axis=1)
@@ -153,7 +153,7 @@ def _sorted(table: pd.DataFrame, sort: str) -> pd.DataFrame:
     return pd.DataFrame({name: shown(name) for name in COLUMNS})
 
 
-def _summary(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
+def _summary(table: Any, result: Mapping[str, Any]) -> str:
     objective, margins = str(result["objective"]).rpartition(".")[2], table["margin"].dropna()
     lines = [
         f"### {plain(objective)}: step {result['step']:,} against {plain(str(result['against']))}",
@@ -175,7 +175,7 @@ def _summary(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _checks(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
+def _checks(table: Any, result: Mapping[str, Any]) -> str:
     """That the initial policy is the reference, and that the means are those which the run wrote."""
     first, largest = result["first"], result["first"]["largest"]
     limit = ROUGH.get(first["compute"], 0.5)
@@ -190,7 +190,7 @@ def _checks(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
     return f"### Checks\n- Step 0: {step_0}\n- Metrics of the run: {_compared(table, result)}"
 
 
-def _compared(table: pd.DataFrame, result: Mapping[str, Any]) -> str:
+def _compared(table: Any, result: Mapping[str, Any]) -> str:
     if len(table) < result["total"]:
         return "compared only if all held-out pairs are computed: raise Max pairs."
     recorded = pd.Series(result["recorded"], dtype=float)
@@ -209,7 +209,7 @@ def _sign(is_good: bool) -> str:
     return "✔" if is_good else "✘"
 
 
-def _margins(table: pd.DataFrame) -> go.Figure:
+def _margins(table: Any) -> go.Figure:
     """A histogram of margins; 0 is the edge of a bin, and bars below it are hatched."""
     margins = table["margin"].dropna()
     low, high = min([0.0, *margins]), max([0.0, *margins])
@@ -233,7 +233,7 @@ def _margins(table: pd.DataFrame) -> go.Figure:
     return _styled(drawn.update_traces(width=width))
 
 
-def _lengths(table: pd.DataFrame) -> go.Figure:
+def _lengths(table: Any) -> go.Figure:
     """Rewards over lengths, with their Pearson correlation."""
     parts: list[pd.DataFrame] = []
     for side in SIDES:

@@ -35,6 +35,8 @@ CHOOSE = "Choose a token, by a click or with the arrow keys, to see what both mo
 
 Side = Mapping[str, Any]
 """A text with the log-probs of its tokens."""
+Table = Any
+"""A `pandas.DataFrame` of `tokens_of`."""
 
 
 class Tokens(Tab):
@@ -113,7 +115,7 @@ class Tokens(Tab):
                 values[tokens] = heat_map(drawn, float(scale), f"{name}: tokens", f"{place}.")
         return values
 
-    def _chosen(self, sides: Sequence[Side], tables: Sequence[pd.DataFrame], against: str, name: str) -> Values:
+    def _chosen(self, sides: Sequence[Side], tables: Sequence[Table], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
         first, _, second = name.partition(".")
         place, at = whole(first), whole(second)
@@ -135,7 +137,7 @@ class Tokens(Tab):
         return values
 
 
-def _tokens(side: Side, table: pd.DataFrame) -> list[Token]:
+def _tokens(side: Side, table: Table) -> list[Token]:
     differences, special = table["difference"].to_dict(), set(side["special"])
     return [
         Token(piece, differences.get(at, 0.0), at not in differences, at in special)
@@ -143,11 +145,11 @@ def _tokens(side: Side, table: pd.DataFrame) -> list[Token]:
     ]
 
 
-def _growth(side: Side, table: pd.DataFrame, colour: int) -> Line:
+def _growth(side: Side, table: Table, colour: int) -> Line:
     return Line(str(side["name"]), np.arange(len(table)) + 1, np.nancumsum(table["difference"]), colour=colour)
 
 
-def _margin(result: Mapping[str, Any], tables: Sequence[pd.DataFrame]) -> str:
+def _margin(result: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """What is subtracted from what, and the parts of a pair's reward margin."""
     words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
     totals = [table["policy_logp"].sum() - table["other_logp"].sum() for table in tables]
@@ -161,7 +163,7 @@ def _margin(result: Mapping[str, Any], tables: Sequence[pd.DataFrame]) -> str:
     )
 
 
-def _sums(table: pd.DataFrame, side: Side, against: str, scale: float) -> str:
+def _sums(table: Table, side: Side, against: str, scale: float) -> str:
     policy, other = table["policy_logp"].sum(), table["other_logp"].sum()
     differences, count = table["difference"], len(table)
     parts = [

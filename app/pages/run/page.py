@@ -79,7 +79,7 @@ def build(site: Site) -> None:
         newest = run.newest if row is None else None
         status = {} if row is None else row.status
         own_tags = site.tags.of(run.id) if row is not None else ()
-        tab = query.get("tab") if query.get("tab") in parts else "charts"
+        tab = query["tab"] if query.get("tab") in parts else "charts"
         latest = [] if run.state else [(f"{one.id} ({signed(one.state)})", one.id) for one in site.index.rows()[:50]]
         found: dict[Any, Any] = {
             title: f"# {plain(run.id or 'Run')}",
