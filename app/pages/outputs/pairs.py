@@ -8,7 +8,6 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import pandas as pd
-import plotly.express as px
 import plotly.graph_objects as go
 
 from ...components.plots import COLOURS, styled
@@ -215,47 +214,35 @@ def _margins(table: Any) -> go.Figure:
     low, high = min([0.0, *margins]), max([0.0, *margins])
     width = (high - low) / BINS or 1.0
     edges = np.arange(np.floor(low / width), np.ceil(high / width + 1e-9) + 1) * width
-    bars = pd.DataFrame({"from": edges[:-1], "to": edges[1:], "pairs": np.histogram(margins, edges)[0]})
-    bars["reward margin"] = bars["from"] + width / 2
-    bars["group"] = np.where(bars["from"] < 0, "wrong", "right")
-    drawn = px.bar(
-        bars[bars["pairs"] > 0],
-        x="reward margin",
-        y="pairs",
-        color="group",
-        pattern_shape="group",
-        color_discrete_map={"right": COLOURS[0], "wrong": COLOURS[1]},
-        pattern_shape_map={"right": "", "wrong": "/"},
-        hover_data={"from": ":.4g", "to": ":.4g", "reward margin": False},
-        title="Margins",
-    )
-    drawn.add_vline(0, line=ZERO)
-    return _styled(drawn.update_traces(width=width))
+    middles, counts = edges[:-1] + width / 2, np.histogram(margins, edges)[0]
+    drawn = go.Figure()
+    for name, colour, shape, part in (("right", COLOURS[0], "", middles > 0), ("wrong", COLOURS[1], "/", middles < 0)):
+        marker = {"color": colour, "pattern": {"shape": shape}}
+        about = f"%{{x:.4g}} ± {width / 2:.4g}: %{{y}} pairs"
+        drawn.add_bar(
+            x=middles[part], y=counts[part], width=width, name=name, marker=marker, hovertemplate=about, showlegend=True
+        )
+    return _styled(drawn.add_vline(0, line=ZERO), "Margins", "reward margin", "pairs")
 
 
 def _lengths(table: Any) -> go.Figure:
     """Rewards over lengths, with their Pearson correlation."""
-    parts: list[pd.DataFrame] = []
-    for side in SIDES:
-        columns = {"row": table["row"], "tokens": table[f"tokens {side}"], "reward": table[f"reward {side}"]}
-        part = pd.DataFrame(columns).dropna()
-        both = part.corr(numeric_only=True).loc["tokens", "reward"] if len(part) > 2 else np.nan
-        parts.append(part.assign(side=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}"))
-    drawn = px.scatter(
-        pd.concat(parts),
-        x="tokens",
-        y="reward",
-        color="side",
-        symbol="side",
-        symbol_sequence=["circle", "x"],
-        color_discrete_sequence=COLOURS,
-        hover_name="row",
-        title="Reward by length",
-    )
-    drawn.add_hline(0, line=ZERO)
-    return _styled(drawn)
+    drawn = go.Figure()
+    for side, symbol, colour in zip(SIDES, ("circle", "x"), COLOURS, strict=False):
+        part = table.dropna(subset=[f"reward {side}"])
+        tokens, rewards = part[f"tokens {side}"], part[f"reward {side}"]
+        both = tokens.corr(rewards) if len(part) > 2 else np.nan
+        drawn.add_scatter(
+            x=tokens,
+            y=rewards,
+            mode="markers",
+            marker={"symbol": symbol, "color": colour},
+            name=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}",
+            text=part["row"],
+        )
+    return _styled(drawn.add_hline(0, line=ZERO), "Reward by length", "tokens", "reward")
 
 
-def _styled(drawn: go.Figure) -> go.Figure:
-    drawn.update_layout(title={"font": {"size": 13}, "x": 0.5, "y": 0.88}, legend={"title": None})
-    return styled(drawn)
+def _styled(drawn: go.Figure, title: str, x: str, y: str) -> go.Figure:
+    drawn.update_layout(title={"text": title, "font": {"size": 13}, "x": 0.5, "y": 0.88}, barmode="overlay")
+    return styled(drawn.update_xaxes(title=x).update_yaxes(title=y))
