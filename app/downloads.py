@@ -12,10 +12,9 @@ from starlette.responses import PlainTextResponse
 
 from nnxdsl.errors import RunError
 
-from .pages.compare.report import to_html
 from .pages.compare.runs import compared, grouped
 from .pages.compare.tables import to_csv as compared_csv
-from .pages.compare.tables import to_markdown
+from .pages.compare.tables import to_html, to_markdown
 from .pages.layout.request import arrays_csv
 from .pages.outputs.export import TYPES as OUTPUTS
 from .pages.outputs.export import exported

@@ -15,9 +15,8 @@ import pytest
 
 from app.pages.compare import runs as compare_runs
 from app.pages.compare.config import brief, differing, flat, unfair
-from app.pages.compare.report import to_html
 from app.pages.compare.runs import grouped
-from app.pages.compare.tables import to_csv, to_markdown
+from app.pages.compare.tables import to_csv, to_html, to_markdown
 from app.settings import Settings
 from app.state import Site
 from nnxdsl import Data, Objective
