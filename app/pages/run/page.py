@@ -28,14 +28,7 @@ from .charts import charts
 from .config import config
 from .files import Shows, environment, events, log, samples
 
-TABS = {
-    "charts": charts,
-    "log": log,
-    "config": config,
-    "samples": samples,
-    "environment": environment,
-    "events": events,
-}
+TABS = {part.__name__: part for part in (charts, log, config, samples, environment, events)}
 LIVE_SECONDS, IDLE_SECONDS = 2, 10
 LOST = "Its last checkpoint stays valid; progress since then is lost."
 MOVED = "It will be moved to the directory .trash next to the runs."
@@ -50,16 +43,11 @@ def build(site: Site) -> None:
     other = view.control("id", gr.Dropdown([], label="Run", visible=False))
     with gr.Row(elem_classes=["buttons"]):
         buttons = _buttons(site, view)
-    questions = (
-        []
-        if not writes
-        else [
-            Confirmation(view, buttons["kill"], "kill", LOST, partial(_done, site.launcher.kill)),
-            Confirmation(
-                view, buttons["delete"], "delete", MOVED, partial(_done, site.launcher.put_away, goto="/"), _id
-            ),
-        ]
-    )
+    questions: list[Confirmation] = []
+    if writes:
+        kill, delete = partial(_done, site.launcher.kill), partial(_done, site.launcher.put_away, goto="/")
+        questions.append(Confirmation(view, buttons["kill"], "kill", LOST, kill))
+        questions.append(Confirmation(view, buttons["delete"], "delete", MOVED, delete, _id))
     error = gr.Code(label="Error", interactive=False, wrap_lines=True, lines=1, show_line_numbers=False, visible=False)
     trouble = gr.Markdown(elem_classes=["problem"])
     words, progress = gr.Markdown(), gr.HTML(padding=False)
@@ -79,6 +67,7 @@ def build(site: Site) -> None:
         newest = run.newest if row is None else None
         status = {} if row is None else row.status
         own_tags = site.tags.of(run.id) if row is not None else ()
+        tag_links = [markdown_link(one, link("/", tag=one)) for one in own_tags]
         tab = query["tab"] if query.get("tab") in parts else "charts"
         latest = [] if run.state else [(f"{one.id} ({signed(one.state)})", one.id) for one in site.index.rows()[:50]]
         found: dict[Any, Any] = {
@@ -92,9 +81,7 @@ def build(site: Site) -> None:
             trouble: if_any(plain(wrong.words)),
             error: if_any(wrong.error),
             figures: "" if row is None or directory is None else head.figures(row, query.get("_zone", "")),
-            tags: if_any(
-                "Tags: " * bool(own_tags) + ", ".join(markdown_link(one, link("/", tag=one)) for one in own_tags)
-            ),
+            tags: gr.update(value=f"Tags: {', '.join(tag_links)}", visible=bool(own_tags)),
             output: gr.update(value=newest.output() if newest else "", visible=newest is not None),
             tabs: gr.update(selected=tab, visible=directory is not None),
             timer: gr.update(value=LIVE_SECONDS if run.is_live or run.place else IDLE_SECONDS),
