@@ -522,6 +522,8 @@ def test_files_hold_what_is_shown(run: str) -> None:
     assert float(rows[0]["policy_logp_chosen"]) == -3.0
     tokens = exported({**who(run), "sides": [{**side(), "pieces": ["<bos>", "H", "=1", "+", "b"]}]}, "csv")
     found = list(csv.DictReader(io.StringIO(tokens)))
+    assert [*found[0]][3:] == ["text", "position", "id", "token", "policy_logp", "other_logp"]
+    assert [row["position"] for row in found] == ["2", "3", "4"]
     assert [row["token"] for row in found] == ["'=1", "'+", "b"]  # no formulas
     assert [float(row["policy_logp"]) - float(row["other_logp"]) for row in found] == [0.5, 0.0, -3.5]
     both = [json.loads(line) for line in exported({**who(run), **generated()}, "jsonl").splitlines()]

@@ -51,9 +51,8 @@ def _rows(result: Result) -> list[dict[str, Any]]:
         return [_pair(row) for row in result["rows"]]
     if "sides" in result:
         tables = {side["name"]: tokens_of(side).drop(columns="difference") for side in result["sides"]}
-        texts = [table.reset_index(names="position").assign(text=name) for name, table in tables.items()]
-        frame = pd.concat(texts).astype(object)
-        return frame.where(frame.notna(), None).to_dict("records")
+        table = pd.concat(tables, names=["text", "position"]).reset_index().astype(object)
+        return table.where(table.notna(), None).to_dict("records")
     prompt = "".join(result.get("prompt_pieces", ()))
     return [
         {"side": side, "number": number, "prompt": prompt, "answer": answer["text"]}
