@@ -12,9 +12,12 @@ from .axes import OVER
 
 TOGETHER = {
     "Loss": ("loss",),
+    "Reward": ("reward",),
     "Rewards": ("rewards/chosen", "rewards/rejected"),
     "Margin": ("rewards/margins",),
     "Accuracy": ("rewards/accuracies", "mean_token_accuracy"),
+    "KL divergence": ("kl",),
+    "Completion length": ("completions/mean_length",),
     "Gradient norm": ("grad_norm",),
     "Learning rate": ("learning_rate",),
     "Tokens per second": ("tokens/s",),

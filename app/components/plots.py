@@ -16,10 +16,12 @@ from ..store.series import not_finite, thinned
 COLOURS = ("#2f6fed", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#087f8b")
 """Readable on light and dark backgrounds."""
 ROW_PIXELS, GAP_PIXELS, EDGE_PIXELS = 230, 60, 90
-LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 40
-"""Of a line of a chart's own legend, one of its letters, and what stands beside a name in it."""
-WIDE, NARROW = 560, 300
+LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 45
+"""Of a row of a chart's own legend, one of its letters, and what stands beside a name in it."""
+WIDE, NARROW = 560, 280
 """Pixels across of a chart among others, and of one alone in a row."""
+MOST_ROWS = 10
+"""Of a chart's own legend, each of which is a legend of plotly."""
 
 
 @attrs.frozen(eq=False)
@@ -81,31 +83,37 @@ def figure(
 ) -> go.Figure:
     """Draws charts, so many beside each other, with marks in each; with legends of their own, or one for all."""
     rows = max(1, -(-len(charts) // columns))
-    above = max(map(_legend_lines, charts, [columns] * len(charts)), default=0) * LEGEND_PIXELS if own_legends else 0
+    legends = [_legend_rows(chart, WIDE if columns > 1 else NARROW) if own_legends else [] for chart in charts]
+    above = max(map(len, legends), default=0) * LEGEND_PIXELS
     gap = GAP_PIXELS + above
-    height = rows * ROW_PIXELS + (rows - 1) * gap + EDGE_PIXELS + above
+    inner = rows * ROW_PIXELS + (rows - 1) * gap
     drawn = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[_text(chart.title) for chart in charts],
-        vertical_spacing=gap / (rows * ROW_PIXELS + (rows - 1) * gap),
+        vertical_spacing=gap / inner,
         horizontal_spacing=0.07,
     )
     named: set[str] = set()
+    placed: dict[str, dict[str, object]] = {}
     traces: list[go.Scatter] = []
     for place, chart in enumerate(charts):
         number = str(place + 1) if place else ""
-        where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "legend": f"legend{number if own_legends else ''}"}
+        y_axis, x_axis = drawn.layout[f"yaxis{number}"], drawn.layout[f"xaxis{number}"]
+        where = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        legend_of: dict[str, dict[str, str]] = {}
+        for row, names in enumerate(reversed(legends[place])):
+            name = f"legend{place * MOST_ROWS + row + 1 if place + row else ''}"
+            placed[name] = _legend(x_axis.domain[0], y_axis.domain[1] + row * LEGEND_PIXELS / inner)
+            legend_of |= {one: {"legend": name} for one in names}
         for line in chart.lines:
-            traces += [trace.update(where) for trace in _traces(line, chart, is_new=line.name not in named)]
+            mine = {**where, **legend_of.get(line.name, {})}
+            traces += [trace.update(mine) for trace in _traces(line, chart, is_new=line.name not in named)]
             named |= set() if own_legends or line.is_faint else {line.name}
         if marks:
             traces.append(_texts(marks, chart).update(where))
-        y_axis, x_axis = drawn.layout[f"yaxis{number}"], drawn.layout[f"xaxis{number}"]
         y_axis.update(type="log" if chart.is_log else "linear", range=_range_of_constant(chart))
         x_axis.update(title={"text": x_name} if place + columns >= len(charts) else None)
-        if own_legends:
-            drawn.update_layout({f"legend{number}": _legend(x_axis.domain[0], y_axis.domain[1])})
     drawn.add_traces(traces)
     drawn.layout.shapes = [
         {"type": "line", "xref": f"x{place + 1 if place else ''}", "yref": f"y{place + 1 if place else ''} domain"}
@@ -117,9 +125,9 @@ def figure(
     drawn.update_xaxes(matches="x")
     drawn.layout.xaxis.matches = None  # the one that the others match
     drawn.update_layout(hovermode="x unified")
-    styled(drawn, height)
+    styled(drawn, inner + EDGE_PIXELS + above)
     if own_legends:
-        drawn.update_layout(margin={"t": 30 + above}, legend=_legend(drawn.layout.xaxis.domain[0], 1.0))
+        drawn.update_layout(margin={"t": 30 + above}, **placed)
     return drawn
 
 
@@ -133,11 +141,18 @@ def _legend(x: float, y: float) -> dict[str, object]:
     return {**across, "font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)"}
 
 
-def _legend_lines(chart: Chart, columns: int) -> int:
-    """Lines that a chart's own legend needs."""
-    names = [line.name for line in chart.lines if not line.is_faint]
-    across = sum(len(name) * LETTER_PIXELS + MARK_PIXELS for name in names)
-    return max(1, -(-int(across) // (WIDE if columns > 1 else NARROW)))
+def _legend_rows(chart: Chart, width: float) -> list[list[str]]:
+    """The names of a chart's own legend, in rows: plotly would fill the width of the whole figure."""
+    rows: list[list[str]] = [[]]
+    across = 0.0
+    for name in dict.fromkeys(line.name for line in chart.lines if not line.is_faint):
+        pixels = len(name) * LETTER_PIXELS + MARK_PIXELS
+        if rows[-1] and across + pixels > width and len(rows) < MOST_ROWS:
+            rows.append([])
+            across = 0.0
+        rows[-1].append(name)
+        across += pixels
+    return rows
 
 
 def styled(drawn: go.Figure, height: int = 320) -> go.Figure:

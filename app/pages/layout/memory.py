@@ -59,7 +59,8 @@ def memory_bars(plans: Sequence[Plan], *, is_narrow: bool = False) -> go.Figure:
         words += f", of which {size(device['usable'])} is usable"
         if end > usable / 8:  # else the parts would be too small to be told apart
             end = max(end, device["memory"] / divisor)
-            drawn.add_vline(usable, line={"width": 2, "dash": "dash", "color": "#c92a2a"}, annotation_text="usable")
+            line = {"width": 2, "dash": "dash", "color": "#c92a2a"}
+            drawn.add_vline(usable, line=line, annotation_text="usable", annotation_position="top left")
     names = [format_mesh(plan["mesh"]).partition(" (")[0].replace(" x ", "<br>") for plan in plans]
     legend = 160 if is_narrow else 50  # pixels
     styled(drawn, legend + 70 + 60 * len(plans))

@@ -95,5 +95,6 @@ def _missing(charts: Sequence[Chart], axis: Axis) -> Iterator[str]:
     for chart in charts:
         for line in chart.lines:
             if count := len(line.missing):
-                words = f"{count:,} values are NaN or infinite, the first at {axis.name}"
+                values = "value is" if count == 1 else "values are"
+                words = f"{count:,} {values} NaN or infinite, the first at {axis.name}"
                 yield f"- **!** {chart.title}: {words} {number(float(line.missing[0]))}."

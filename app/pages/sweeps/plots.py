@@ -40,11 +40,11 @@ def _axis(path: str, texts: list[str]) -> dict[str, Any]:
         names = [text if len(text) < 30 else f"{text[:27]}..." for text in kinds]
         return {"label": path, "values": places, "tickvals": list(range(len(kinds))), "ticktext": names}
     numbers = np.array(values, dtype=float)
-    if (numbers <= 0).any() or numbers.max() <= WIDE * numbers.min():
-        return {"label": path, "values": numbers}
-    ticks = np.unique(numbers)
-    shown = {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]} if len(ticks) < 12 else {}
-    return {"label": f"{path} (log)", "values": np.log10(numbers), **shown}
+    is_log = (numbers > 0).all() and numbers.max() > WIDE * numbers.min()
+    places, ticks = (np.log10(each) if is_log else each for each in (numbers, np.unique(numbers)))
+    names = [f"{number:g}" for number in np.unique(numbers)]
+    shown = {"tickvals": ticks, "ticktext": names} if len(ticks) < 12 else {}
+    return {"label": f"{path} (log)" if is_log else path, "values": places, **shown}
 
 
 def best_so_far(found: Found, metric: str) -> go.Figure:
