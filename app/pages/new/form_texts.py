@@ -38,24 +38,43 @@ MAX_ITEMS = 100
 # From an object to texts
 
 
-def texts_of(value: Spec, path: str = "") -> dict[str, str]:
+def texts_of(value: Spec) -> dict[str, str]:
     """Returns the texts of a form that shows `value`, by path."""
-    found = {join(path, "type"): value.tag}
-    for name, field in declared(type(value)).items():
-        found |= _texts(getattr(value, name), field.type, join(path, name))
-    return found
+    return _texts(type(value), "", value, {})
 
 
-def _texts(value: object, annotation: Any, path: str) -> dict[str, str]:
-    if spec_in(annotation) is not None:
-        return {join(path, "type"): NONE} if value is None else texts_of(cast("Spec", value), path)
-    parts = item_parts(annotation)
-    if not parts or not isinstance(value, tuple):
-        return {path: written(value, annotation)}
-    found = {path: str(len(value))}
-    for items, member in zip(cast("tuple[Any, ...]", value), members_at(parts, path, len(value)), strict=True):
-        for (where, part), each in zip(member, (items,) if len(parts) == 1 else items, strict=True):
-            found |= _texts(each, part, where)
+def completed(texts: Mapping[str, str]) -> dict[str, str]:
+    """Adds defaults for fields that newly chosen classes add, and drops fields that they lack."""
+    return _texts(Experiment, "", attrs.NOTHING, {"type": Experiment.tag, **texts})
+
+
+def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], depth: int = 0) -> dict[str, str]:
+    """The texts of a field: those that are given, and else those of a value, if there is one."""
+    spec, parts = spec_in(annotation), item_parts(annotation)
+    is_given = (path if spec is None else join(path, "type")) in given
+    if spec is not None:
+        held = value if isinstance(value, Spec) and not is_given else None
+        member = choices_of(spec).get(given.get(join(path, "type"), NONE)) if held is None else type(held)
+        if member is None or depth > DEEPEST:
+            return {join(path, "type"): NONE}
+        found = {join(path, "type"): member.tag}
+        for name, field in declared(member).items():
+            one = field.default if held is None else getattr(held, name)
+            found |= _texts(field.type, join(path, name), one, given, depth + 1)
+        return found
+    if not parts or not isinstance(value, tuple | type(attrs.NOTHING)):
+        return {path: given[path] if is_given else "" if value is attrs.NOTHING else written(value, annotation)}
+    items = () if is_given or value is attrs.NOTHING else cast("tuple[Any, ...]", value)
+    found = {path: given.get(path, str(len(items)))}
+    for index, member in enumerate(members_at(parts, path, item_count(found, path) or 0)):
+        each = (
+            [attrs.NOTHING] * len(parts) if index >= len(items) else items[index] if len(parts) > 1 else [items[index]]
+        )
+        for (where, part), one in zip(member, each, strict=True):  # a new one is of the only class, or its weight is 1
+            choices = list(choices_of(of)) if (of := spec_in(part)) else []
+            new = {where: "1"} if part in (int, float) and index >= len(items) else {}
+            new |= {join(where, "type"): choices[0]} if len(choices) == 1 and index >= len(items) else {}
+            found |= _texts(part, where, one, {**new, **given}, depth)
     return found
 
 
@@ -78,7 +97,7 @@ def written(value: object, annotation: Any) -> str:
         if kind is str and all("\n" not in item and item.strip() for item in value) and not value[0].startswith("("):
             return "\n".join(value)
         if typing.get_origin(kind) is typing.Literal:
-            return ", ".join(map(str, value))
+            return ",".join(map(str, value))
         if is_named(annotation):
             lines = [f"{name}: {each}" for name, each in cast("tuple[tuple[str, object], ...]", value)]
             with contextlib.suppress(ValueError):
@@ -262,33 +281,3 @@ def items_of(annotation: Any) -> Any:
         if typing.get_origin(arm) is tuple and len(given) == 2 and given[1] is Ellipsis:
             return given[0]
     return None
-
-
-def completed(texts: Mapping[str, str], cls: type[Spec] = Experiment, path: str = "", depth: int = 0) -> dict[str, str]:
-    """Adds defaults for fields that newly chosen classes add, and drops fields that they lack."""
-    found: dict[str, str] = {join(path, "type"): cls.tag}
-    for name, field in declared(cls).items():
-        where = join(path, name)
-        is_given = (where if spec_in(field.type) is None else join(where, "type")) in texts
-        if not is_given and field.default is not attrs.NOTHING:
-            found |= _texts(field.default, field.type, where)
-        else:
-            found |= _completed(texts, field.type, where, depth)
-    return found
-
-
-def _completed(texts: Mapping[str, str], annotation: Any, path: str, depth: int) -> dict[str, str]:
-    spec, parts = spec_in(annotation), item_parts(annotation)
-    if spec is not None:
-        member = choices_of(spec).get(texts.get(join(path, "type"), NONE))
-        if member is None or depth >= DEEPEST:
-            return {join(path, "type"): NONE}
-        return completed(texts, member, path, depth + 1)
-    found = {path: texts.get(path, "0" if parts else "")}
-    for member in members_at(parts, path, item_count(texts, path) or 0 if parts else 0):
-        for where, part in member:  # a new one is of the only class, or its weight is 1
-            choices = list(choices_of(of)) if (of := spec_in(part)) else []
-            new = {where: "1"} if part in (int, float) else {}
-            new |= {join(where, "type"): choices[0]} if len(choices) == 1 else {}
-            found |= _completed({**new, **texts}, part, where, depth)
-    return found
