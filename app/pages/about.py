@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -18,7 +19,6 @@ from ..components.confirm import Confirmation
 from ..markdown import plain
 from ..page import Page
 from ..processes.usage import disk
-from ..settings import Settings
 from ..state import Site
 from ..store.index import last_attempt
 from ..view import Done, Query, Values, View
@@ -26,8 +26,6 @@ from ..words import number, size
 
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
 LOOKED_AT = 20
-COUNTED = 50_000
-"""Files that are counted at most when the size of a directory is measured."""
 NOTE = "Everything in this app is also available in a terminal; runs that are started there appear here."
 COMMANDS = {
     "nnxdsl run FILE": "trains; run again, it resumes from the last checkpoint",
@@ -48,8 +46,16 @@ def build(site: Site) -> None:
             here = gr.Markdown()
             confirmation = None if site.settings.read_only else _clearing(site, view)
         versions = gr.Markdown(min_height=40)
+    limits = site.settings.limits
+    rows = {
+        "Concurrent runs of the queue": limits.slots,
+        "Queued runs at most": limits.queued,
+        "Upload limit": size(limits.upload_bytes),
+        "Time limit of a child process": f"{limits.job_seconds:.0f} s",
+        "Log shown": size(limits.log_bytes),
+    }
     with gr.Row():
-        gr.Markdown(_section("Limits", _limits(site.settings)))
+        gr.Markdown(_section("Limits", rows))
         gr.Markdown(_section("The command line", COMMANDS, NOTE))
 
     def shown(query: Query) -> Values:
@@ -68,29 +74,17 @@ def _section(title: str, rows: Mapping[str, object], note: str = "") -> str:
 def _here(site: Site) -> dict[str, object]:
     settings = site.settings
     free, total = disk(settings.home)
-    own_bytes, whole = _bytes(settings.own)
     targets = {"command": settings.alert_command, "webhook": settings.alert_webhook}
     return {
         "Run directory": settings.home,
         "Working directory": settings.project,
         "Runs": number(len(site.index.rows())),
         "Disk": f"{size(free * 2**30)} free of {size(total * 2**30)}",
-        "The app's own files": f"{size(own_bytes)}{'' if whole else ' and more'} in {settings.own}",
+        "The app's own files": f"{size(_bytes(settings.own))} in {settings.own}",
         "Changes": "not allowed (read-only)" if settings.read_only else "allowed: start, stop and delete runs",
         "Authentication": "password" if settings.password else "token in the printed address",
         "Host names": ", ".join(settings.hosts),
         "Alerts": ", ".join(["notices", *(name for name, target in targets.items() if target)]),
-    }
-
-
-def _limits(settings: Settings) -> dict[str, object]:
-    limits = settings.limits
-    return {
-        "Concurrent runs of the queue": limits.slots,
-        "Queued runs at most": limits.queued,
-        "Upload limit": size(limits.upload_bytes),
-        "Time limit of a child process": f"{limits.job_seconds:.0f} s",
-        "Log shown": size(limits.log_bytes),
     }
 
 
@@ -127,19 +121,13 @@ def _clearing(site: Site, view: View) -> Confirmation:
     return Confirmation(view, button, "clear", "Runs are not touched. Clear drafts and plans?", clear)
 
 
-def _bytes(place: Path) -> tuple[int, bool]:
-    """Size of a directory in bytes, and whether all of its files were counted."""
-    total = seen = 0
+def _bytes(place: Path) -> int:
+    total = 0
     for parent, _, names in os.walk(place):
         for name in names:
-            seen += 1
-            if seen > COUNTED:
-                return total, False
-            try:
+            with contextlib.suppress(OSError):  # deleted meanwhile
                 total += os.lstat(os.path.join(parent, name)).st_size
-            except OSError:
-                continue
-    return total, True
+    return total
 
 
 PAGE = Page(name="about", path="/about", title="About", build=build)

@@ -1,4 +1,4 @@
-"""The small DPO run that is offered in an empty home: the project's own recipe, or the app's demo."""
+"""What is offered to begin with: recipes, earlier runs, and in an empty home a small DPO run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.storage.jsonl import replace
 
 from ..html import link
+from ..markdown import link as markdown_link
 from ..markdown import plain
 from ..processes import demo_data
 from ..state import Site
 from ..view import Done, Values, View, if_any
 
 NAME = "the app's demo"
+DEMO = link("/new", demo=1)
+RUNS, MOST_RUNS = 8, 60
+"""Latest runs that are offered as links, and in a dropdown."""
 START = "Start a tiny DPO run on this machine"
 RUN = (
     "A run is one training of an experiment: a directory with its config, metrics, log and checkpoints. Runs appear "
@@ -69,6 +73,25 @@ def written(site: Site) -> tuple[Experiment, Path]:
     return made, file
 
 
+def choices(site: Site) -> list[tuple[str, str]]:
+    """Recipes and the latest runs for a dropdown, with the values `exp:NAME` and `run:ID`."""
+    recipes = [(f"experiments/{name}.py", f"exp:{name}") for name in site.presets.names()]
+    return recipes + [(f"run {row.id}", f"run:{row.id}") for row in site.index.rows()[:MOST_RUNS]]
+
+
+def beginnings(site: Site, path: str, recipe: str, run: str) -> str:
+    """Recipes and the latest runs as Markdown, with links to a page whose query has these parts for their names."""
+    recipes = [
+        f"- {markdown_link(name, link(path, **{recipe: name}))} experiments/{plain(name)}.py"
+        for name in site.presets.names()
+    ] or [
+        f"There is no recipe in {plain(str(site.presets.place))}. {markdown_link('Start with the demo', DEMO)}, a tiny "
+        "DPO run with its own data; it takes a few minutes."
+    ]
+    runs = [f"- {markdown_link(row.id, link(path, **{run: row.id}))}" for row in site.index.rows()[:RUNS]]
+    return "\n".join(["## Recipes", "", *recipes, *(["", "## Earlier runs", "", *runs] if runs else [])])
+
+
 def recipe(site: Site) -> str | None:
     """Name of the project's first DPO recipe; None without one."""
     return next((name for name in site.presets.names() if name.startswith("dpo")), None)
@@ -109,7 +132,7 @@ class Offer:
             is_ready = name is None or site.presets.experiment(name) is not None
         except NnxdslError as error:
             is_ready, wrong = False, str(error)
-        change = link("/new", preset=name) if name is not None else link("/new", demo=1)
+        change = link("/new", preset=name) if name is not None else DEMO
         words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
         updates = gr.update(interactive=is_ready), gr.update(link=change), if_any(plain(wrong)), words
         return {**column, **dict(zip(self._parts, updates, strict=True))}

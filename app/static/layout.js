@@ -1,21 +1,15 @@
-/* Pointing at a device of a mesh, or focusing it, tells its block and marks its replicas; arrow keys move the focus. */
-for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, ({ target }) => {
-  const cell = target.closest?.("button.device") ?? document.activeElement?.closest("button.device");
-  for (const devices of document.querySelectorAll(".devices")) {
-    const block = devices.contains(cell) ? cell.dataset.block : null;
-    devices.classList.toggle("pointed", block !== null);
-    for (const one of devices.querySelectorAll("button.device")) one.classList.toggle("same", one.dataset.block === block);
-    if (block !== null) devices.parentElement.querySelector(".reading-cell").textContent = cell.ariaLabel;
-  }
+/* A device of a mesh that is pointed at or focused tells its block and marks its replicas; arrow keys move the focus. */
+for (const kind of ["pointerover", "focusin"]) addEventListener(kind, ({ target }) => {
+  const cell = target.closest?.("button.device"), devices = cell?.closest(".devices");
+  for (const one of devices?.querySelectorAll(".device") ?? []) one.classList.toggle("same", one.dataset.block === cell.dataset.block);
+  if (cell) devices.parentElement.querySelector(".reading-cell").textContent = cell.ariaLabel;
 });
-document.addEventListener("keydown", (event) => {
-  const cell = event.target.closest?.("button.device");
-  if (!cell) return;
-  const all = [...cell.closest(".devices").querySelectorAll("button.device")], at = all.indexOf(cell);
-  const columns = Number(cell.parentElement.dataset.columns), end = all.length - 1 - at;
-  const next = all[at + { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -at, End: end }[event.key]];
-  if (!next) return;
+addEventListener("keydown", (event) => {
+  const cell = event.target.closest?.("button.device"), columns = Number(cell?.parentElement.dataset.columns);
+  const all = [...(cell?.closest(".devices").querySelectorAll(".device") ?? [])], at = all.indexOf(cell), end = all.length - 1;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: end }[event.key];
+  if (!all[to]) return;
   event.preventDefault();
-  [cell.tabIndex, next.tabIndex] = [-1, 0];
-  next.focus();
+  [cell.tabIndex, all[to].tabIndex] = [-1, 0];
+  all[to].focus();
 });

@@ -24,7 +24,7 @@ def show_data(path: str, data: Mapping[str, Any], console: Console) -> None:
     """Print what became of the rows of one source, or of those of a mixture; `path` is their place in an experiment."""
     report = data["report"]
     console.print(line(f"{path}: {data['kind']} of {report['source']}", "bold"))
-    console.print(grid_of(_facts(data)))
+    console.print(grid_of(facts(data)))
     gap(console)
     show_table(_length_columns(data), console)
     _show_histogram(data, console)
@@ -69,7 +69,8 @@ def show_source(source: Mapping[str, Any], console: Console) -> None:
         )
 
 
-def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What becomes of the rows of a source that are trained on, as pairs of a name and a text."""
     report, tokens, targets = data["report"], data["tokens"], data["tokens_with_loss"]
     facts = [("columns", ", ".join(data["columns"]))] if data["columns"] else []
     facts += [("layout", report["layout"])] if report["layout"] else []
@@ -83,7 +84,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts += [("truncated", cut)] if cut else []
     unread = ", ".join(f"{name} ({rows:,})" for name, rows in report["unread"].items())
     facts += [("not read", unread)] if unread else []
-    loss = "" if targets is None else f", {targets:,} with loss ({targets / tokens:.1%})"
+    loss = "" if targets is None else f", {targets:,} with loss ({targets / max(1, tokens):.1%})"
     facts.append(("tokens", f"{tokens:,}{loss}"))
     if data.get("padding"):
         padding = data["padding"]

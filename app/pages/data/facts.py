@@ -9,9 +9,13 @@ import pandas as pd
 import plotly.express as px
 import plotly.graph_objects as go
 
+from nnxdsl.terminal.data_view import facts as data_facts
+
 from ...components.plots import COLOURS, ROW_PIXELS, styled
 from ...markdown import plain
 
+IN_TABLE = ("rows", "left out", "odd, accepted", "truncated")
+"""Facts that are shown otherwise."""
 LENGTHS = ("min", "median", "p95", "max", "total")
 
 Part = Mapping[str, Any]
@@ -28,42 +32,25 @@ def parts_of(found: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def facts(part: Part) -> str:
-    """Markdown of what a part is and how much of it is trained on."""
+    """Markdown of what a part is and how much of it is trained on; `problems` has what is left out."""
     lines = [f"**! Refused: {plain(part['refused'])}**"] if part.get("refused") else []
-    return "\n\n".join([*lines, *(_of_loaded(part) if "report" in part else _of_file(part))])
-
-
-def _of_file(part: Part) -> list[str]:
-    """Of a file as it is, with its columns."""
-    read_as = part.get("kind") or "not recognised; name the columns with columns={'theirs': 'ours'}"
-    return [
-        f"**{part['rows']:,} rows** of {plain(part['source'])}, read as {plain(read_as)}",
-        *([f"Tokens: {plain(part['tokens'])}"] if part.get("tokens") else []),
-        *(
+    if "report" not in part:  # a file as it is, with its columns
+        read_as = part.get("kind") or "not recognised; name the columns with columns={'theirs': 'ours'}"
+        lines.append(f"**{part['rows']:,} rows** of {plain(part['source'])}, read as {plain(read_as)}")
+        lines += [f"Tokens: {plain(part['tokens'])}"] if part.get("tokens") else []
+        lines += [
             f"- {plain(one['name'])}: in {one['rows']:,} rows, {plain(', '.join(one['kinds']))}, "
             f"{one['characters']:,} characters"
             for one in part["columns"]
-        ),
-    ]
-
-
-def _of_loaded(part: Part) -> list[str]:
-    """Of rows as they are trained on."""
-    report, tokens, with_loss = part["report"], part["tokens"], part["tokens_with_loss"]
+        ]
+        return "\n\n".join(lines)
+    report, told = part["report"], data_facts(part)
     rows = f"**{report['rows']:,} rows** of {plain(report['source'])}, {report['accepted']:,} accepted"
-    loss = "" if with_loss is None else f", {with_loss:,} of them with loss ({with_loss / max(1, tokens):.1%})"
-    lines = [f"{rows}, as {plain(part['kind'])}", f"{tokens:,} tokens{loss}"]
+    lines.append(f"{rows}, as {plain(part['kind'])}")
     if part.get("share") is not None:
         lines.append(f"{part['share']:.1%} of the rows of a step, {part.get('epochs') or 0:.2f} epochs in the run")
-    if padding := part.get("padding"):
-        lines.append(f"{padding['share']:.1%} padding ({plain(padding['batching'])}, {padding['batch_size']:,} rows)")
-    named = {
-        "Layout": report["layout"],
-        "Tokenizer": part.get("tokenizer"),
-        "Columns": ", ".join(part["columns"] or ()),
-        "Columns that are not read": ", ".join(f"{name} ({rows:,})" for name, rows in report["unread"].items()),
-    }
-    return [*lines, *(f"{name}: {plain(text)}" for name, text in named.items() if text)]
+    lines += [f"{name.capitalize()}: {plain(text)}" for name, text in told if name not in IN_TABLE]
+    return "\n\n".join(lines)
 
 
 def problems(part: Part) -> pd.DataFrame:

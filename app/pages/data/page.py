@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
-
-from nnxdsl.errors import RunError
 
 from ...components.token_runs import token_runs
 from ...markdown import plain
@@ -18,7 +15,8 @@ from ...state import Site
 from ...store.experiments import written
 from ...view import Query, Values, View, if_any, is_narrow
 from ...words import whole
-from ..layout.request import source
+from ..demo import choices
+from ..layout.request import SOURCES, source, within
 from .facts import facts, lengths, lengths_plot, parts_of, problems
 
 EMPTY = (
@@ -26,8 +24,6 @@ EMPTY = (
     "how long they are, and some of them as tokens, with and without loss. Choose one above."
 )
 ROWS, MOST_ROWS = 3, 20
-KINDS = ("exp", "run", "draft")
-RUNS = 60
 
 
 def build(site: Site) -> None:
@@ -35,22 +31,15 @@ def build(site: Site) -> None:
     view = View()
     gr.Markdown("# Data")
     with gr.Row():
-        of = view.control("of", gr.Dropdown([], label="Data of", info="A recipe, a run, or a draft", scale=2))
-        file = view.control(
-            "file",
-            gr.Textbox(
-                label="Or a file", info="File, folder or glob in the project", placeholder="data/*.jsonl", scale=2
-            ),
-        )
-        tokenizer = view.control(
-            "tokenizer", gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one")
-        )
-        rows = view.control(
-            "rows",
-            gr.Number(ROWS, label="Rows shown", info="As tokens", precision=0, minimum=0, maximum=MOST_ROWS),
-            str(ROWS),
-        )
-    part = view.control("part", gr.Radio([], label="Part", visible=False))
+        of = gr.Dropdown([], label="Data of", info="A recipe, a run, or a draft", scale=2)
+        about = "File, folder or glob in the project"
+        file = gr.Textbox(label="Or a file", info=about, placeholder="data/*.jsonl", scale=2)
+        tokenizer = gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one")
+        rows = gr.Number(ROWS, label="Rows shown", info="As tokens", precision=0, minimum=0, maximum=MOST_ROWS)
+    part = gr.Radio([], label="Part", visible=False)
+    for name, control in {"of": of, "file": file, "tokenizer": tokenizer, "part": part}.items():
+        view.control(name, control)
+    view.control("rows", rows, str(ROWS))
     words = gr.Markdown()
     retry = gr.Button("Read again", visible=False, size="sm", scale=0)
     bad = gr.Dataframe(label="Rows that are left out, odd or truncated", interactive=False, wrap=True, visible=False)
@@ -63,7 +52,7 @@ def build(site: Site) -> None:
     def shown(query: Query) -> Values:
         job = _job(site, query)
         values: dict[Any, Any] = {
-            of: gr.update(choices=_choices(site), value=query.get("of")),
+            of: gr.update(choices=choices(site), value=query.get("of")),
             file: query.get("file", ""),
             tokenizer: query.get("tokenizer", ""),
             rows: _rows(query),
@@ -88,35 +77,26 @@ def build(site: Site) -> None:
             values[examples] = gr.update(value=token_runs(parts[name].get("examples", ())), visible=True)
         return {**values, words: facts(parts[name])}
 
-    def read_again(query: Query, client: str) -> None:
+    def read_again(query: Query, _client: str) -> None:
         _job(site, query, again=True)
 
     view.shows(shown, [of, file, tokenizer, rows, words, *found, timer], every=timer)
     view.does(retry.click, read_again)
 
 
-def _choices(site: Site) -> list[tuple[str, str]]:
-    recipes = [(f"experiments/{name}.py", f"exp:{name}") for name in site.presets.names()]
-    return recipes + [(f"run {row.id}", f"run:{row.id}") for row in site.index.rows()[:RUNS]]
-
-
 def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
-    """The child process that reads the rows, which is started `again` if it failed; None if the query names none.
-
-    Raises:
-        RunError: The run, recipe or file does not exist.
-        SpecError: The draft has problems.
-    """
+    """The child process that reads the rows, which is started `again` if it failed; None if the query names none."""
     project, stamp = site.settings.project, ""
     words = ["--json", "--rows", str(_rows(query)), "--home", str(site.settings.home)]
     kind, _, name = query.get("of", "").partition(":")
-    if query.get("file"):
-        target = _within(project, query["file"])
-        words += ["--tokenizer", _within(project, query["tokenizer"])] if query.get("tokenizer") else []
+    if target := query.get("file", ""):
+        file, tokenizer = within(project, target), query.get("tokenizer", "")
+        within(project, tokenizer)
+        words += ["--tokenizer", tokenizer] if tokenizer else []
         with contextlib.suppress(OSError):
-            stat = (project / target).stat()  # a changed file is read again
+            stat = file.stat()  # a changed file is read again
             stamp = f"{stat.st_mtime_ns} {stat.st_size}"
-    elif kind in KINDS and name:
+    elif kind in SOURCES and name:
         experiment = source(site, {kind: name}).experiment
         if experiment is None:  # the recipe is being read
             return Job("", ())
@@ -130,22 +110,6 @@ def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
 def _rows(query: Query) -> int:
     given = whole(query.get("rows", ""))
     return ROWS if given is None else min(MOST_ROWS, given)
-
-
-def _within(project: Path, text: str) -> str:
-    """Returns a path of the project, relative to it.
-
-    Raises:
-        RunError: It is outside of the project.
-    """
-    root = project.resolve()
-    try:
-        path = (root / text).resolve()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
-    if not path.is_relative_to(root) or text.startswith("-"):
-        raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
-    return text
 
 
 PAGE = Page(name="data", path="/data", title="Data", build=build)

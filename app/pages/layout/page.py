@@ -5,7 +5,7 @@ Each section is a function that adds its components and returns them, with a fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -13,23 +13,23 @@ import gradio as gr
 import pandas as pd
 
 from nnxdsl.config.core.serialization import to_dict
-from nnxdsl.errors import NnxdslError, RunError
+from nnxdsl.errors import NnxdslError
 from nnxdsl.sharding import hardware
 from nnxdsl.terminal.plan_format import format_mesh
 
 from ...components.device_grid import device_grid, drawing
+from ...components.paste import paste
 from ...html import link
-from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.experiments import from_text
 from ...view import Done, Query, Values, View, if_any, is_narrow
+from ..demo import beginnings, choices
 from ..new import form_texts
 from . import arrays as layout_arrays
 from . import plan_texts, request
-from .compiler import TABLE, Chosen, Compiler
-from .memory import memory_bars, memory_parts
+from .report import Chosen, plan_report, table
 
 MESHES = ("data:1", "fsdp:8", "fsdp:4,tensor:2", "data:2,fsdp:8", "fsdp:16,tensor:8", "fsdp:64,tensor:4")
 MEMORIES = ("16", "24", "40", "48", "80", "141")
@@ -41,10 +41,10 @@ AXES = "If not the experiment's. Axes: stage, data, fsdp, expert, context, tenso
 RULES = "The first applicable rule of a dimension wins. One per line: embed: fsdp, mlp: tensor+fsdp, vocab: -"
 ARRAY_RULES = "Applied before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
 MODEL = f"A directory of the project with a config.json; without an experiment: {request.EXAMPLE}"
-RUNS_SHOWN = 60
 WHY_WIDTHS = ["8%", "17%", "9%", "22%", "17%", "27%"]
 NARROW_WIDTHS = [50, 130, 60, 150, 120, 220]
 """Column widths of the rules of an array, on wide and narrow windows."""
+HIDDEN: dict[str, Any] = gr.update(visible=False)
 
 
 @attrs.frozen
@@ -75,9 +75,7 @@ class Shown:
         return [plan for plan in plans if plan is not None] if plans and plans[0] is not None else []
 
 
-Updates = Mapping[Any, Any]
-"""New values by component."""
-Section = tuple[Sequence[Any], Callable[[Shown], Updates]]
+Section = tuple[Sequence[Any], Callable[[Shown], Values]]
 
 
 def build(site: Site) -> None:
@@ -85,7 +83,7 @@ def build(site: Site) -> None:
     view = View()
     timer = gr.Timer(1, active=False)
     gr.Markdown("# Layout")
-    sections = [_choice(site, view), _verdicts(site, view), _memory(), _compiler(site, view, timer)]
+    sections = [_choice(site, view), _verdicts(site, view), _report(site, view, timer)]
     sections += [_arrays(site, view), _selected_array()]
 
     def values(query: Query) -> Values:
@@ -100,27 +98,24 @@ def build(site: Site) -> None:
     view.shows(values, [component for components, _ in sections for component in components], every=timer)
 
 
-# The choice
-
-
 def _choice(site: Site, view: View) -> Section:
+    """Adds the choice of an experiment, a device, meshes and rules."""
     devices = [
         (f"{entry.description}{f', {entry.memory / 2**30:.0f} GiB' if entry.memory else ''}", name)
         for name, entry in hardware.DEVICES.items()
     ]
     devices.append(("no device (no memory check)", request.NO_DEVICE))
 
-    def free(name: str, choices: Sequence[str], label: str, info: str) -> gr.Dropdown:
-        chooser = gr.Dropdown(list(choices), value=None, label=label, info=info, allow_custom_value=True)
+    def free(name: str, offered: Sequence[str], label: str, info: str) -> gr.Dropdown:
+        chooser = gr.Dropdown(list(offered), value=None, label=label, info=info, allow_custom_value=True)
         return view.control(name, chooser)
 
     with gr.Row():
         of = gr.Dropdown([], label="Experiment", info="A recipe, a run or a draft", min_width=240)
         model = free("model", [], "Other model", MODEL)
     with gr.Row():
-        device = view.control(
-            "device", gr.Dropdown(devices, label="Device", info="It need not be present"), request.DEVICE
-        )
+        device = gr.Dropdown(devices, label="Device", info="It need not be present")
+        view.control("device", device, request.DEVICE)
         memory = free("memory", MEMORIES, "Memory per device (GiB)", "If not the catalogue's")
         mesh = free("mesh", MESHES, "Mesh", AXES)
         mesh2 = free("mesh2", MESHES, "Compare with mesh", "A second one, such as fsdp:4,tensor:2")
@@ -130,25 +125,22 @@ def _choice(site: Site, view: View) -> Section:
         apply = gr.Button("Apply rules", size="sm", scale=0)
     if not site.settings.read_only:
         with gr.Accordion("Python or JSON", open=False):
-            text = gr.Textbox(label="Experiment", info="As `nnxdsl show FILE --python` prints it, or JSON", lines=8)
-            load = gr.Button("Show its layout", size="sm", scale=0)
-        view.does(load.click, lambda query, client, text: _loaded(site, query, text), [text])
+            paste(view, "Show its layout", lambda query, text: _loaded(site, query, text))
     notes = gr.Markdown()
     view.does(of.input, lambda query, client, chosen: _chosen(query, chosen), [of])
     view.does(apply.click, lambda query, client, *texts: _ruled(site, query, *texts), [rules, array_rules])
 
-    def fill(shown: Shown) -> Updates:
-        experiment, query = shown.of.experiment, shown.query
+    def fill(shown: Shown) -> Values:
+        query, source = shown.query, shown.of
         kind, other_memory = request.device_parts(query)
-        own = _own_rules(experiment.mesh) if experiment else ("", "")
-        given = (query.get("rules"), query.get("arrays"))
-        texts = [
-            mine if text is None else "" if text == request.NONE else text
-            for text, mine in zip(given, own, strict=True)
-        ]
+        own = request.own_rules(source.experiment) if source.experiment else ("", "")
+        given = (query.get("rules", own[0]), query.get("arrays", own[1]))
+        texts = ["" if text == request.NONE else text for text in given]
         count = sum(len(text.splitlines()) for text in texts)
+        mine = (source.words if source.kind else "none", f"{source.kind}:{source.name}")
+        is_empty = not (source.kind or query.get("model") or shown.problem)
         return {
-            of: gr.update(choices=_experiments(site, shown.of), value=f"{shown.of.kind}:{shown.of.name}"),
+            of: gr.update(choices=list(dict.fromkeys([mine, *choices(site)])), value=mine[1]),
             model: gr.update(choices=request.models_in(site.settings.project), value=query.get("model") or None),
             device: kind if kind in (request.NO_DEVICE, *hardware.DEVICES) else None,
             memory: other_memory or None,
@@ -157,34 +149,10 @@ def _choice(site: Site, view: View) -> Section:
             editor: gr.update(label=f"Custom rules ({count})" if count else "Custom rules"),
             rules: texts[0],
             array_rules: texts[1],
-            notes: gr.update(value=_empty(site), visible=not (shown.of.kind or query.get("model") or shown.problem)),
+            notes: if_any(f"{ABOUT}\n\n{beginnings(site, '/layout', 'exp', 'run')}" if is_empty else ""),
         }
 
     return [of, model, device, memory, mesh, mesh2, editor, rules, array_rules, notes], fill
-
-
-def _own_rules(mesh: Any) -> tuple[str, str]:
-    return request.rules_text(mesh.rules), request.array_rules_text(mesh.array_rules)
-
-
-def _experiments(site: Site, of: request.Source) -> list[tuple[str, str]]:
-    names = {f"{of.kind}:{of.name}": of.words if of.kind else "none"}
-    names |= {f"exp:{name}": f"experiments/{name}.py" for name in site.presets.names()}
-    names |= {f"run:{row.id}": f"run {row.id}" for row in site.index.rows()[:RUNS_SHOWN]}
-    return [(words, name) for name, words in names.items()]
-
-
-def _empty(site: Site) -> str:
-    """What the page is for, and links to its first pictures."""
-    parts = [ABOUT]
-    if recipes := site.presets.names():
-        parts.append("Recipes: " + ", ".join(markdown_link(name, link("/layout", exp=name)) for name in recipes))
-    else:
-        demo = markdown_link("Start with the demo", link("/new", demo=1))
-        parts.append(f"There is no recipe in {plain(str(site.presets.place))}. {demo}.")
-    if rows := site.index.rows()[:8]:
-        parts.append("Runs: " + ", ".join(markdown_link(row.id, link("/layout", run=row.id)) for row in rows))
-    return "\n\n".join(parts)
 
 
 def _chosen(query: Query, chosen: str | None) -> Done | None:
@@ -201,12 +169,9 @@ def _ruled(site: Site, query: Query, *texts: str) -> Done:
     Raises:
         SpecError: an invalid line.
     """
-    experiment = request.source(site, query).experiment
-    if experiment is None:
-        raise RunError("Choose an experiment first: a recipe, a run or a draft.")
+    own = request.own_rules(request.chosen(site, query))
     request.rules_of(texts[0])
     request.array_rules_of(texts[1])
-    own = _own_rules(experiment.mesh)
     written = [
         "" if text.strip() == mine else text.strip() or request.NONE for text, mine in zip(texts, own, strict=True)
     ]
@@ -224,27 +189,37 @@ def _loaded(site: Site, query: Query, text: str) -> Done | None:
     return _chosen(query, f"draft:{draft.id}")
 
 
-# Whether it fits
-
-
 def _verdicts(site: Site, view: View) -> Section:
+    """Adds whether it fits on each mesh, or how far its plan is."""
     problem = gr.Textbox(label="Problem", interactive=False, lines=1, max_lines=30, visible=False)
     with gr.Row():
         sides = [gr.Markdown(visible=False, container=True, min_width=300) for _ in range(2)]
     with gr.Row():
         again = gr.Button("Try again", size="sm", scale=0, visible=False)
         cancel = gr.Button("Cancel", size="sm", scale=0, visible=False)
-    view.does(again.click, lambda query, client: _again(site, query))
-    view.does(cancel.click, lambda query, client: _cancel(site, query))
 
-    def fill(shown: Shown) -> Updates:
+    def restart(query: Query, _client: str) -> None:  # reading a recipe, and plans
+        site.presets.job(query.get("exp", ""), again=True)
+        for one in request.layouts(site, query, request.source(site, query)):
+            request.plan_job(site, one.experiment, one.device, start=True)
+
+    def end(query: Query, _client: str) -> Done:
+        for one in request.layouts(site, query, request.source(site, query)):
+            if one.job is not None:
+                site.jobs.cancel(one.job.key)
+        return Done("Ended.")
+
+    view.does(again.click, restart)
+    view.does(cancel.click, end)
+
+    def fill(shown: Shown) -> Values:
         jobs = [one.job for one in shown.layouts if one.job is not None]
         texts = [f"Reading {plain(shown.of.words)} ..."] if shown.is_reading else [_side(one) for one in shown.layouts]
-        is_broken = shown.problem and shown.of.kind == "exp" and shown.of.experiment is None
+        is_broken = bool(shown.problem) and shown.of.kind == "exp" and shown.of.experiment is None
         return {
             problem: if_any("\n".join(filter(None, [shown.problem, *(job.error for job in jobs)]))),
             **{side: if_any(text) for side, text in zip(sides, [*texts, "", ""][:2], strict=True)},
-            again: gr.update(visible=bool(is_broken) or any(job.state in ("failed", "cancelled") for job in jobs)),
+            again: gr.update(visible=is_broken or any(job.state in ("failed", "cancelled") for job in jobs)),
             cancel: gr.update(visible=any(not job.is_over for job in jobs)),
         }
 
@@ -252,7 +227,6 @@ def _verdicts(site: Site, view: View) -> Section:
 
 
 def _side(layout: request.Layout) -> str:
-    """The verdict on a mesh, or how far its plan is."""
     if layout.plan is not None:
         return plan_texts.summary(layout.plan)
     job = layout.job
@@ -263,76 +237,29 @@ def _side(layout: request.Layout) -> str:
     return f"{title}\n\n{state}, {job.seconds:.0f} s so far ..."
 
 
-def _again(site: Site, query: Query) -> None:
-    """Restarts what failed or was cancelled: reading a recipe, and plans."""
-    site.presets.job(query.get("exp", ""), again=True)
-    for one in request.layouts(site, query):
-        request.plan_job(site, one.experiment, one.device, start=True)
-
-
-def _cancel(site: Site, query: Query) -> Done:
-    for one in request.layouts(site, query):
-        if one.job is not None:
-            site.jobs.cancel(one.job.key)
-    return Done("Ended.")
-
-
-# What uses the memory
-
-
-def _memory() -> Section:
-    with gr.Column(visible=False) as group:
-        gr.Markdown("## Memory of a device")
-        plot = gr.Plot(show_label=False)
-        parts = gr.Dataframe(label="Parts, and how they are computed", **TABLE)
-        with gr.Accordion("Details of the run", open=False):
-            facts = gr.Dataframe(label="Facts", **TABLE)
-        with gr.Accordion("Sharding rules, in order", open=False):
-            rules = gr.Dataframe(label="The first applicable rule wins", **TABLE)
-        with gr.Accordion("Activations with logical axes", open=False):
-            flows = gr.Dataframe(label="Of one micro-batch", **TABLE)
-
-    def fill(shown: Shown) -> Updates:
-        if not shown.plans:
-            return {group: gr.update(visible=False)}
-        return {
-            group: gr.update(visible=True),
-            plot: memory_bars(shown.plans, is_narrow=is_narrow(shown.query)),
-            parts: memory_parts(shown.plans),
-            facts: plan_texts.facts(shown.plans),
-            rules: plan_texts.rules(shown.plans),
-            flows: plan_texts.activations(shown.plans),
-        }
-
-    return [group, plot, parts, facts, rules, flows], fill
-
-
-def _compiler(site: Site, view: View, timer: gr.Timer) -> Section:
-    """Adds the check by the compiler; the timer is active while a child process works for the page."""
+def _report(site: Site, view: View, timer: gr.Timer) -> Section:
+    """Adds what the plans say; the timer is active while a child process works for the page."""
 
     def chosen(query: Query) -> Chosen:
         first = request.first_layout(site, query)
         return first.experiment, first.device
 
-    with gr.Column(visible=False) as group:
-        gr.Markdown("## Compiler check")
-        check = Compiler(site, view, chosen)
+    components, fill_report = plan_report(site, view, chosen)
 
-    def fill(shown: Shown) -> Updates:
+    def fill(shown: Shown) -> Values:
+        values: dict[Any, Any] = {components[0]: HIDDEN}
         is_busy = shown.is_reading or any(one.job is not None and not one.job.is_over for one in shown.layouts)
-        if not shown.plans:
-            return {group: gr.update(visible=False), timer: gr.Timer(active=is_busy)}
-        first = shown.layouts[0]
-        found, is_compiling = check.shown((first.experiment, first.device))
-        return {group: gr.update(visible=True), **found, timer: gr.Timer(active=is_busy or is_compiling)}
+        if shown.plans:
+            first = shown.layouts[0]
+            values, is_compiling = fill_report(shown.query, shown.plans, (first.experiment, first.device))
+            is_busy = is_busy or is_compiling
+        return {**values, timer: gr.Timer(active=is_busy)}
 
-    return [group, *check.outputs, timer], fill
-
-
-# The arrays
+    return [*components, timer], fill
 
 
 def _arrays(site: Site, view: View) -> Section:
+    """Adds the table of all arrays, with its filters."""
     parts = [("all parts", ""), *((part, part) for part in layout_arrays.PARTS)]
     sorts = [(words, name) for name, words in layout_arrays.SORTS.items()]
     with gr.Column(visible=False) as group:
@@ -345,65 +272,60 @@ def _arrays(site: Site, view: View) -> Section:
         with gr.Row():
             count = gr.Markdown()
             save = gr.Button("Download CSV", link="#", size="sm", scale=0, min_width=160)
-        table = gr.Dataframe(label="Arrays; select one to see where its blocks are", interactive=False, max_height=420)
+        found = gr.Dataframe(label="Arrays; select one to see where its blocks are", interactive=False, max_height=420)
 
     def select(query: Query, _client: str, event: gr.SelectData) -> Done | None:
         plan, number = request.first_layout(site, query).plan, str(event.row_value[0])
         array = layout_arrays.array_of_row(plan, query, int(number)) if plan and number.isdecimal() else None
         return Done(query={"array": layout_arrays.name_of(array)}) if array is not None else None
 
-    view.does(table.select, select, has_event=True)
+    view.does(found.select, select, has_event=True)
 
-    def fill(shown: Shown) -> Updates:
+    def fill(shown: Shown) -> Values:
         query = shown.query
         filters = {words: query.get("q", ""), part: query.get("part", ""), order: query.get("sort", "")}
         if not shown.plans:
-            return {**filters, group: gr.update(visible=False)}
-        text, found = layout_arrays.table(shown.plans[0], next(iter(shown.plans[1:]), None), query)
+            return {**filters, group: HIDDEN}
+        text, rows = layout_arrays.table(shown.plans[0], next(iter(shown.plans[1:]), None), query)
         own = {name: value for name, value in query.items() if not name.startswith("_")}
         return {
             **filters,
             group: gr.update(visible=True),
             count: text,
-            table: if_any(found, pinned_columns=0 if is_narrow(query) else 2),
+            found: if_any(rows, pinned_columns=0 if is_narrow(query) else 2),
             save: gr.update(link=link("/download", layout="arrays.csv", **own)),
         }
 
-    return [group, words, part, order, count, table, save], fill
+    return [group, words, part, order, count, found, save], fill
 
 
 def _selected_array() -> Section:
+    """Adds the drawing of one array on each mesh, and why its dimensions are sharded as they are."""
+    sides: list[tuple[gr.Column, gr.Markdown, gr.HTML, gr.Dataframe]] = []
     with gr.Column(visible=False) as group:
         title = gr.Markdown()
         with gr.Row():
-            sides = [_array_on_mesh() for _ in range(2)]
+            for _ in range(2):
+                with gr.Column(visible=False) as column:
+                    sides.append((column, gr.Markdown(), device_grid(), table("Why each dimension has its mesh axes")))
 
-    def fill(shown: Shown) -> Updates:
+    def fill(shown: Shown) -> Values:
         array = layout_arrays.selected(shown.plans[0]["arrays"], shown.query) if shown.plans else None
         if array is None:
-            return {group: gr.update(visible=False)}
-        values: dict[Any, Any] = {group: gr.update(visible=True)}
+            return {group: HIDDEN}
+        values: dict[Any, Any] = {group: gr.update(visible=True), sides[1][0]: HIDDEN}
         values |= {title: f"## {plain(array['path'])} ({plain(array['part'])})"}
-        for (column, *_), plan in zip(sides, [*shown.plans, None], strict=False):
-            values[column] = gr.update(visible=plan is not None)
-        for (_, mesh, grid, rules), plan in zip(sides, shown.plans, strict=False):
+        widths = NARROW_WIDTHS if is_narrow(shown.query) else WHY_WIDTHS
+        for (column, mesh, grid, rules), plan in zip(sides, shown.plans, strict=False):
             found = [one for one in plan["arrays"] if layout_arrays.name_of(one) == layout_arrays.name_of(array)]
             absent = "" if found else "\n\nThis array does not exist on this mesh."
+            values[column] = gr.update(visible=True)
             values[mesh] = f"### {format_mesh(plan['mesh'])}{absent}"
             values[grid] = drawing(found[0], plan["mesh"]) if found else ""
-            widths = NARROW_WIDTHS if is_narrow(shown.query) else WHY_WIDTHS
             values[rules] = if_any(layout_arrays.why(found[0]) if found else pd.DataFrame(), column_widths=widths)
         return values
 
     return [group, title, *(component for side in sides for component in side)], fill
-
-
-def _array_on_mesh() -> tuple[gr.Column, gr.Markdown, gr.HTML, gr.Dataframe]:
-    with gr.Column(visible=False) as column:
-        mesh = gr.Markdown()
-        grid = device_grid()
-        rules = gr.Dataframe(label="Why each dimension has its mesh axes", **TABLE)
-    return column, mesh, grid, rules
 
 
 PAGE = Page(name="layout", path="/layout", title="Layout", build=build)

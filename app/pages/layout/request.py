@@ -26,16 +26,12 @@ from ..new import form_texts
 from .arrays import filtered, to_csv
 
 SOURCES = ("run", "exp", "draft")
-DEVICE = "h200"
-"""Default device of a URL."""
-
-NO_DEVICE = "none"
+DEVICE, NO_DEVICE = "h200", "none"
+"""Default device of a URL, and what stands for no device."""
 NONE = "none"
 """Text in a query for an empty list of rules."""
-
 EXAMPLE = "DPO with LoRA, 64 pairs of up to 512 tokens"
 """What a model is trained with if no experiment is chosen."""
-
 CONFIG = "config.json"
 MODEL_DEPTH, MOST_DIRECTORIES, MOST_MODELS = 4, 2_000, 60
 COMPILE_SECONDS = 300
@@ -43,15 +39,25 @@ MOST_RULES = 60
 SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
 """Aliases of mesh axes."""
 
+Query = Mapping[str, str]
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
-def device_of(query: Mapping[str, str]) -> str:
-    """Returns the device: one of the catalogue, `NO_DEVICE`, or one with another memory size (`h100:48`).
+def _wrong(path: str, message: str) -> SpecError:
+    return SpecError([Problem(path, message)])
 
-    Raises:
-        PlanError: unknown device or invalid memory size.
-    """
+
+# What a query says: a device, a mesh, rules
+
+
+def device_parts(query: Query) -> tuple[str, str]:
+    """Returns the name of a device, and its memory in GiB if that is not the catalogue's."""
+    kind, _, memory = query.get("device", "").lower()[:40].partition(":")
+    return kind or DEVICE, query.get("memory", "")[:20] or memory
+
+
+def device_of(query: Query) -> str:
+    """Returns `NO_DEVICE`, or a device of the catalogue, `h100:48` with another memory; refuses others (PlanError)."""
     kind, memory = device_parts(query)
     if kind == NO_DEVICE:
         return kind
@@ -60,62 +66,44 @@ def device_of(query: Mapping[str, str]) -> str:
     return name
 
 
-def device_parts(query: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the name of a device, and its memory in GiB if that is not the catalogue's."""
-    kind, _, memory = query.get("device", "").lower()[:40].partition(":")
-    return kind or DEVICE, query.get("memory", "")[:20] or memory
-
-
 def mesh_of(text: str, most: int) -> dict[str, int]:
-    """Parses sizes of mesh axes, and `slices`, such as `fsdp:16,tensor:8` of at most so many devices.
-
-    Raises:
-        SpecError: all problems at once.
-    """
+    """Parses sizes of mesh axes, and `slices`, such as `fsdp:16,tensor:8`, of at most so many devices (SpecError)."""
     sizes: dict[str, int] = dict.fromkeys((*MESH_AXES, "slices"), 1)
-    problems: list[Problem] = []
     named: set[str] = set()
     for part in filter(None, map(str.strip, text.split(","))):
         axis, _, size = (one.strip() for one in part.replace("=", ":").partition(":"))
         axis, count = SHORT.get(axis, axis), whole(size)
         if axis not in sizes:
-            problems.append(Problem("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}"))
-        elif axis in named:
-            problems.append(Problem(f"mesh.{axis}", "is given more than once"))
-        elif count is None or not 0 < count <= most:
-            problems.append(Problem(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'"))
-        else:
-            sizes[axis] = count
+            raise _wrong("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}")
+        if axis in named:
+            raise _wrong(f"mesh.{axis}", "is given more than once")
+        if count is None or not 0 < count <= most:
+            raise _wrong(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'")
+        sizes[axis] = count
         named.add(axis)
-    if not problems and (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
-        problems.append(Problem("mesh", f"{count:,} devices; expected at most {most:,}"))
-    if problems:
-        raise SpecError(problems)
+    return _few(sizes, most)
+
+
+def _few(sizes: dict[str, int], most: int) -> dict[str, int]:
+    if (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
+        raise _wrong("mesh", f"{count:,} devices; expected at most {most:,}")
     return sizes
 
 
 def _lines(text: str, field: str, separator: str, form: str) -> Iterator[tuple[int, str, str]]:
-    """Yields the number and the two sides of each line of rules.
-
-    Raises:
-        SpecError: a line without two sides, or too many of them.
-    """
+    """Yields the number and the two sides of each line of rules."""
     lines = [] if text == NONE else list(filter(None, map(str.strip, text.splitlines())))
     if len(lines) > MOST_RULES:
-        raise SpecError([Problem(field, f"{len(lines)} lines; expected at most {MOST_RULES}")])
+        raise _wrong(field, f"{len(lines)} lines; expected at most {MOST_RULES}")
     for number, line in enumerate(lines, start=1):
         left, _, right = (part.strip() for part in line.partition(separator))
         if not left or not right:
-            raise SpecError([Problem(field, f"line {number}: expected `{form}`, got '{line[:60]}'")])
+            raise _wrong(field, f"line {number}: expected `{form}`, got '{line[:60]}'")
         yield number, left, right
 
 
 def rules_of(text: str) -> Rules:
-    """Parses sharding rules, one per line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis.
-
-    Raises:
-        SpecError: an invalid line, with its number.
-    """
+    """Parses sharding rules, one per line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis (SpecError)."""
     found: list[tuple[str, str | tuple[str, ...] | None]] = []
     for _, logical, target in _lines(text, "rules", ":", "logical axis: mesh axis"):
         axes = tuple(axis.strip() for axis in target.split("+"))
@@ -131,17 +119,13 @@ def rules_text(rules: Rules) -> str:
 
 
 def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
-    """Parses sharding rules by array path, one pattern per line: `*.mlp.down.kernel | mlp: tensor, embed: -`.
-
-    Raises:
-        SpecError: an invalid line, with its number.
-    """
+    """Parses rules by array path, a pattern per line: `*.mlp.down.kernel | mlp: tensor, embed: -` (SpecError)."""
     found: list[tuple[str, Rules]] = []
     for number, pattern, rules in _lines(text, "array_rules", "|", "path with * | logical axis: mesh axis, ..."):
         try:
             found.append((pattern, rules_of(rules.replace(",", "\n"))))
         except SpecError as error:
-            raise SpecError([Problem("array_rules", f"line {number}: {error.problems[0].message}")]) from error
+            raise _wrong("array_rules", f"line {number}: {error.problems[0].message}") from error
     return tuple(found)
 
 
@@ -150,22 +134,27 @@ def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
     return "\n".join(f"{pattern} | {', '.join(rules_text(inner).splitlines())}" for pattern, inner in rules)
 
 
-def with_placement(experiment: Experiment, query: Mapping[str, str], mesh: str, most: int) -> Experiment:
+def own_rules(experiment: Experiment) -> tuple[str, str]:
+    """Formats the rules of an experiment, and those by array path."""
+    return rules_text(experiment.mesh.rules), array_rules_text(experiment.mesh.array_rules)
+
+
+def with_placement(experiment: Experiment, query: Query, mesh: str, most: int) -> Experiment:
     """Returns the experiment with a mesh (empty for its own) of at most so many devices, and a query's rules.
 
     Raises:
-        SpecError: all problems at once.
+        SpecError: what is wrong with them, or with the experiment on them.
     """
-    changes: dict[str, object] = {}
-    if mesh:
-        changes |= {f"mesh.{axis}": size for axis, size in mesh_of(mesh, most).items()}
-    elif experiment.mesh.device_count > most:
-        raise SpecError([Problem("mesh", f"{experiment.mesh.device_count:,} devices; expected at most {most:,}")])
+    sizes = mesh_of(mesh, most) if mesh else _few(experiment.mesh.sizes, most)
+    changes: dict[str, object] = {f"mesh.{axis}": size for axis, size in sizes.items()} if mesh else {}
     if "rules" in query:
         changes["mesh.rules"] = rules_of(query["rules"])
     if "arrays" in query:
         changes["mesh.array_rules"] = array_rules_of(query["arrays"])
     return evolve(experiment, changes) if changes else experiment
+
+
+# The experiment
 
 
 @attrs.frozen
@@ -179,26 +168,31 @@ class Source:
     @property
     def words(self) -> str:
         """Display name."""
-        if not self.kind:
-            return EXAMPLE
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
 
-def named(query: Mapping[str, str]) -> Source:
+def named(query: Query) -> Source:
     """Returns the kind and the name of the experiment that a URL names, without loading it."""
     kind = next((kind for kind in SOURCES if query.get(kind)), "")
     return Source(kind, query.get(kind, ""))
 
 
-def source(site: Site, query: Mapping[str, str]) -> Source:
+def source(site: Site, query: Query) -> Source:
     """Loads the experiment that a URL names, with the model that it names.
 
     Raises:
         RunError: it does not exist, or the app cannot read it.
         SpecError: the draft has problems, or the model does not suit the experiment.
     """
-    found = named(query)
-    experiment = _loaded(site, found.kind, found.name)
+    found, experiment = named(query), None
+    if found.kind == "run":
+        experiment = site.experiment(found.name)
+    elif found.kind == "exp":
+        experiment = site.presets.experiment(found.name)
+    elif found.kind == "draft":
+        experiment, problems = form_texts.read(site.drafts.load(found.name).texts)
+        if experiment is None:
+            raise SpecError(problems, "this draft")
     if query.get("model"):
         model = Model.HF(model_path(site.settings.project, query["model"]))
         if not found.kind:
@@ -208,17 +202,12 @@ def source(site: Site, query: Mapping[str, str]) -> Source:
     return attrs.evolve(found, experiment=experiment)
 
 
-def _loaded(site: Site, kind: str, name: str) -> Experiment | None:
-    if kind == "run":
-        return site.experiment(name)
-    if kind == "draft":
-        experiment, problems = form_texts.read(site.drafts.load(name).texts)
-        if experiment is None:
-            raise SpecError(problems, "this draft")
-        return experiment
-    if kind == "exp":
-        return site.presets.experiment(name)
-    return None
+def chosen(site: Site, query: Query) -> Experiment:
+    """Returns the experiment that a query names; errors as of `source`, or a RunError if it names none or none yet."""
+    experiment = source(site, query).experiment
+    if experiment is None:
+        raise RunError("Choose an experiment first: a recipe, a run or a draft.")
+    return experiment
 
 
 def _example(model: Model) -> Experiment:
@@ -235,22 +224,28 @@ def _example(model: Model) -> Experiment:
     )
 
 
+def within(project: Path, text: str) -> Path:
+    """Returns the absolute path of a text; refuses one outside of the project or like an option, with a RunError."""
+    root = project.resolve()
+    try:
+        path = (root / text).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
+    if not path.is_relative_to(root) or text.startswith("-"):
+        raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
+    return path
+
+
 def model_path(project: Path, text: str) -> str:
     """Returns the absolute path of a directory in a project that has a `config.json`, by its path or that of the file.
 
     Raises:
-        RunError: there is none, or it is outside of the project, of which nothing is read.
+        RunError: there is none, or it is outside of the project.
     """
-    root = project.resolve()
-    try:
-        file = (root / text).resolve()
-        file = (file if file.name == CONFIG else file / CONFIG).resolve()
-        if not file.is_relative_to(root):
-            raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
-        if not file.is_file():
-            raise RunError(f"{text[:200]} has no {CONFIG}")
-    except (OSError, ValueError) as error:
-        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
+    file = within(project, text)
+    file = within(project, str(file if file.name == CONFIG else file / CONFIG))
+    if not file.is_file():
+        raise RunError(f"{text[:200]} has no {CONFIG}")
     return str(file.parent)
 
 
@@ -267,7 +262,7 @@ def models_in(project: Path) -> list[str]:
     return found[:MOST_MODELS]
 
 
-# Layouts
+# Its plans
 
 
 @attrs.frozen
@@ -284,23 +279,21 @@ class Layout:
         return None if self.job is None else self.job.result
 
 
-def layouts(site: Site, query: Mapping[str, str], of: Source | None = None, *, start: bool = False) -> list[Layout]:
+def layouts(site: Site, query: Query, of: Source, *, start: bool = False) -> list[Layout]:
     """Returns the layout on the query's mesh, and that on its second one; none before the experiment has been read.
 
     `start` starts jobs that have never been started: one that failed or was cancelled is restarted on request only.
 
     Raises:
-        RunError: the experiment does not exist, or the app cannot read it.
-        SpecError: all problems of the draft, or of meshes and rules, at once.
+        SpecError: what is wrong with a mesh or rules.
         PlanError: unknown device.
     """
-    experiment = (of or source(site, query)).experiment
-    if experiment is None:
+    if of.experiment is None:
         return []
     device, most = device_of(query), site.settings.limits.mesh_devices
     meshes = [query.get("mesh", ""), *filter(None, [query.get("mesh2", "")])]
     found: list[Layout] = []
-    for placed in [with_placement(experiment, query, mesh, most) for mesh in meshes]:
+    for placed in [with_placement(of.experiment, query, mesh, most) for mesh in meshes]:
         job = plan_job(site, placed, device, start=False)
         if job is None and start:
             job = plan_job(site, placed, device, start=True)
@@ -308,24 +301,18 @@ def layouts(site: Site, query: Mapping[str, str], of: Source | None = None, *, s
     return found
 
 
-def first_layout(site: Site, query: Mapping[str, str]) -> Layout:
-    """Returns the layout on the query's first mesh; errors as of `layouts`."""
-    found = layouts(site, query)
-    if not found:
-        raise RunError("Choose an experiment first: a recipe, a run or a draft.")
-    return found[0]
+def first_layout(site: Site, query: Query) -> Layout:
+    """Returns the layout on the query's first mesh; errors as of `chosen` and `layouts`."""
+    return layouts(site, query, Source(experiment=chosen(site, query)))[0]
 
 
-def arrays_csv(site: Site, query: Mapping[str, str]) -> tuple[str, str] | None:
+def arrays_csv(site: Site, query: Query) -> tuple[str, str] | None:
     """Returns the name of a file and CSV of the arrays of a query's plan; None if it was not computed."""
     try:
         plan = first_layout(site, query).plan
     except NnxdslError:
         return None
     return (f"{plan['id']}-layout.csv", to_csv(filtered(plan["arrays"], query))) if plan else None
-
-
-# Child processes
 
 
 def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, compiled: bool = False) -> Job | None:

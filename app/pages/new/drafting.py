@@ -5,23 +5,44 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, SpecError
+from nnxdsl.errors import NnxdslError, Problem, SpecError
 
 from ...html import link
 from ...state import Site
 from ...store.drafts import Draft
-from ...store.experiments import from_text
+from ...store.experiments import from_text, from_tree
 from ...view import Done, Query, json_object
 from .. import demo
 from . import form_texts
 
 BEGINNINGS = ("demo", "preset", "from")
 """Parts of a query that a draft begins from."""
+
+
+@attrs.frozen
+class Opened:
+    """A draft that is shown, with the experiment that it was copied from, and its own, None if it has problems."""
+
+    draft: Draft
+    base: Experiment
+    experiment: Experiment | None
+    problems: Sequence[Problem]
+
+    @classmethod
+    def of(cls, site: Site, name: str) -> Opened:
+        """Loads a draft.
+
+        Raises:
+            NnxdslError: There is no such draft, or it comes from another version of the project.
+        """
+        draft = site.drafts.load(name)
+        return cls(draft, from_tree(draft.base), *form_texts.read(draft.texts))
 
 
 def beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
@@ -48,12 +69,11 @@ def begin(site: Site, query: Query) -> Done | None:
     if found is None:
         return None
     experiment, name, recipe = found
-    return begun(site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), name, recipe))
+    return _begun(site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), name, recipe))
 
 
-def begun(draft: Draft) -> Done:
-    """Shows a new draft."""
-    return Done(query={"draft": draft.id, **dict.fromkeys((*BEGINNINGS, "copied"), "")})
+def _begun(draft: Draft, **more: str) -> Done:
+    return Done(query={"draft": draft.id, **dict.fromkeys((*BEGINNINGS, "copied"), ""), **more})
 
 
 def loaded(site: Site, query: Query, text: str) -> Done:
@@ -65,13 +85,9 @@ def loaded(site: Site, query: Query, text: str) -> Done:
     experiment = from_text(text)
     texts = form_texts.texts_of(experiment)
     if not query.get("draft"):
-        return begun(site.drafts.new(texts, to_dict(experiment), "pasted text"))
+        return _begun(site.drafts.new(texts, to_dict(experiment), "pasted text"))
     shown = site.drafts.load(query["draft"])
-    done = begun(site.drafts.new(texts, shown.base, shown.base_name, shown.recipe))
-    return attrs.evolve(done, query={**done.query, "tab": ""})  # what was read is shown as Python
-
-
-# The form, as the browser has it
+    return _begun(site.drafts.new(texts, shown.base, shown.base_name, shown.recipe), tab="")  # shown as Python
 
 
 def origin(site: Site, name: str) -> str:
@@ -90,26 +106,22 @@ def saved(site: Site, form: str) -> Draft | None:
         RunError: there is no such draft (any more).
     """
     found = json_object(form)
-    texts = found.get("texts")
-    if not isinstance(texts, dict) or not isinstance(found.get("draft"), str):
+    name, texts = found.get("draft"), found.get("texts")
+    if not isinstance(texts, dict) or not isinstance(name, str):
         return None
     plain = {path: text for path, text in texts.items() if isinstance(text, str)}
-    completed = form_texts.completed(plain)
-    return site.drafts.change(found["draft"], completed, str(found.get("tab", "")), str(found.get("revision", "")))
+    tab, revision = str(found.get("tab", "")), str(found.get("revision", ""))
+    return site.drafts.change(name, form_texts.completed(plain), tab, revision)
 
 
 def answer(site: Site, form: str) -> str:
-    """Saves the form of a browser tab, and says what was saved where, as JSON."""
-    try:
+    """Saves the form of a browser tab, and says what was saved where, as JSON; a copy is shown instead of the draft."""
+    found, draft = json_object(form), None
+    with contextlib.suppress(NnxdslError):  # the page says why
         draft = saved(site, form)
-    except NnxdslError:
-        draft = None  # the page says why
-    found = json_object(form)
-    given = {"from": found.get("draft"), "saved": found.get("count")}
-    return json.dumps({**given, "draft": None if draft is None else draft.id})
-
-
-# What it becomes
+    name = None if draft is None else draft.id
+    query = {} if name in (None, found.get("draft")) else {"draft": name, "copied": "1"}
+    return json.dumps({"from": found.get("draft"), "count": found.get("count"), "draft": name, "query": query})
 
 
 def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment]:
@@ -127,15 +139,17 @@ def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment
 
 def launch(site: Site, query: Query, client: str, form: str) -> Done:
     """Launches the draft's run, through the recipe's file if the draft was copied from a recipe."""
-    draft, experiment = require(site, query, form)
-    site.launcher.launch(experiment, client, draft.recipe)
-    return Done(goto=link("/run", id=experiment.id))
+    return _started(site, site.launcher.launch, query, client, form)
 
 
 def enqueue(site: Site, query: Query, client: str, form: str) -> Done:
     """Adds the draft's run to the queue."""
+    return _started(site, site.launcher.enqueue, query, client, form)
+
+
+def _started(site: Site, start: Callable[..., object], query: Query, client: str, form: str) -> Done:
     draft, experiment = require(site, query, form)
-    site.launcher.enqueue(experiment, client, draft.recipe)
+    start(experiment, client, draft.recipe)
     return Done(goto=link("/run", id=experiment.id))
 
 

@@ -151,7 +151,8 @@ def _members(look: Look, path: str, parts: Parts, doc: str) -> None:
     name = _label(path)
     with gr.Column(elem_classes=["nested"]):
         gr.Markdown(f"**{name}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
-        for index, member in enumerate(members_at(parts, path, item_count(look.texts, path) or 0)):
+        count = item_count(look.texts, path) or 0
+        for index, member in enumerate(members_at(parts, path, count)):
             label = f"{name} {index + 1}"
             with gr.Column(elem_classes=["member"]):
                 for where, part in member:
@@ -163,7 +164,7 @@ def _members(look: Look, path: str, parts: Parts, doc: str) -> None:
                 remove = gr.Button(f"Remove {label}", size="sm", scale=0, min_width=120)
                 _edits(look, remove, f"nnx.remove({json.dumps(path)}, {index})")
         add = gr.Button(f"Add to {name}", size="sm", scale=0, min_width=120)
-        _edits(look, add, f"nnx.add({json.dumps(path)})")
+        _edits(look, add, f"nnx.add({json.dumps(path)}, {count})")
 
 
 def _edits(look: Look, button: gr.Button, script: str) -> None:
@@ -172,7 +173,8 @@ def _edits(look: Look, button: gr.Button, script: str) -> None:
 
 def _keep(look: Look, path: str, component: Any) -> None:
     """Keeps what is typed or chosen in the browser's copy of the texts."""
-    script = f"(value) => nnx.edit({json.dumps(path)}, value)"
+    more = f", {json.dumps(path.removesuffix('.type'))}" if path.endswith(".type") else ""  # other components come
+    script = f"(value) => nnx.edit({json.dumps(path)}, value{more})"
     component.change(None, [component], [look.form], js=script, **UNQUEUED)
 
 

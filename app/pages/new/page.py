@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import attrs
 import gradio as gr
 import pandas as pd
 
@@ -16,21 +15,24 @@ from nnxdsl.config.core.base import declared
 from nnxdsl.config.core.codegen import render, to_python
 from nnxdsl.config.core.serialization import diff, get, to_json
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, Problem
+from nnxdsl.errors import NnxdslError
 from nnxdsl.terminal.plan_format import pluralize
 
+from ...components.paste import paste
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
 from ...state import Site
-from ...store.drafts import Draft
 from ...store.experiments import from_tree
 from ...view import UNQUEUED, Done, Query, Values, View, if_any
-from ..layout.request import plan_job
+from ..demo import beginnings
+from ..layout import plan_texts
+from ..layout.report import plan_report
+from ..layout.request import NO_DEVICE, plan_job
 from . import drafting, form_texts
+from .drafting import Opened
 from .form import GROUPS, OPEN, Look, differs, draw, gist, shape
-from .plan import device_of, plan_section
 
 COPIED = (
     "**! Another tab has changed this draft since this page was opened.** Your version was saved as a new draft, which "
@@ -41,32 +43,8 @@ SHOWN = 20_000
 MOST_PROBLEMS = 20
 CHANGED = "changed"
 """Which fields are shown: those that differ from the experiment that the draft was copied from."""
-
-
-@attrs.frozen
-class Opened:
-    """A draft that is shown.
-
-    Attributes:
-        query: Query of the URL.
-        draft: The draft.
-        base: The experiment that it was copied from.
-        experiment: Its experiment; None with problems.
-        problems: What is wrong.
-    """
-
-    query: Query
-    draft: Draft
-    base: Experiment
-    experiment: Experiment | None
-    problems: Sequence[Problem]
-
-    @classmethod
-    def of(cls, site: Site, query: Query) -> Opened:
-        """Loads the draft of a query."""
-        draft = site.drafts.load(query["draft"])
-        return cls(query, draft, from_tree(draft.base), *form_texts.read(draft.texts))
-
+DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
+HIDDEN: dict[str, Any] = gr.update(visible=False)
 
 Updates = dict[Any, Any]
 """New values by component."""
@@ -83,12 +61,11 @@ def build(site: Site) -> None:
     states = {title: gr.Textbox(visible="hidden") for title in GROUPS}
     reading = gr.Timer(0.7, active=False)  # asks for the draft until there is one
     about, buttons = _head(site, view, form)
-    begun, fill_start = _start(site, view)
-    broken, fill_damaged = _damaged(site, view)
+    begun, fill_begun = _beginning(site, view)
+    broken, fill_broken = _damaged(site, view)
     with gr.Row(visible=False) as body:
         with gr.Column(scale=11, min_width=320, elem_id="new-form"):
-            only = gr.Checkbox(label="Changed fields only", container=False)
-            view.control("changed", only)
+            only = view.control("changed", gr.Checkbox(label="Changed fields only", container=False))
             groups = _groups(site, view, states, form)
         with gr.Column(scale=10, min_width=320, elem_id="new-panel"):
             problems = gr.Markdown(elem_classes=["problems"], visible=False)
@@ -104,14 +81,14 @@ def build(site: Site) -> None:
         view.does(trigger, lambda query, client: drafting.begin(site, query))
 
     def shown(query: Query) -> Values:
-        hidden = dict.fromkeys((*buttons, begun[0], broken[0], body), gr.update(visible=False))
+        hidden = dict.fromkeys((*buttons, begun[0], broken[0], body), HIDDEN)
         hidden |= {reading: gr.Timer(active=False), about: ""}
         if not query.get("draft"):
-            values, is_reading = fill_start(query)
+            values, is_reading = fill_begun(query)
             return {**hidden, **values, reading: gr.Timer(active=is_reading)}
         try:
-            found = Opened.of(site, query)
-            values, is_busy = fill_panel(found)
+            found = Opened.of(site, query["draft"])
+            values, is_busy = fill_panel(query, found)
             head = [COPIED] if query.get("copied") else []
             return {
                 **hidden,
@@ -121,13 +98,13 @@ def build(site: Site) -> None:
                 **dict.fromkeys(buttons, gr.update(visible=True, interactive=found.experiment is not None)),
                 body: gr.update(visible=True),
                 only: query.get("changed") == "1",
-                problems: if_any(_problems(found.problems)),
+                problems: if_any(_problems(found)),
                 reading: gr.Timer(active=is_busy),
                 **values,
-                **_fields(found, groups, states),
+                **_fields(query, found, groups, states),
             }
         except Exception as error:  # the file may come from another version of the app: it can be discarded
-            return {**hidden, **fill_damaged(query, error)}
+            return {**hidden, **fill_broken(query, error)}
 
     parts = [opened, marks, reading, about, *buttons, *begun, *broken, body, only, problems, *panel]
     view.shows(shown, [*parts, *groups.values(), *states.values()])
@@ -137,7 +114,7 @@ def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[g
     """Adds what stays in sight: the buttons that plan and start the draft, and what is known of it."""
 
     def plan(site: Site, query: Query, _client: str, form: str) -> Done:  # again, if it could not be planned
-        plan_job(site, drafting.require(site, query, form)[1], device_of(query), start=True)
+        plan_job(site, drafting.require(site, query, form)[1], _device(query), start=True)
         return Done(query={"tab": "plan"})
 
     buttons: list[gr.Button] = []
@@ -152,13 +129,13 @@ def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[g
         return gr.Markdown(), buttons
 
 
-def _start(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[Updates, bool]]]:
+def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[Updates, bool]]]:
     """Adds the choice of a beginning; it also tells whether the one that was chosen is being opened."""
     with gr.Column(visible=False) as group:
         words = gr.Markdown()
         retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
-        with gr.Column() as paste:
-            _paste(site, view)
+        with gr.Column() as pasted:
+            paste(view, "Load", partial(drafting.loaded, site))
 
     def again(query: Query, _client: str) -> None:
         site.presets.job(query.get("preset", ""), again=True)
@@ -166,19 +143,22 @@ def _start(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[U
     view.does(retry.click, again)
 
     def fill(query: Query) -> tuple[Updates, bool]:
-        choice: Updates = {group: gr.update(visible=True), words: _choice(site)}
-        choice |= {retry: gr.update(visible=False), paste: gr.update(visible=True)}
+        parts = [
+            "Start from a copy: a recipe, an earlier run, or pasted text.",
+            beginnings(site, "/new", "preset", "from"),
+        ]
+        is_failed = is_begun = False
         try:
             found = drafting.beginning(site, query)
+            if is_begun := any(query.get(name) for name in drafting.BEGINNINGS):
+                parts = ["Reading the recipe ..." if found is None else "Opening the draft ..."]
         except NnxdslError as error:
-            choice |= {words: f"**✘ {plain(str(error))}**\n\n{_choice(site)}"}
-            return {**choice, retry: gr.update(visible=query.get("preset") in site.presets.names())}, False
-        if not any(query.get(name) for name in drafting.BEGINNINGS):
-            return choice, False
-        told = "Reading the recipe ..." if found is None else "Opening the draft ..."
-        return {**choice, paste: gr.update(visible=False), words: told}, True
+            parts.insert(0, f"**✘ {plain(str(error))}**")
+            is_failed = query.get("preset") in site.presets.names()
+        shown = {group: gr.update(visible=True), words: "\n\n".join(parts), retry: gr.update(visible=is_failed)}
+        return {**shown, pasted: gr.update(visible=not is_begun)}, is_begun
 
-    return [group, words, retry, paste], fill
+    return [group, words, retry, pasted], fill
 
 
 def _damaged(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Exception], Updates]]:
@@ -209,11 +189,13 @@ def _damaged(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Except
     return [group, words, discard, contents], fill
 
 
-# The form
-
-
 def _groups(site: Site, view: View, states: dict[str, gr.Textbox], form: gr.Textbox) -> dict[str, gr.Accordion]:
     """Adds the groups of the form; each draws its fields again when its text, which names the draft, changes."""
+
+    def unfold(query: Query, _client: str, *, name: str, is_open: bool) -> Done:
+        names = [one for one in query.get("open", "").split(",") if one not in ("", name)]
+        return Done(query={"open": ",".join([*names, name] if is_open else names)})
+
     found: dict[str, gr.Accordion] = {}
     for title, names in GROUPS.items():
         classes = ["group", *(f"has-{name}" for name in names)]
@@ -235,15 +217,14 @@ def _groups(site: Site, view: View, states: dict[str, gr.Textbox], form: gr.Text
 
         found[title] = accordion
         if title not in OPEN:
-            for trigger, is_open in ((accordion.expand, "true"), (accordion.collapse, "false")):
-                view.sets(trigger, "open", f"nnx.unfolded({json.dumps(names[0])}, {is_open})")
+            view.does(accordion.expand, partial(unfold, name=names[0], is_open=True))
+            view.does(accordion.collapse, partial(unfold, name=names[0], is_open=False))
     return found
 
 
-def _fields(found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr.Textbox]) -> Updates:
+def _fields(query: Query, found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr.Textbox]) -> Updates:
     """Which groups are shown and unfolded, and what they draw."""
-    query, texts = found.query, found.draft.texts
-    which = CHANGED if query.get("changed") == "1" else "all"
+    texts, which = found.draft.texts, CHANGED if query.get("changed") == "1" else "all"
     base, values = form_texts.texts_of(found.base), dict[Any, Any]()
     for title, names in GROUPS.items():
         told = gist(texts, names)
@@ -257,36 +238,6 @@ def _fields(found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr
     return values
 
 
-def _paste(site: Site, view: View) -> None:
-    """Adds the import of Python or JSON, pasted or from a file."""
-    with gr.Column(elem_classes=["pastes"]):
-        text = gr.Textbox(
-            label="Python or JSON",
-            info="Python as `nnxdsl show FILE --python` prints it, or JSON. It is parsed, never executed.",
-            lines=12,
-            max_lines=20,
-            placeholder="from nnxdsl import ...\n\nexperiment = Experiment(...)",
-        )
-        gr.HTML('<label>or read a file <input type="file" class="reads-text" accept=".py,.json,.txt"></label>')
-        load = gr.Button("Load", variant="primary", scale=0, min_width=120)
-    view.does(load.click, lambda query, client, text: drafting.loaded(site, query, text), [text])
-
-
-def _choice(site: Site) -> str:
-    """Markdown: recipes and earlier runs to start from."""
-    recipes = [
-        f"- {markdown_link(name, link('/new', preset=name))} experiments/{plain(name)}.py"
-        for name in site.presets.names()
-    ] or [
-        f"- [demo]({link('/new', demo=1)}) a tiny DPO run with its own data; takes a few minutes",
-        "",
-        f"Recipes are read from {plain(str(site.presets.place))}.",
-    ]
-    runs = [f"- {markdown_link(row.id, link('/new', **{'from': row.id}))}" for row in site.index.rows()[:8]]
-    parts = ["Start from a copy: a recipe, an earlier run, or pasted text.", "## Recipes", "\n".join(recipes)]
-    return "\n\n".join([*parts, *(["## Earlier runs", "\n".join(runs)] if runs else []), "## Python or JSON"])
-
-
 def _about(site: Site, found: Opened) -> str:
     if found.experiment is None:
         note = f"**{pluralize(len(found.problems), 'problem')} to fix first**"
@@ -297,14 +248,12 @@ def _about(site: Site, found: Opened) -> str:
     return f"Copied from {plain(found.draft.base_name)}; {note}"
 
 
-def _problems(problems: Sequence[Problem]) -> str:
-    if not problems:
-        return ""
+def _problems(found: Opened) -> str:
     lines = [
         f"- {f'[{plain(one.path)}](#f-{one.path}): ' if one.path else ''}{plain(one.message)}"
-        for one in problems[:MOST_PROBLEMS]
+        for one in found.problems[:MOST_PROBLEMS]
     ]
-    return "\n".join([f"### {pluralize(len(problems), 'problem')}", "", *lines])
+    return "\n".join([f"### {pluralize(len(found.problems), 'problem')}", "", *lines]) if lines else ""
 
 
 def _marks(found: Opened) -> str:
@@ -315,10 +264,7 @@ def _marks(found: Opened) -> str:
     return json.dumps({"changed": changed, "problems": {one.path: one.message for one in found.problems}})
 
 
-# The panel
-
-
-def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Opened], tuple[Updates, bool]]]:
+def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Opened], tuple[Updates, bool]]]:
     """Adds the tabs; what fills them also tells whether a child process is at work for them."""
     code: dict[str, Any] = {"interactive": False}
     with gr.Tabs() as tabs:
@@ -333,17 +279,17 @@ def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Opened], tuple[
             verdict = gr.Markdown()
             changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
         with gr.Tab("Plan", id="plan"):
-            plan, fill_plan = plan_section(site, view, lambda query: drafting.require(site, query)[1])
+            plan, fill_plan = _plan(site, view)
         with gr.Tab("Import", id="import"):
-            _paste(site, view)
+            paste(view, "Load", partial(drafting.loaded, site))
     view.tabs("tab", tabs)
 
-    def fill(found: Opened) -> tuple[Updates, bool]:
+    def fill(query: Query, found: Opened) -> tuple[Updates, bool]:
         experiment, base = found.experiment, found.base
-        planned, is_busy = fill_plan(found.query, experiment)
-        values = {tabs: gr.Tabs(selected=found.query.get("tab") or "python"), **planned}
+        planned, is_busy = fill_plan(query, experiment)
+        values = {tabs: gr.Tabs(selected=query.get("tab") or "python"), **planned}
         if experiment is None:
-            values |= dict.fromkeys((python, command, text, changes), gr.update(visible=False))
+            values |= dict.fromkeys((python, command, text, changes), HIDDEN)
             values |= {why: if_any("Fix the problems above."), verdict: "Fix the problems above to see the changes."}
             return values, is_busy
         words = told = ""
@@ -371,6 +317,40 @@ def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Opened], tuple[
         }, is_busy
 
     return [tabs, python, command, why, text, verdict, changes, changes_tab, *plan], fill
+
+
+def _device(query: Query) -> str:
+    """Device of the query; `NO_DEVICE` for this machine's."""
+    return query["device"] if query.get("device") in DEVICES[1:] else NO_DEVICE
+
+
+def _plan(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Experiment | None], tuple[Updates, bool]]]:
+    """Adds the plan, which is computed only for the tab that is shown; it also tells whether it is being computed."""
+    with gr.Row():
+        choices = [(name or "this machine", name) for name in DEVICES]
+        view.control("device", gr.Dropdown(choices, value="", label="Device", info="The plan is for its memory"))
+        inspect = gr.Button("Inspect the layout", link="/layout", size="sm", scale=0, min_width=160)
+    words = gr.Markdown()
+    report, fill_report = plan_report(site, view, lambda query: (drafting.require(site, query)[1], _device(query)))
+
+    def fill(query: Query, experiment: Experiment | None) -> tuple[Updates, bool]:
+        values: Updates = {report[0]: HIDDEN, words: "Fix the problems above to see the plan."}
+        if experiment is None or query.get("tab") != "plan":
+            return values, False
+        of = experiment, _device(query)
+        job = plan_job(site, *of, start=False)
+        if job is None or job.state == "cancelled":
+            job = plan_job(site, *of, start=True)
+        assert job is not None
+        values[inspect] = gr.update(link=link("/layout", draft=query.get("draft")))
+        if job.state == "done":
+            told = filter(None, [plan_texts.verdict(job.result), plan_texts.warnings(job.result)])
+            filled, is_busy = fill_report(query, [job.result], of)
+            return {**values, **filled, words: "\n\n".join(told)}, is_busy
+        progress = f"Planning in a child process, {job.seconds:.0f} s so far ..."
+        return {**values, words: f"**✘ {plain(job.error)}**" if job.is_over else progress}, not job.is_over
+
+    return [inspect, words, *report], fill
 
 
 PAGE = Page(name="new", path="/new", title="New run", build=build)
