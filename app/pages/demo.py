@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import gradio as gr
 
 from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Optimizer, Schedule, Weights
 from nnxdsl.config.core.codegen import to_python
-from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.storage.jsonl import replace
 
 from ..html import link
@@ -18,7 +18,7 @@ from ..markdown import link as markdown_link
 from ..markdown import plain
 from ..processes import demo_data
 from ..state import Site
-from ..view import Done, Values, View, if_any
+from ..view import Done, Values, View
 
 NAME = "the app's demo"
 DEMO = link("/new", demo=1)
@@ -98,7 +98,7 @@ def recipe(site: Site) -> str | None:
 
 
 class Offer:
-    """Components of an empty page: what a run is, a button that starts the demo, and the command that does the same.
+    """What an empty page shows: what a run is, a button that starts the demo, and the command that does the same.
 
     Attributes:
         outputs: Components that `shown` changes.
@@ -114,10 +114,9 @@ class Offer:
                     button = gr.Button(START, variant="primary", scale=0, min_width=300)
                     review = gr.Button("Review and edit it first", link="#", scale=0, min_width=210)
                     gr.Button("Choose another experiment", link="/new", scale=0, min_width=220)
-                problem = gr.Markdown(visible=False, elem_classes=["problem"])
                 command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
                 view.does(button.click, lambda query, client: Done(goto=link("/run", id=begin(site, client))))
-                self._parts = [button, review, problem, command]
+                self._parts = [review, command]
             gr.Markdown(f"Runs are read from {plain(str(site.settings.home))}")
         self.outputs = [self._column, *self._parts]
 
@@ -126,27 +125,19 @@ class Offer:
         column = {self._column: gr.update(visible=is_empty)}
         if not is_empty or not self._parts:
             return column
-        site, name, wrong = self._site, recipe(self._site), ""
-        file = f"experiments/{name}.py" if name is not None else str(written(site)[1])
-        try:
-            is_ready = name is None or site.presets.experiment(name) is not None
-        except NnxdslError as error:
-            is_ready, wrong = False, str(error)
-        change = link("/new", preset=name) if name is not None else DEMO
-        words = f"python {shlex.quote(file)} --home {shlex.quote(str(site.settings.home))}"
-        updates = gr.update(interactive=is_ready), gr.update(link=change), if_any(plain(wrong)), words
-        return {**column, **dict(zip(self._parts, updates, strict=True))}
+        name = recipe(self._site)
+        file = f"experiments/{name}.py" if name is not None else str(written(self._site)[1])
+        change = DEMO if name is None else link("/new", preset=name)
+        command = f"python {shlex.quote(file)} --home {shlex.quote(str(self._site.settings.home))}"
+        return {**column, **dict(zip(self._parts, (gr.update(link=change), command), strict=True))}
 
 
 def begin(site: Site, client: str) -> str:
-    """Starts the demo run, and returns its id.
-
-    Raises:
-        RunError: its recipe is still being read, or the run was refused.
-    """
+    """Starts the demo run, once its recipe has been read, and returns its id; a RunError says why it was refused."""
     name = recipe(site)
     made = written(site)[0] if name is None else site.presets.experiment(name)
-    if made is None:
-        raise RunError("The recipe is still being read; try again in a moment.")
+    while made is None:
+        time.sleep(0.2)
+        made = site.presets.experiment(name or "")
     site.launcher.launch(made, client, name or "")
     return made.id

@@ -36,12 +36,8 @@ def build(site: Site) -> None:
     gr.Markdown("# Export")
     with gr.Row():
         run = view.control("run", gr.Dropdown([], label="Run", info="Its newest checkpoint", scale=2))
-        what = view.control(
-            "what",
-            gr.Radio(
-                [("Model, for transformers", ""), ("Adapter, for PEFT", ADAPTER)], value="", label="What", scale=2
-            ),
-        )
+        kinds = [("Model, for transformers", ""), ("Adapter, for PEFT", ADAPTER)]
+        what = view.control("what", gr.Radio(kinds, value="", label="What", scale=2))
         dtype = view.control("dtype", gr.Dropdown(list(DTYPES), value=DTYPES[0], label="dtype"), DTYPES[0])
     words = gr.Markdown()
     buttons: list[gr.Button] = []
@@ -94,11 +90,7 @@ def build(site: Site) -> None:
 
 
 def _place(site: Site, query: Query) -> Path:
-    """The directory that an export writes.
-
-    Raises:
-        RunError: There is no such run, it has no checkpoint, or the dtype is another one.
-    """
+    """The directory that an export of a query's run, or else of the first one, writes; a RunError says why none."""
     directory, dtype = site.run(query.get("run", "")), query.get("dtype", DTYPES[0])
     steps = steps_of(directory.path)
     if not steps:

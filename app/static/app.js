@@ -29,7 +29,8 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href]"), path = link?.getAttribute("href") ?? "";
   if (!link || link.origin !== location.origin) return;
   link.removeAttribute("target");
-  if (path.startsWith("#f-")) nnx.follow(event, path.slice(3));
+  if (path.startsWith("#f-")) event.preventDefault();
+  if (path.startsWith("#f-")) setTimeout(nnx.reach, 100, decodeURIComponent(path.slice(3))); // a table takes the focus first
   if (path.startsWith("/") && !path.startsWith(nnx.root + "/")) link.href = nnx.root + path;
 }, true);
 new MutationObserver(() => {

@@ -1,5 +1,4 @@
-/* The form of a new run: the browser's copy of its texts, marks of changes and problems, links to fields. */
-(() => {
+(() => { // The form of a new run: the browser's copy of its texts, marks of changes and problems, links to fields.
   /* The draft and its texts as they are now; `tab` is the id of this document, until the page is reloaded. */
   let form = { tab: Math.random().toString(36).slice(2), count: 0, texts: {} }, latest = "", kept = "", marks = null;
   const written = (texts) => {
@@ -9,8 +8,7 @@
     return latest;
   };
   const group = (path) => document.querySelector(".group.has-" + path.split(".")[0]);
-  /* Focuses a field, or its nearest ancestor, once its group is open and drawn. If the group has to be another than `old`,
-     it takes no input until it is, and what has the focus by then keeps it. */
+  /* Focuses a field, or its nearest ancestor, once its group is drawn; if not as `old`, the group takes no input until then. */
   const reach = (path, old = "", tries = 100) => {
     const shape = group(path)?.querySelector(".shape:has(.spec-field)"), isOld = old && shape?.id === old;
     const opener = group(path)?.querySelector(":scope > button:not(.open)");
@@ -23,11 +21,7 @@
   };
   const reshape = (next) => reach(next, group(next).querySelector(".shape").id);
   Object.assign(nnx, {
-    follow(event, path) { // a link to a field, without gradio, to which it would be another page
-      event.preventDefault();
-      event.stopPropagation();
-      setTimeout(reach, 100, decodeURIComponent(path)); // a table takes the focus first
-    },
+    reach,
     add: (path, count) => nnx.edit(path, count + 1, `${path}.${count}`),
     edit(path, value, next) { // `next` is to be focused if other components come
       const text = String(value ?? "");
@@ -36,13 +30,11 @@
       return written({ ...form.texts, [path]: text });
     },
     remove(path, index) {
-      const texts = {}, at = (name) => (name.startsWith(path + ".") ? parseInt(name.slice(path.length + 1)) : -1);
-      for (const [name, text] of Object.entries(form.texts)) {
-        const moved = at(name) > index ? name.replace(`${path}.${at(name)}`, `${path}.${at(name) - 1}`) : name;
-        if (at(name) !== index) texts[moved] = text;
-      }
+      const at = (name) => (name.startsWith(path + ".") ? parseInt(name.slice(path.length + 1)) : -1);
+      const moved = (name) => (at(name) > index ? name.replace(`${path}.${at(name)}`, `${path}.${at(name) - 1}`) : name);
+      const left = Object.entries(form.texts).filter(([name]) => at(name) !== index);
       reshape(path);
-      return written({ ...texts, [path]: String(form.texts[path] - 1) });
+      return written({ ...Object.fromEntries(left.map(([name, text]) => [moved(name), text])), [path]: String(form.texts[path] - 1) });
     },
     opened(text) { // a draft; what could not be saved of it comes back
       const first = JSON.parse(text || "{}");
@@ -57,7 +49,7 @@
       const { draft, from, count } = JSON.parse(text || "{}"), isLatest = draft && form.count === count;
       if (draft && form.draft === from) form.draft = draft;
       if (isLatest) delete sessionStorage["form " + from];
-      if (isLatest && kept) location.reload();
+      if (isLatest && kept) location.reload(); // fields show what came back
       nnx.done(text);
     },
     mark(text) {

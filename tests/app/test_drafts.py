@@ -88,7 +88,7 @@ def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: 
     site.drafts.change(draft, {**texts, "steps": "0"})
     shown = built.shown(draft=draft)
     assert "1 problem to fix first" in shown["Markdown"]
-    assert "[steps](#f-steps): expected a value &gt; 0, got 0" in shown["Markdown 3"]
+    assert "[steps](#f-steps): expected a value &gt; 0, got 0" in shown["Markdown 2"]
     assert json.loads(shown["Textbox 1"])["problems"] == {"steps": "expected a value > 0, got 0"}
     assert all(shown[name]["interactive"] is False for name in ("Button", "Button 1", "Button 2"))
     with pytest.raises(SpecError, match="steps: expected a value > 0"):
@@ -125,7 +125,7 @@ def test_a_draft_that_cannot_be_opened_says_why_and_can_be_discarded(
     file = site.settings.own / "drafts" / f"{draft}.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     built = native.Built(new_page.PAGE, site)
-    assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 2"]
+    assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 1"]
     assert built.shown(draft=draft)["Code"] == file.read_text()
     assert built.pressed("Discard the draft", {"draft": draft})["goto"] == "/new"
     with pytest.raises(RunError):

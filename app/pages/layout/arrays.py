@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nnxdsl.terminal.array_selection import by_layout
+from nnxdsl.terminal.array_selection import array_name, by_layout
 from nnxdsl.terminal.plan_format import applied_rules, format_axes, format_shape, format_spec
 
 from ...words import size
@@ -45,11 +45,10 @@ def folded(arrays: Iterable[Array]) -> list[list[Array]]:
 def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
     """Arrays that match a query's `q` and `part`, sorted by its `sort`."""
     words, part, order = query.get("q", "").lower().split(), query.get("part", ""), _ORDERS.get(query.get("sort", ""))
-
-    def text(array: Array) -> str:
-        return f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
-
-    matching = [array for array in arrays if part in ("", array["part"]) and all(word in text(array) for word in words)]
+    matching: list[Array] = []
+    for array in arrays:
+        text = f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
+        matching += [array] if part in ("", array["part"]) and all(word in text for word in words) else []
     if order is None:
         return matching
     return [array for kind in sorted(folded(matching), key=order, reverse=True) for array in kind]
@@ -58,10 +57,8 @@ def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
 def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
     """The array that a query names; by default the one with the most bytes."""
     named = query.get("array", "")
-    for array in arrays:
-        if named in (name_of(array), array["path"]):
-            return array
-    return max(arrays, key=lambda array: (array["part"] != "optimizer", array["bytes"]), default=None)
+    largest = max(arrays, key=lambda array: (array["part"] != "optimizer", array["bytes"]), default=None)
+    return next((array for array in arrays if named in (name_of(array), array["path"])), largest)
 
 
 def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[str, pd.DataFrame]:
@@ -77,7 +74,7 @@ def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[s
         array = kind[0]
         row = {
             "#": number,
-            "array": array["path"] if len(kind) == 1 else array["group"],
+            "array": array_name(kind),
             "part": array["part"] + ("" if array["memory"] == "device" else " (host memory)"),
             "arrays": len(kind),
             "shape": format_shape(array["shape"]),
@@ -107,17 +104,17 @@ def array_of_row(found: Plan, query: Mapping[str, str], number: int) -> Array | 
 def why(array: Array) -> pd.DataFrame:
     """Returns the rules that were tried for each dimension of an array, and what became of them."""
     rows = [
-        [
-            one["dimension"],
-            one["logical"] or "-",
-            "" if one["rule"] is None else f"#{one['rule']}",
-            format_axes(one["axes"]),
-            f"{SIGNS.get(one['outcome'], '')}{one['outcome']}",
-            one["why"],
-        ]
+        {
+            "dim": one["dimension"],
+            "logical axis": one["logical"] or "-",
+            "rule": "" if one["rule"] is None else f"#{one['rule']}",
+            "mesh axes": format_axes(one["axes"]),
+            "outcome": f"{SIGNS.get(one['outcome'], '')}{one['outcome']}",
+            "why": one["why"],
+        }
         for one in sorted(array["why"], key=lambda one: one["dimension"])
     ]
-    return pd.DataFrame(rows, columns=["dim", "logical axis", "rule", "mesh axes", "outcome", "why"])
+    return pd.DataFrame(rows)
 
 
 def unit_of(counts: Iterable[float]) -> tuple[str, int]:

@@ -164,11 +164,7 @@ def _chosen(query: Query, chosen: str | None) -> Done | None:
 
 
 def _ruled(site: Site, query: Query, *texts: str) -> Done:
-    """Writes rules into the query, unless they are the experiment's own.
-
-    Raises:
-        SpecError: an invalid line.
-    """
+    """Writes rules into the query, unless they are the experiment's own."""
     own = request.own_rules(request.chosen(site, query))
     request.rules_of(texts[0])
     request.array_rules_of(texts[1])
@@ -179,11 +175,7 @@ def _ruled(site: Site, query: Query, *texts: str) -> Done:
 
 
 def _loaded(site: Site, query: Query, text: str) -> Done | None:
-    """Creates a draft from a pasted text.
-
-    Raises:
-        SpecError: all problems, with their positions.
-    """
+    """Creates a draft from a pasted text."""
     experiment = from_text(text)
     draft = site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), "pasted text")
     return _chosen(query, f"draft:{draft.id}")

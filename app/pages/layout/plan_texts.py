@@ -36,6 +36,7 @@ FIGURES = {
 }
 """Meanings of XLA's figures for one device."""
 
+WHERE = {"in_loop": "in a loop", "conditional": "in a branch: at most"}
 STEP_TIMES = {"compute": "compute", "memory": "memory", "links": "communication"}
 
 
@@ -52,15 +53,12 @@ def verdict(plan: Plan) -> str:
         return f"**{size(plan['bytes_per_device'])}** on each device; the device's memory is unknown ({where})."
     share, (message, _, remedy) = verdict["share"], verdict["message"].partition("; ")
     words = f"{share:.1%} of the usable memory of {plain(device['description'])}."
+    sign = "✘" if not verdict["fits"] else "⚠" if share > TIGHT else "✔"
     if not verdict["fits"]:
-        sign = "✘"
         is_setting = remedy and not remedy.startswith("--")
         words += f" {plain(remedy[:1].upper() + remedy[1:])}." if is_setting else f" {SEARCH}"
     elif share > TIGHT:
-        sign = "⚠"
         words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
-    else:
-        sign = "✔"
     return f"**{sign} {plain(message)}**\n\n{words}"
 
 
@@ -142,12 +140,11 @@ def compiled(plan: Plan) -> str:
         return f"**✘ {plain(report['problem'])}**"
     times = [report[key] for key in ("lower_seconds", "compile_seconds")]
     lowered, compiled = ["an unknown time" if one is None else f"{one:.1f} s" for one in times]
+    took = f"lowered in {lowered}, compiled in {compiled}{' (cached report)' if report['cached'] else ''}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    note = " (cached report)" if report["cached"] else ""
-    took = f"lowered in {lowered}, compiled in {compiled}{note}"
     made = f"{report['count']} x {report['device']}, {report['topology']}; {took}; {versions}"
-    none = ["No collectives."] if report["collectives"] == [] else []
-    return "\n\n".join([_compiled_verdict(plan, report), *none, plain(made)])
+    none = "No collectives." if report["collectives"] == [] else ""
+    return "\n\n".join(filter(None, [_compiled_verdict(plan, report), none, plain(made)]))
 
 
 def _compiled_verdict(plan: Plan, report: Mapping[str, Any]) -> str:
@@ -155,9 +152,8 @@ def _compiled_verdict(plan: Plan, report: Mapping[str, Any]) -> str:
         return "The step compiles. XLA reports no memory figures on this platform."
     planned, needs, usable = plan["bytes_per_device"], report["memory"]["allocated"], report["usable"]
     off = f"; the plan estimates {size(planned)}, {planned / needs - 1:+.1%}" if needs else ""
-    fits = usable is None or needs <= usable
-    is_tight = fits and usable is not None and needs > TIGHT * usable
-    sign = "⚠ it fits, with little room" if is_tight else "✔ it fits" if fits else "✘ it does not fit"
+    share = needs / usable if usable else 0
+    sign = "✘ it does not fit" if share > 1 else "⚠ it fits, with little room" if share > TIGHT else "✔ it fits"
     return f"**{sign}: XLA needs {size(needs)}{f' of {size(usable)} usable' if usable else ''}{off}.**"
 
 
@@ -167,17 +163,14 @@ def compiled_tables(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFram
     memory = report.get("memory") or {}
     figures = [[key, size(memory[key]), words] for key, words in FIGURES.items() if memory.get(key) is not None]
     collectives = [
-        [
-            one["kind"],
-            one["group"] or "-",
-            f"{'in a loop' if one['in_loop'] else ''}{' in a branch: at most' if one['conditional'] else ''}" or "-",
-            number(one["count"]),
-            size(one["bytes"]),
-        ]
+        {
+            "collective": one["kind"],
+            "devices": one["group"] or "-",
+            "where": " ".join(words for name, words in WHERE.items() if one[name]) or "-",
+            "times": number(one["count"]),
+            "bytes": size(one["bytes"]),
+        }
         for one in report.get("collectives") or ()
     ]
-    return (
-        pd.DataFrame(figures, columns=["figure", "bytes", "meaning"]),
-        pd.DataFrame(collectives, columns=["collective", "devices", "where", "times", "bytes"]),
-        _flows(report.get("flows") or ()),
-    )
+    figures_table = pd.DataFrame(figures, columns=["figure", "bytes", "meaning"])
+    return figures_table, pd.DataFrame(collectives), _flows(report.get("flows") or ())

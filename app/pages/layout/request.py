@@ -140,11 +140,7 @@ def own_rules(experiment: Experiment) -> tuple[str, str]:
 
 
 def with_placement(experiment: Experiment, query: Query, mesh: str, most: int) -> Experiment:
-    """Returns the experiment with a mesh (empty for its own) of at most so many devices, and a query's rules.
-
-    Raises:
-        SpecError: what is wrong with them, or with the experiment on them.
-    """
+    """Returns the experiment on a mesh (or its own) of at most so many devices, with a query's rules (SpecError)."""
     sizes = mesh_of(mesh, most) if mesh else _few(experiment.mesh.sizes, most)
     changes: dict[str, object] = {f"mesh.{axis}": size for axis, size in sizes.items()} if mesh else {}
     if "rules" in query:
@@ -178,12 +174,7 @@ def named(query: Query) -> Source:
 
 
 def source(site: Site, query: Query) -> Source:
-    """Loads the experiment that a URL names, with the model that it names.
-
-    Raises:
-        RunError: it does not exist, or the app cannot read it.
-        SpecError: the draft has problems, or the model does not suit the experiment.
-    """
+    """Loads the experiment that a URL names, with the model that it names; an `NnxdslError` says why it cannot."""
     found, experiment = named(query), None
     if found.kind == "run":
         experiment = site.experiment(found.name)
@@ -237,11 +228,7 @@ def within(project: Path, text: str) -> Path:
 
 
 def model_path(project: Path, text: str) -> str:
-    """Returns the absolute path of a directory in a project that has a `config.json`, by its path or that of the file.
-
-    Raises:
-        RunError: there is none, or it is outside of the project.
-    """
+    """Returns the absolute path of a model's directory in a project, by its path or that of its config (RunError)."""
     file = within(project, text)
     file = within(project, str(file if file.name == CONFIG else file / CONFIG))
     if not file.is_file():
@@ -282,11 +269,7 @@ class Layout:
 def layouts(site: Site, query: Query, of: Source, *, start: bool = False) -> list[Layout]:
     """Returns the layout on the query's mesh, and that on its second one; none before the experiment has been read.
 
-    `start` starts jobs that have never been started: one that failed or was cancelled is restarted on request only.
-
-    Raises:
-        SpecError: what is wrong with a mesh or rules.
-        PlanError: unknown device.
+    `start` starts jobs that have never been started. An `NnxdslError` says what is wrong with meshes, rules or device.
     """
     if of.experiment is None:
         return []

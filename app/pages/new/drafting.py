@@ -36,11 +36,7 @@ class Opened:
 
     @classmethod
     def of(cls, site: Site, name: str) -> Opened:
-        """Loads a draft.
-
-        Raises:
-            NnxdslError: There is no such draft, or it comes from another version of the project.
-        """
+        """Loads a draft; an `NnxdslError` says why it cannot be opened."""
         draft = site.drafts.load(name)
         return cls(draft, from_tree(draft.base), *form_texts.read(draft.texts))
 
@@ -48,8 +44,7 @@ class Opened:
 def beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
     """The experiment that a draft begins from, its name and its recipe; None if a query asks for none, or none yet.
 
-    Raises:
-        RunError: there is no such recipe or run, or the app cannot read its experiment.
+    A `RunError` says why a recipe or run cannot be read.
     """
     if query.get("demo"):
         return demo.written(site)[0], demo.NAME, ""
@@ -77,11 +72,7 @@ def _begun(draft: Draft, **more: str) -> Done:
 
 
 def loaded(site: Site, query: Query, text: str) -> Done:
-    """Creates a draft of a pasted text; its changes are relative to the draft that was shown, if any.
-
-    Raises:
-        SpecError: what is wrong in the text, by line.
-    """
+    """Creates a draft of a pasted text (SpecError); its changes are relative to the draft that was shown, if any."""
     experiment = from_text(text)
     texts = form_texts.texts_of(experiment)
     if not query.get("draft"):
@@ -100,11 +91,7 @@ def origin(site: Site, name: str) -> str:
 
 
 def saved(site: Site, form: str) -> Draft | None:
-    """Saves the form of a browser tab; None if it is of no draft.
-
-    Raises:
-        RunError: there is no such draft (any more).
-    """
+    """Saves the form of a browser tab; None if it is of no draft, a `RunError` if that is no more."""
     found = json_object(form)
     name, texts = found.get("draft"), found.get("texts")
     if not isinstance(texts, dict) or not isinstance(name, str):
@@ -125,11 +112,7 @@ def answer(site: Site, form: str) -> str:
 
 
 def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment]:
-    """Saves the form, and returns the draft and its experiment.
-
-    Raises:
-        SpecError: all problems of the draft.
-    """
+    """Saves the form, and returns the draft and its experiment; a `SpecError` has all problems."""
     draft = saved(site, form) or site.drafts.load(query.get("draft", ""))
     experiment, problems = form_texts.read(draft.texts)
     if experiment is None:
@@ -154,11 +137,7 @@ def _started(site: Site, start: Callable[..., object], query: Query, client: str
 
 
 def command(site: Site, draft: Draft, experiment: Experiment) -> str:
-    """The command that Launch runs.
-
-    Raises:
-        RunError: The recipe cannot be read (yet), or its file cannot be started with these fields.
-    """
+    """The command that Launch runs; a `RunError` if its recipe cannot be read (yet), or changed into this."""
     words: tuple[str, ...] = ("nnxdsl", "run", f"{experiment.name}.py")
     if draft.recipe:
         words = ("python", *site.presets.command(draft.recipe, experiment))

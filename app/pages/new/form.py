@@ -6,6 +6,7 @@ all texts (`app/static/form.js`), which is saved as a whole: no component of a f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -28,18 +29,8 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import join
 
 from ...view import UNQUEUED
-from .form_texts import (
-    NONE,
-    Parts,
-    choices_of,
-    is_named,
-    is_optional,
-    item_count,
-    item_parts,
-    items_of,
-    members_at,
-)
-from .form_texts import spec_in as spec_of
+from . import form_texts
+from .form_texts import NONE, spec_in
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("name", "steps", "epochs", "batch_size", "seed", "notes"),
@@ -61,14 +52,7 @@ OPEN = ("Run", "Model", "Data", "Objective")
 
 @attrs.frozen
 class Look:
-    """What a form shows, and the components that keep what is typed.
-
-    Attributes:
-        texts: Current texts by path.
-        base: Texts of the experiment that it was copied from.
-        only_changed: Whether fields that equal those of `base` are left out.
-        form: All texts as the browser has them, as JSON.
-    """
+    """What a form shows: texts by path, or those that differ from a base; `form` is the browser's copy of them all."""
 
     texts: Mapping[str, str]
     base: Mapping[str, str]
@@ -109,36 +93,37 @@ def draw(look: Look, cls: type[Spec], path: str = "", names: tuple[str, ...] | N
         if not look.only_changed or differs(look.texts, look.base, join(path, name))
     ]
     for is_nested, group in itertools.groupby(shown, key=lambda each: _is_nested(each[1].type)):
-        if is_nested:
+        with contextlib.nullcontext() if is_nested else gr.Row(elem_classes=["fields"]):
             for each in group:
-                _nested(look, *each)
-        else:
-            with gr.Row(elem_classes=["fields"]):
-                for each in group:
-                    _plain(look, *each)
+                _field(look, *each)
 
 
 def _is_nested(annotation: Any) -> bool:
-    return spec_of(annotation) is not None or bool(item_parts(annotation))
+    return spec_in(annotation) is not None or bool(form_texts.item_parts(annotation))
 
 
-def _nested(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
-    spec = spec_of(field.type)
-    if spec is None:
-        _members(look, path, item_parts(field.type), doc)
-        return
-    chosen = look.texts.get(f"{path}.type", NONE)
-    member, choices = choices_of(spec).get(chosen), list(choices_of(spec))
-    optional, label = is_optional(field.type), label or _label(path)
+def _field(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
+    if spec := spec_in(field.type):
+        _nested(look, path, spec, form_texts.is_optional(field.type), doc, label or _label(path))
+    elif parts := form_texts.item_parts(field.type):
+        _members(look, path, parts, doc)
+    else:
+        _plain(look, path, field, doc, label or _label(path))
+
+
+def _nested(look: Look, path: str, spec: type[Spec], optional: bool, doc: str, label: str) -> None:
+    """Adds the choice of a class, if there are several, and the fields of the chosen one."""
+    chosen, choices = look.texts.get(f"{path}.type", NONE), form_texts.choices_of(spec)
+    member = choices.get(chosen)
     with gr.Column(elem_classes=["nested"]):
         if optional or len(choices) > 1:
-            first = [("none", NONE)] if optional else [] if chosen in choices else [("choose ...", NONE)]
+            none = [("none" if optional else "choose ...", NONE)] if optional or chosen not in choices else []
             about = summary(member) if member is not None and is_family(spec) else doc
-            shown = [*first, *((choice, choice) for choice in choices)]
+            shown = [*none, *((choice, choice) for choice in choices)]
             chooser = gr.Dropdown(shown, value=chosen, label=label, info=about, **_common(path))
-            _keep(look, f"{path}.type", chooser)
+            _keep(look, f"{path}.type", chooser, f", {json.dumps(path)}")  # other fields come
         else:
-            gr.Markdown(f"**{label}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
+            _heading(path, label, doc)
         if member is not None and issubclass(spec, Experiment):
             with gr.Accordion(f"The earlier experiment: {look.texts.get(f'{path}.name', '')}", open=False):
                 draw(look, member, path)
@@ -146,66 +131,60 @@ def _nested(look: Look, path: str, field: Field, doc: str, label: str = "") -> N
             draw(look, member, path)
 
 
-def _members(look: Look, path: str, parts: Parts, doc: str) -> None:
+def _members(look: Look, path: str, parts: form_texts.Parts, doc: str) -> None:
     """Adds the members of a tuple of specs, and buttons that add and remove them."""
     name = _label(path)
     with gr.Column(elem_classes=["nested"]):
-        gr.Markdown(f"**{name}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
-        count = item_count(look.texts, path) or 0
-        for index, member in enumerate(members_at(parts, path, count)):
+        _heading(path, name, doc)
+        count = form_texts.item_count(look.texts, path) or 0
+        for index, member in enumerate(form_texts.members_at(parts, path, count)):
             label = f"{name} {index + 1}"
             with gr.Column(elem_classes=["member"]):
                 for where, part in member:
                     field = Field(part, attrs.NOTHING, None, positional=False)
-                    if _is_nested(part):
-                        _nested(look, where, field, "", label)
-                    else:
-                        _plain(look, where, field, "", f"weight of {label}" if part is float else label)
+                    _field(look, where, field, "", f"weight of {label}" if part is float else label)
                 remove = gr.Button(f"Remove {label}", size="sm", scale=0, min_width=120)
-                _edits(look, remove, f"nnx.remove({json.dumps(path)}, {index})")
+                _edits(look, remove.click, f"() => nnx.remove({json.dumps(path)}, {index})")
         add = gr.Button(f"Add to {name}", size="sm", scale=0, min_width=120)
-        _edits(look, add, f"nnx.add({json.dumps(path)}, {count})")
+        _edits(look, add.click, f"() => nnx.add({json.dumps(path)}, {count})")
 
 
-def _edits(look: Look, button: gr.Button, script: str) -> None:
-    button.click(None, None, [look.form], js=f"() => {script}", **UNQUEUED)
+def _edits(look: Look, trigger: Any, script: str, *inputs: Component) -> None:
+    """Changes the browser's copy of the texts when something is triggered."""
+    trigger(None, list(inputs), [look.form], js=script, **UNQUEUED)
 
 
-def _keep(look: Look, path: str, component: Any) -> None:
+def _keep(look: Look, path: str, component: Any, more: str = "") -> None:
     """Keeps what is typed or chosen in the browser's copy of the texts."""
-    more = f", {json.dumps(path.removesuffix('.type'))}" if path.endswith(".type") else ""  # other components come
-    script = f"(value) => nnx.edit({json.dumps(path)}, value{more})"
-    component.change(None, [component], [look.form], js=script, **UNQUEUED)
+    _edits(look, component.change, f"(value) => nnx.edit({json.dumps(path)}, value{more})", component)
+
+
+def _heading(path: str, label: str, doc: str) -> None:
+    gr.Markdown(f"**{label}** {doc}", elem_id=f"f-{path}", elem_classes=["spec-field"])
 
 
 def _common(path: str) -> dict[str, Any]:
     return {"elem_id": f"f-{path}", "elem_classes": ["spec-field"], "interactive": True, "min_width": 180}
 
 
-def _plain(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
-    is_required = field.default is attrs.NOTHING
-    hints = [_range(field), "" if is_required or path == "notes" else f"default {_shown(field.default)}"]
-    info = " ".join(filter(None, [doc, ", ".join(filter(None, hints))]))
-    named = {"label": f"{label or _label(path)}{' *' if is_required else ''}", "info": info or None, **_common(path)}
-    _keep(look, path, _component(field, look.texts.get(path, ""), path, named))
-
-
 def _label(path: str) -> str:
     return path.rpartition(".")[2].replace("_", " ")
 
 
-def _shown(default: object) -> str:
-    return "none" if default is None or default == () else f"`{render(default)}`"
-
-
-def _range(field: Field) -> str:
-    return field.check.describe().removeprefix("a value ") if isinstance(field.check, Limit) else ""
+def _plain(look: Look, path: str, field: Field, doc: str, label: str) -> None:
+    default, is_required = field.default, field.default is attrs.NOTHING
+    shown = "none" if default is None or default == () else f"`{render(default)}`" if not is_required else ""
+    limits = field.check.describe().removeprefix("a value ") if isinstance(field.check, Limit) else ""
+    hints = [limits, "" if is_required or path == "notes" else f"default {shown}"]
+    info = " ".join(filter(None, [doc, ", ".join(filter(None, hints))]))
+    named = {"label": f"{label}{' *' if is_required else ''}", "info": info or None, **_common(path)}
+    _keep(look, path, _component(field, look.texts.get(path, ""), path, named))
 
 
 def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Component:
     """The component of a plain field: type and default to Checkbox, Dropdown, Number or Textbox."""
-    kinds, optional = [arm for arm in arms(field.type) if arm is not types.NoneType], is_optional(field.type)
-    kind, items = kinds[0], items_of(field.type)
+    kinds, optional = [arm for arm in arms(field.type) if arm is not types.NoneType], form_texts.is_optional(field.type)
+    kind, items = kinds[0], form_texts.items_of(field.type)
     if kind is bool:
         return gr.Checkbox(text == "true", **named)
     if typing.get_origin(kind) is typing.Literal and len(kinds) == 1:
@@ -221,6 +200,6 @@ def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Com
         return gr.Number(int(text) if text else None, precision=0, placeholder="none" if optional else " ", **named)
     is_long = path.endswith("notes") or kind is JsonObject or any(typing.get_origin(each) is tuple for each in kinds)
     lines = 2 if is_long else 1
-    hint = "name: value, one a line" if is_named(field.type) else "one a line" if items is str else ""
+    hint = "name: value, one a line" if form_texts.is_named(field.type) else "one a line" if items is str else ""
     hint = hint or ("none" if optional else type_name(field.type) if is_long and kind is not str else "")
     return gr.Textbox(text, lines=lines, max_lines=8 if is_long or "\n" in text else 1, placeholder=hint, **named)

@@ -62,7 +62,6 @@ def build(site: Site) -> None:
     reading = gr.Timer(0.7, active=False)  # asks for the draft until there is one
     about, buttons = _head(site, view, form)
     begun, fill_begun = _beginning(site, view)
-    broken, fill_broken = _damaged(site, view)
     with gr.Row(visible=False) as body:
         with gr.Column(scale=11, min_width=320, elem_id="new-form"):
             only = view.control("changed", gr.Checkbox(label="Changed fields only", container=False))
@@ -81,11 +80,10 @@ def build(site: Site) -> None:
         view.does(trigger, lambda query, client: drafting.begin(site, query))
 
     def shown(query: Query) -> Values:
-        hidden = dict.fromkeys((*buttons, begun[0], broken[0], body), HIDDEN)
-        hidden |= {reading: gr.Timer(active=False), about: ""}
+        hidden = dict.fromkeys((*buttons, begun[0], body), HIDDEN)
         if not query.get("draft"):
             values, is_reading = fill_begun(query)
-            return {**hidden, **values, reading: gr.Timer(active=is_reading)}
+            return {**hidden, about: "", **values, reading: gr.Timer(active=is_reading)}
         try:
             found = Opened.of(site, query["draft"])
             values, is_busy = fill_panel(query, found)
@@ -104,9 +102,9 @@ def build(site: Site) -> None:
                 **_fields(query, found, groups, states),
             }
         except Exception as error:  # the file may come from another version of the app: it can be discarded
-            return {**hidden, **fill_broken(query, error)}
+            return {**hidden, about: "", reading: gr.Timer(active=False), **fill_begun(query, error)[0]}
 
-    parts = [opened, marks, reading, about, *buttons, *begun, *broken, body, only, problems, *panel]
+    parts = [opened, marks, reading, about, *buttons, *begun, body, only, problems, *panel]
     view.shows(shown, [*parts, *groups.values(), *states.values()])
 
 
@@ -129,64 +127,50 @@ def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[g
         return gr.Markdown(), buttons
 
 
-def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[[Query], tuple[Updates, bool]]]:
-    """Adds the choice of a beginning; it also tells whether the one that was chosen is being opened."""
+def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[..., tuple[Updates, bool]]]:
+    """Adds the choice of a beginning, and why a draft cannot be opened; it also tells whether one is being opened."""
     with gr.Column(visible=False) as group:
         words = gr.Markdown()
         retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
+        discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160, visible=False)
+        contents = gr.Code(label="Contents of the draft's file", interactive=False, max_lines=20, visible=False)
         with gr.Column() as pasted:
             paste(view, "Load", partial(drafting.loaded, site))
 
     def again(query: Query, _client: str) -> None:
         site.presets.job(query.get("preset", ""), again=True)
 
-    view.does(retry.click, again)
-
-    def fill(query: Query) -> tuple[Updates, bool]:
-        parts = [
-            "Start from a copy: a recipe, an earlier run, or pasted text.",
-            beginnings(site, "/new", "preset", "from"),
-        ]
-        is_failed = is_begun = False
-        try:
-            found = drafting.beginning(site, query)
-            if is_begun := any(query.get(name) for name in drafting.BEGINNINGS):
-                parts = ["Reading the recipe ..." if found is None else "Opening the draft ..."]
-        except NnxdslError as error:
-            parts.insert(0, f"**✘ {plain(str(error))}**")
-            is_failed = query.get("preset") in site.presets.names()
-        shown = {group: gr.update(visible=True), words: "\n\n".join(parts), retry: gr.update(visible=is_failed)}
-        return {**shown, pasted: gr.update(visible=not is_begun)}, is_begun
-
-    return [group, words, retry, pasted], fill
-
-
-def _damaged(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Exception], Updates]]:
-    """Adds what is shown of a draft that cannot be opened."""
-    with gr.Column(visible=False) as group:
-        words = gr.Markdown()
-        with gr.Row():
-            discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160)
-            gr.Button("Start another draft", link="/new", scale=0, min_width=160)
-        contents = gr.Code(label="Contents of its file", interactive=False, max_lines=20)
-
     def discarded(query: Query, _client: str) -> Done:
         site.drafts.discard(query.get("draft", ""))
         return Done("The draft was discarded.", goto="/new")
 
+    view.does(retry.click, again)
     view.does(discard.click, discarded)
 
-    def fill(query: Query, error: Exception) -> Updates:
-        message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
-        stored = site.drafts.text(query["draft"])
+    def fill(query: Query, error: Exception | None = None) -> tuple[Updates, bool]:
+        about = "Start from a copy: a recipe, an earlier run, or pasted text."
+        parts = [about, beginnings(site, "/new", "preset", "from")]
+        is_failed, is_begun, stored = False, False, ""
+        if error is not None:
+            message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
+            parts[0], stored = f"**! This draft cannot be opened: {plain(message)}**", site.drafts.text(query["draft"])
+        else:
+            try:
+                found = drafting.beginning(site, query)
+                if is_begun := any(query.get(name) for name in drafting.BEGINNINGS):
+                    parts = ["Reading the recipe ..." if found is None else "Opening the draft ..."]
+            except NnxdslError as wrong:
+                parts[0], is_failed = f"**✘ {plain(str(wrong))}**", query.get("preset") in site.presets.names()
         return {
             group: gr.update(visible=True),
-            words: f"**! This draft cannot be opened: {plain(message)}**",
+            words: "\n\n".join(parts),
+            retry: gr.update(visible=is_failed),
             discard: gr.update(visible=bool(stored)),
             contents: if_any(stored[:SHOWN]),
-        }
+            pasted: gr.update(visible=error is None and not is_begun),
+        }, is_begun
 
-    return [group, words, discard, contents], fill
+    return [group, words, retry, discard, contents, pasted], fill
 
 
 def _groups(site: Site, view: View, states: dict[str, gr.Textbox], form: gr.Textbox) -> dict[str, gr.Accordion]:
