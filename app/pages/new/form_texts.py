@@ -67,13 +67,14 @@ def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], dep
     items = () if is_given or value is attrs.NOTHING else cast("tuple[Any, ...]", value)
     found = {path: given.get(path, str(len(items)))}
     for index, member in enumerate(members_at(parts, path, item_count(found, path) or 0)):
-        each = (
-            [attrs.NOTHING] * len(parts) if index >= len(items) else items[index] if len(parts) > 1 else [items[index]]
-        )
-        for (where, part), one in zip(member, each, strict=True):  # a new one is of the only class, or its weight is 1
-            choices = list(choices_of(of)) if (of := spec_in(part)) else []
-            new = {where: "1"} if part in (int, float) and index >= len(items) else {}
-            new |= {join(where, "type"): choices[0]} if len(choices) == 1 and index >= len(items) else {}
+        kept = items[index] if index < len(items) else None
+        each = [attrs.NOTHING] * len(parts) if kept is None else kept if len(parts) > 1 else [kept]
+        for (where, part), one in zip(member, each, strict=True):
+            new: dict[str, str] = {}
+            if kept is None:  # it is of the only class, or its weight is 1
+                choices = list(choices_of(of)) if (of := spec_in(part)) else []
+                only = {join(where, "type"): choices[0]} if len(choices) == 1 else {}
+                new = {where: "1"} if part in (int, float) else only
             found |= _texts(part, where, one, {**new, **given}, depth)
     return found
 
