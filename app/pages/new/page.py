@@ -271,7 +271,7 @@ def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Opened],
     def fill(query: Query, found: Opened) -> tuple[Updates, bool]:
         experiment, base = found.experiment, found.base
         planned, is_busy = fill_plan(query, experiment)
-        values = {tabs: gr.Tabs(selected=query.get("tab") or "python"), **planned}
+        values: Updates = {tabs: gr.update(selected=query.get("tab") or "python"), **planned}
         if experiment is None:
             values |= dict.fromkeys((python, command, text, changes), HIDDEN)
             values |= {why: if_any("Fix the problems above."), verdict: "Fix the problems above to see the changes."}
@@ -297,7 +297,7 @@ def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Opened],
             text: gr.update(value=to_json(experiment), visible=True),
             verdict: f"{count} from {name}. {same}" if rows else f"Nothing differs from {name}.",
             changes: if_any(pd.DataFrame(rows, columns=["field", "was", "is"])),
-            changes_tab: gr.Tab(label=f"Changes ({len(rows)})"),
+            changes_tab: gr.update(label=f"Changes ({len(rows)})"),
         }, is_busy
 
     return [tabs, python, command, why, text, verdict, changes, changes_tab, *plan], fill
