@@ -64,7 +64,7 @@ def build(site: Site) -> None:
             dtype: query.get("dtype", DTYPES[0]),
             words: EMPTY if place is None else _told(place, job),
             files: gr.update(value=_files(job) if job and is_done else None, visible=is_done),
-            timer: gr.Timer(active=is_running),
+            timer: gr.update(active=is_running),
             **{button: gr.update(visible=one) for button, one in zip(buttons, visible, strict=False)},
         }
 

@@ -13,6 +13,7 @@ from app.state import Site
 from nnxdsl import RunError, SpecError, to_dict, to_python
 from tests.app.many import experiment, write_run
 
+gr = pytest.importorskip("gradio")
 drafting = pytest.importorskip("app.pages.new.drafting")
 new_page = pytest.importorskip("app.pages.new.page")
 native = pytest.importorskip("tests.app.native")
@@ -93,6 +94,15 @@ def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: 
     assert all(shown[name]["interactive"] is False for name in ("Button", "Button 1", "Button 2"))
     with pytest.raises(SpecError, match="steps: expected a value > 0"):
         drafting.launch(site, {"draft": draft}, "", "")
+
+
+def test_an_answer_that_says_nothing_new_sends_nothing(site: Site, draft: str) -> None:
+    blocks = native.Built(new_page.PAGE, site).blocks  # else a late answer would undo what was chosen meanwhile
+    load = next(one for one in blocks.fns.values() if one.targets[0][1] == "load" and len(one.inputs) == 3)
+    *values, digests = load.fn("{}", f"?draft={draft}", "{}")
+    assert any(value != gr.skip() for value in values)
+    *values, _ = load.fn("{}", f"?draft={draft}", digests)
+    assert [value for value in values if value != gr.skip()] == []
 
 
 def test_a_read_only_app_builds_no_action(tmp_path: Path) -> None:

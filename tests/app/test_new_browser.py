@@ -174,6 +174,15 @@ def test_a_text_that_is_loaded_takes_nothing_of_the_draft_before_it(emptied_app:
     until_saved(emptied_app, shown, notes="of the new draft", seed="5", steps="100")
 
 
+def test_a_file_is_read_into_the_text_box(emptied_app: RunningApp, open_page: Open) -> None:
+    shown = open_page(emptied_app.url("/new"))
+    file = {"name": "mine.json", "mimeType": "application/json", "buffer": to_json(experiment(5)).encode()}
+    shown.locator("main input[type=file]").set_input_files(file)
+    shown.wait_for_function("document.querySelector('main textarea')?.value.startsWith('{')")
+    shown.get_by_role("button", name="Load", exact=True).click()
+    until_value(shown, "seed", "5")
+
+
 def test_answers_that_come_late_change_nothing_that_is_typed(emptied_app: RunningApp, open_page: Open) -> None:
     shown = opened(open_page, emptied_app, "preset=tiny")
     field(shown, "name").wait_for()

@@ -56,7 +56,7 @@ def build(site: Site) -> None:
             file: query.get("file", ""),
             tokenizer: query.get("tokenizer", ""),
             rows: _rows(query),
-            timer: gr.Timer(active=job is not None and not job.is_over),
+            timer: gr.update(active=job is not None and not job.is_over),
             **dict.fromkeys(found, gr.update(visible=False)),
         }
         if job is None:

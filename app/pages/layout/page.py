@@ -245,7 +245,7 @@ def _report(site: Site, view: View, timer: gr.Timer) -> Section:
             first = shown.layouts[0]
             values, is_compiling = fill_report(shown.query, shown.plans, (first.experiment, first.device))
             is_busy = is_busy or is_compiling
-        return {**values, timer: gr.Timer(active=is_busy)}
+        return {**values, timer: gr.update(active=is_busy)}
 
     return [*components, timer], fill
 

@@ -83,7 +83,7 @@ def build(site: Site) -> None:
         hidden = dict.fromkeys((*buttons, begun[0], body), HIDDEN)
         if not query.get("draft"):
             values, is_reading = fill_begun(query)
-            return {**hidden, about: "", **values, reading: gr.Timer(active=is_reading)}
+            return {**hidden, about: "", **values, reading: gr.update(active=is_reading)}
         try:
             found = Opened.of(site, query["draft"])
             values, is_busy = fill_panel(query, found)
@@ -97,12 +97,12 @@ def build(site: Site) -> None:
                 body: gr.update(visible=True),
                 only: query.get("changed") == "1",
                 problems: if_any(_problems(found)),
-                reading: gr.Timer(active=is_busy),
+                reading: gr.update(active=is_busy),
                 **values,
                 **_fields(query, found, groups, states),
             }
         except Exception as error:  # the file may come from another version of the app: it can be discarded
-            return {**hidden, about: "", reading: gr.Timer(active=False), **fill_begun(query, error)[0]}
+            return {**hidden, about: "", reading: gr.update(active=False), **fill_begun(query, error)[0]}
 
     parts = [opened, marks, reading, about, *buttons, *begun, body, only, problems, *panel]
     view.shows(shown, [*parts, *groups.values(), *states.values()])
