@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import gradio as gr
 import pandas as pd
 
 from nnxdsl.config.core.serialization import to_dict
-from nnxdsl.errors import NnxdslError
 from nnxdsl.sharding import hardware
 from nnxdsl.terminal.plan_format import format_mesh
 
@@ -47,35 +45,7 @@ NARROW_WIDTHS = [50, 130, 60, 150, 120, 220]
 HIDDEN: dict[str, Any] = gr.update(visible=False)
 
 
-@attrs.frozen
-class Shown:
-    """What the page shows.
-
-    Attributes:
-        query: Query of the URL.
-        of: The experiment; without it, if it has not been read or cannot be.
-        layouts: The layout on the mesh, and on the second one.
-        problem: Why there are none; empty if there are.
-    """
-
-    query: Query
-    of: request.Source
-    layouts: Sequence[request.Layout] = ()
-    problem: str = ""
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether a child process still reads the experiment."""
-        return bool(self.of.kind) and self.of.experiment is None and not self.problem
-
-    @property
-    def plans(self) -> list[layout_arrays.Plan]:
-        """The plans that are computed, if that of the first mesh is among them."""
-        plans = [one.plan for one in self.layouts]
-        return [plan for plan in plans if plan is not None] if plans and plans[0] is not None else []
-
-
-Section = tuple[Sequence[Any], Callable[[Shown], Values]]
+Section = tuple[Sequence[Any], Callable[[request.Source], Values]]
 
 
 def build(site: Site) -> None:
@@ -87,12 +57,7 @@ def build(site: Site) -> None:
     sections += [_arrays(site, view), _selected_array()]
 
     def values(query: Query) -> Values:
-        of = request.named(query)
-        try:
-            of = request.source(site, query)
-            shown = Shown(query, of, request.layouts(site, query, of, start=True))
-        except NnxdslError as error:
-            shown = Shown(query, of, problem=str(error))
+        shown = request.laid_out(site, query)
         return {component: value for _, fill in sections for component, value in fill(shown).items()}
 
     view.shows(values, [component for components, _ in sections for component in components], every=timer)
@@ -130,15 +95,15 @@ def _choice(site: Site, view: View) -> Section:
     view.does(of.input, lambda query, client, chosen: _chosen(query, chosen), [of])
     view.does(apply.click, lambda query, client, *texts: _ruled(site, query, *texts), [rules, array_rules])
 
-    def fill(shown: Shown) -> Values:
-        query, source = shown.query, shown.of
+    def fill(shown: request.Source) -> Values:
+        query = shown.query
         kind, other_memory = request.device_parts(query)
-        own = request.own_rules(source.experiment) if source.experiment else ("", "")
+        own = request.own_rules(shown.experiment) if shown.experiment else ("", "")
         given = (query.get("rules", own[0]), query.get("arrays", own[1]))
         texts = ["" if text == request.NONE else text for text in given]
         count = sum(len(text.splitlines()) for text in texts)
-        mine = (source.words if source.kind else "none", f"{source.kind}:{source.name}")
-        is_empty = not (source.kind or query.get("model") or shown.problem)
+        mine = (shown.words if shown.kind else "none", f"{shown.kind}:{shown.name}")
+        is_empty = not (shown.kind or query.get("model") or shown.problem)
         return {
             of: gr.update(choices=list(dict.fromkeys([mine, *choices(site)])), value=mine[1]),
             model: gr.update(choices=request.models_in(site.settings.project), value=query.get("model") or None),
@@ -157,7 +122,7 @@ def _choice(site: Site, view: View) -> Section:
 
 def _chosen(query: Query, chosen: str | None) -> Done | None:
     """Opens another experiment, with its own mesh and rules."""
-    of, (kind, _, name) = request.named(query), (chosen or "").partition(":")
+    of, (kind, _, name) = request.Source.named(query), (chosen or "").partition(":")
     if (of.kind, of.name) == (kind, name):  # a dropdown tells its value also when the focus only passes through it
         return None
     return Done(query={**dict.fromkeys((*request.SOURCES, "mesh", "rules", "arrays", "array"), ""), kind: name})
@@ -192,11 +157,11 @@ def _verdicts(site: Site, view: View) -> Section:
 
     def restart(query: Query, _client: str) -> None:  # reading a recipe, and plans
         site.presets.job(query.get("exp", ""), again=True)
-        for one in request.layouts(site, query, request.source(site, query)):
+        for one in request.layouts(site, query, request.source(site, query).experiment):
             request.plan_job(site, one.experiment, one.device, start=True)
 
     def end(query: Query, _client: str) -> Done:
-        for one in request.layouts(site, query, request.source(site, query)):
+        for one in request.layouts(site, query, request.source(site, query).experiment):
             if one.job is not None:
                 site.jobs.cancel(one.job.key)
         return Done("Ended.")
@@ -204,10 +169,10 @@ def _verdicts(site: Site, view: View) -> Section:
     view.does(again.click, restart)
     view.does(cancel.click, end)
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: request.Source) -> Values:
         jobs = [one.job for one in shown.layouts if one.job is not None]
-        texts = [f"Reading {plain(shown.of.words)} ..."] if shown.is_reading else [_side(one) for one in shown.layouts]
-        is_broken = bool(shown.problem) and shown.of.kind == "exp" and shown.of.experiment is None
+        texts = [f"Reading {plain(shown.words)} ..."] if shown.is_reading else [_side(one) for one in shown.layouts]
+        is_broken = bool(shown.problem) and shown.kind == "exp" and shown.experiment is None
         return {
             problem: if_any("\n".join(filter(None, [shown.problem, *(job.error for job in jobs)]))),
             **{side: if_any(text) for side, text in zip(sides, [*texts, "", ""][:2], strict=True)},
@@ -238,7 +203,7 @@ def _report(site: Site, view: View, timer: gr.Timer) -> Section:
 
     components, fill_report = plan_report(site, view, chosen)
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: request.Source) -> Values:
         values: dict[Any, Any] = {components[0]: HIDDEN}
         is_busy = shown.is_reading or any(one.job is not None and not one.job.is_over for one in shown.layouts)
         if shown.plans:
@@ -273,7 +238,7 @@ def _arrays(site: Site, view: View) -> Section:
 
     view.does(found.select, select, has_event=True)
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: request.Source) -> Values:
         query = shown.query
         filters = {words: query.get("q", ""), part: query.get("part", ""), order: query.get("sort", "")}
         if not shown.plans:
@@ -301,7 +266,7 @@ def _selected_array() -> Section:
                 with gr.Column(visible=False) as column:
                     sides.append((column, gr.Markdown(), device_grid(), table("Why each dimension has its mesh axes")))
 
-    def fill(shown: Shown) -> Values:
+    def fill(shown: request.Source) -> Values:
         array = layout_arrays.selected(shown.plans[0]["arrays"], shown.query) if shown.plans else None
         if array is None:
             return {group: HIDDEN}

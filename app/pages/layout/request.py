@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -23,7 +22,7 @@ from ...state import Site
 from ...store.experiments import file_of, written
 from ...words import whole
 from ..new import form_texts
-from .arrays import filtered, to_csv
+from .arrays import Plan, filtered, to_csv
 
 SOURCES = ("run", "exp", "draft")
 DEVICE, NO_DEVICE = "h200", "none"
@@ -154,28 +153,65 @@ def with_placement(experiment: Experiment, query: Query, mesh: str, most: int) -
 
 
 @attrs.frozen
-class Source:
-    """Kind (of `SOURCES`) and name of the experiment in a URL, empty if it names none, and the experiment once read."""
+class Layout:
+    """An experiment with its mesh, a device or `NO_DEVICE`, and the job that computes their plan if it was started."""
 
+    experiment: Experiment
+    device: str
+    job: Job | None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None before it is computed."""
+        return None if self.job is None else self.job.result
+
+
+@attrs.frozen
+class Source:
+    """What a query names: an experiment, without its layouts if it has not been read, or cannot be.
+
+    Attributes:
+        query: Query of the URL.
+        kind: One of `SOURCES`; empty if it names none.
+        name: Name of the experiment.
+        experiment: The experiment, once it is read.
+        layouts: The layout on the mesh, and on the second one.
+        problem: What is wrong; empty if nothing is.
+    """
+
+    query: Query
     kind: str = ""
     name: str = ""
     experiment: Experiment | None = None
+    layouts: Sequence[Layout] = ()
+    problem: str = ""
+
+    @classmethod
+    def named(cls, query: Query) -> Source:
+        """Returns the kind and the name of the experiment, without loading it."""
+        kind = next((kind for kind in SOURCES if query.get(kind)), "")
+        return cls(query, kind, query.get(kind, ""))
 
     @property
     def words(self) -> str:
         """Display name."""
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a child process still reads the experiment."""
+        return bool(self.kind) and self.experiment is None and not self.problem
 
-def named(query: Query) -> Source:
-    """Returns the kind and the name of the experiment that a URL names, without loading it."""
-    kind = next((kind for kind in SOURCES if query.get(kind)), "")
-    return Source(kind, query.get(kind, ""))
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that are computed, if that of the first mesh is among them."""
+        plans = [one.plan for one in self.layouts]
+        return [plan for plan in plans if plan is not None] if plans and plans[0] is not None else []
 
 
 def source(site: Site, query: Query) -> Source:
     """Loads the experiment that a URL names, with the model that it names; an `NnxdslError` says why it cannot."""
-    found, experiment = named(query), None
+    found, experiment = Source.named(query), None
     if found.kind == "run":
         experiment = site.experiment(found.name)
     elif found.kind == "exp":
@@ -252,31 +288,17 @@ def models_in(project: Path) -> list[str]:
 # Its plans
 
 
-@attrs.frozen
-class Layout:
-    """An experiment with its mesh, a device or `NO_DEVICE`, and the job that computes their plan if it was started."""
-
-    experiment: Experiment
-    device: str
-    job: Job | None
-
-    @property
-    def plan(self) -> Mapping[str, Any] | None:
-        """The plan; None before it is computed."""
-        return None if self.job is None else self.job.result
-
-
-def layouts(site: Site, query: Query, of: Source, *, start: bool = False) -> list[Layout]:
+def layouts(site: Site, query: Query, experiment: Experiment | None, *, start: bool = False) -> list[Layout]:
     """Returns the layout on the query's mesh, and that on its second one; none before the experiment has been read.
 
     `start` starts jobs that have never been started. An `NnxdslError` says what is wrong with meshes, rules or device.
     """
-    if of.experiment is None:
+    if experiment is None:
         return []
     device, most = device_of(query), site.settings.limits.mesh_devices
     meshes = [query.get("mesh", ""), *filter(None, [query.get("mesh2", "")])]
     found: list[Layout] = []
-    for placed in [with_placement(of.experiment, query, mesh, most) for mesh in meshes]:
+    for placed in [with_placement(experiment, query, mesh, most) for mesh in meshes]:
         job = plan_job(site, placed, device, start=False)
         if job is None and start:
             job = plan_job(site, placed, device, start=True)
@@ -284,9 +306,19 @@ def layouts(site: Site, query: Query, of: Source, *, start: bool = False) -> lis
     return found
 
 
+def laid_out(site: Site, query: Query) -> Source:
+    """Returns what a query names with its layouts, whose plans are started, or with what is wrong."""
+    found = Source.named(query)
+    try:
+        found = source(site, query)
+        return attrs.evolve(found, layouts=layouts(site, query, found.experiment, start=True))
+    except NnxdslError as error:
+        return attrs.evolve(found, problem=str(error))
+
+
 def first_layout(site: Site, query: Query) -> Layout:
     """Returns the layout on the query's first mesh; errors as of `chosen` and `layouts`."""
-    return layouts(site, query, Source(experiment=chosen(site, query)))[0]
+    return layouts(site, query, chosen(site, query))[0]
 
 
 def arrays_csv(site: Site, query: Query) -> tuple[str, str] | None:
