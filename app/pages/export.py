@@ -15,7 +15,7 @@ from ..markdown import plain
 from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site
-from ..view import Done, Query, Values, View
+from ..view import Done, Query, Values, View, if_any
 from ..words import number
 from .outputs.request import steps_of, with_checkpoints
 
@@ -54,16 +54,17 @@ def build(site: Site) -> None:
         ids = [row.id for row in with_checkpoints(site)]
         chosen = query.get("run") or next(iter(ids), "")
         place = _place(site, {**query, "run": chosen}) if chosen else None
-        job = None if place is None else site.jobs.get(_key(place))
+        job = None if place is None else site.jobs.get(f"export {place}")
         is_running = job is not None and not job.is_over
         is_done = job is not None and job.result is not None
+        written = [(name, f"{size:,}") for name, size in job.result["files"].items()] if job and is_done else []
         visible = (place is not None and not is_running and not is_done, is_running)
         return {
             run: gr.update(choices=ids, value=chosen or None),
             what: query.get("what", ""),
             dtype: query.get("dtype", DTYPES[0]),
             words: EMPTY if place is None else _told(place, job),
-            files: gr.update(value=_files(job) if job and is_done else None, visible=is_done),
+            files: if_any(pd.DataFrame(written, columns=["file", "bytes"])),
             timer: gr.update(active=is_running),
             **{button: gr.update(visible=one) for button, one in zip(buttons, visible, strict=False)},
         }
@@ -77,11 +78,11 @@ def build(site: Site) -> None:
         site.launcher.audit("export", name, client)
         words = ["-m", "nnxdsl", "export", str(site.run(name).path), str(place), "--json"]
         words += ["--dtype", query.get("dtype", DTYPES[0]), *(["--adapter"] if is_adapter else [])]
-        site.jobs.start(_key(place), words)
+        site.jobs.start(f"export {place}", words)
         return Done(query={"run": name})
 
     def cancelled(query: Query, client: str) -> Done:
-        site.jobs.cancel(_key(_place(site, query)))
+        site.jobs.cancel(f"export {_place(site, query)}")
         return Done("Cancelled; an incomplete export is removed.")
 
     view.shows(shown, [run, what, dtype, words, files, *buttons, timer], every=timer)
@@ -99,10 +100,6 @@ def _place(site: Site, query: Query) -> Path:
         raise RunError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype[:40]!r}")
     what = "-adapter" if query.get("what") == ADAPTER else ""
     return site.settings.project / FOLDER / f"{directory.path.name}-{steps[0]}{what}-{dtype}"
-
-
-def _key(place: Path) -> str:
-    return f"export {place}"
 
 
 def _told(place: Path, job: Job | None) -> str:
@@ -126,11 +123,6 @@ def _told(place: Path, job: Job | None) -> str:
         *(plain(str(note)) for note in found.get("notes") or ()),
     ]
     return "\n\n".join(lines)
-
-
-def _files(job: Job) -> pd.DataFrame:
-    files = job.result["files"]
-    return pd.DataFrame([{"file": name, "bytes": f"{size:,}"} for name, size in files.items()])
 
 
 PAGE = Page(name="export", path="/export", title="Export", build=build)
