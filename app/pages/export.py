@@ -57,7 +57,7 @@ def build(site: Site) -> None:
         job = None if place is None else site.jobs.get(f"export {place}")
         is_running = job is not None and not job.is_over
         is_done = job is not None and job.result is not None
-        written = [(name, f"{size:,}") for name, size in job.result["files"].items()] if job and is_done else []
+        written = [(name, f"{size:,}") for name, size in job.result["files"].items()] if job and job.result else []
         visible = (place is not None and not is_running and not is_done, is_running)
         return {
             run: gr.update(choices=ids, value=chosen or None),

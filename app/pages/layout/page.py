@@ -204,7 +204,7 @@ def _report(site: Site, view: View, timer: gr.Timer) -> Section:
     components, fill_report = plan_report(site, view, chosen)
 
     def fill(shown: request.Source) -> Values:
-        values: dict[Any, Any] = {components[0]: HIDDEN}
+        values: Values = {components[0]: HIDDEN}
         is_busy = shown.is_reading or any(one.job is not None and not one.job.is_over for one in shown.layouts)
         if shown.plans:
             first = shown.layouts[0]
