@@ -66,9 +66,9 @@ def build(site: Site) -> None:
         )
         found[run] = gr.update(choices=offered, value=name or None)
         if not name:
-            return {**found, words: EMPTY, timer: gr.Timer(active=False)}
+            return {**found, words: EMPTY, timer: gr.update(active=False)}
         directory, row = site.run(name).path, site.index.row(name)
-        found[timer] = gr.Timer(active=row is not None and row.is_live)
+        found[timer] = gr.update(active=row is not None and row.is_live)
         steps = site.rollouts.steps(directory / NAME)
         if not steps:
             return {**found, words: NONE_YET}
