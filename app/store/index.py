@@ -19,10 +19,12 @@ from nnxdsl.storage.jsonl import read_json
 from ..words import parsed
 from .experiments import facts_of
 from .run_paths import directory_path, run_path
-from .series import last_row
 
 FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")
 """Files that a row depends on."""
+
+ROWS = 4
+"""Rows of metrics among which the last one of training is: evaluations may follow it."""
 
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
 
@@ -143,7 +145,9 @@ def _read(path: Path, facts: dict[str, str]) -> Row:
     if not facts:
         with contextlib.suppress(RunError):
             facts = facts_of(read_json(path / "experiment.json"))
-    metrics = last_row(path / "metrics.jsonl")
+    metrics: dict[str, Any] = {}
+    with contextlib.suppress(RunError):
+        metrics = next((row for row in reversed(run.last_metrics(ROWS)) if row.get("kind") != "evaluation"), {})
     return Row(
         id=path.name, path=path, state="", status=status, facts=facts, metrics=metrics, created=created, doubt=doubt
     )

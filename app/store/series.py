@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
-import itertools
 import json
 import math
-import operator
-import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
+import orjson
+import pandas as pd
 
 from .growing import GrowingFiles
 
-try:
-    import orjson
-
-    _loads: Callable[[bytes], Any] = orjson.loads
-except ModuleNotFoundError:
-    _loads = json.loads
-
 POINTS = 500
-TOGETHER = 500
-"""Lines parsed per batch, so that they stay in the CPU cache until they are converted to columns."""
-STRETCH = 256
-"""Values per block of the moving average."""
-
 NOT_DRAWN = ("step", "attempt", "kind")
-
-
-def _doubles(values: Iterable[float]) -> array[float]:
-    return array("d", values)
-
-
-def _none() -> array[float]:
-    return array("d")
 
 
 @attrs.define
@@ -53,8 +30,8 @@ class Columns:
         values: The values; NaN if not a number.
     """
 
-    steps: array[float] = attrs.field(factory=_none, converter=_doubles)
-    values: array[float] = attrs.field(factory=_none, converter=_doubles)
+    steps: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
+    values: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies steps and values into arrays, `[N]` each: a buffer that numpy references cannot grow."""
@@ -86,68 +63,38 @@ class Series(GrowingFiles[Metrics]):
 
 def to_csv(columns: Mapping[str, Columns]) -> str:
     """Returns CSV with one row per step and one column per metric; missing and NaN values are empty."""
-    by_step: dict[float, dict[str, float]] = {}
-    for name, column in columns.items():
-        for step, value in zip(column.steps, column.values, strict=True):
-            by_step.setdefault(step, {})[name] = value
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", *columns])
-    for step in sorted(by_step):
-        row = by_step[step]
-        values = (row.get(name, math.nan) for name in columns)
-        writer.writerow([int(step), *("" if math.isnan(value) else f"{value:.9g}" for value in values)])
-    return out.getvalue()
+    series = {name: pd.Series(column.values, np.array(column.steps, int)) for name, column in columns.items()}
+    table = pd.DataFrame({name: one[~one.index.duplicated(keep="last")] for name, one in series.items()})
+    return table.sort_index().rename_axis("step").to_csv(float_format="%.9g", lineterminator="\n")
 
 
-def _add(metrics: Metrics, lines: list[bytes], offset: int) -> None:
-    for first in range(0, len(lines), TOGETHER):
-        found = _rows(lines[first : first + TOGETHER])
-        rows = [row for row in found if isinstance(row, dict) and isinstance(row.get("step"), int)]
-        for _, alike in itertools.groupby(rows, key=tuple):
-            _take(list(alike), metrics)
+def _add(metrics: Metrics, lines: list[bytes], _offset: int) -> None:
+    for row in map(_row, lines):
+        step = row.get("step")
+        if not isinstance(step, int):
+            continue
+        if isinstance(attempt := row.get("attempt"), int):
+            metrics.starts.setdefault(attempt, step)
+        if row.get("kind") != "evaluation":
+            metrics.last = row
+        for name, value in row.items():
+            if name not in NOT_DRAWN:
+                column = metrics.columns.get(name)
+                if column is None:
+                    column = metrics.columns[name] = Columns()
+                column.steps.append(step)
+                column.values.append(value if type(value) is float else _number(value))
 
 
-def _rows(lines: list[bytes]) -> list[Any]:
-    """Parses lines of JSON, in one call if all are valid; None for invalid lines."""
-    try:
-        found = _loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
-        found = []
-    return found if len(found) == len(lines) else [_row(line) for line in lines]
-
-
-def _row(line: bytes) -> Any:
-    for loads in (_loads, json.loads):  # orjson rejects NaN and Infinity, which Python writes
+def _row(line: bytes) -> dict[str, Any]:
+    """A row of JSON; an empty one if the line is invalid."""
+    for loads in (orjson.loads, json.loads):  # orjson rejects NaN and Infinity, which Python writes
         try:
-            return loads(line)
+            row = loads(line)
         except ValueError:
             continue
-    return None
-
-
-def _take(rows: list[dict[str, Any]], metrics: Metrics) -> None:
-    """Appends consecutive rows with the same keys to the columns."""
-    names = [name for name in rows[0] if name not in NOT_DRAWN]
-    if "attempt" in rows[0]:
-        for row in rows:
-            attempt = row["attempt"]
-            if attempt not in metrics.starts and isinstance(attempt, int):
-                metrics.starts[attempt] = row["step"]
-    training = [row for row in rows if row["kind"] != "evaluation"] if "kind" in rows[0] else rows
-    if training:
-        metrics.last = training[-1]
-    if not names:
-        return
-    steps, *columns = zip(*map(operator.itemgetter("step", *names), rows), strict=True)
-    steps = _doubles(steps)
-    for name, values in zip(names, columns, strict=True):
-        column = metrics.columns.setdefault(name, Columns())
-        column.steps.extend(steps)
-        try:
-            column.values.extend(_doubles(values))
-        except (TypeError, OverflowError):  # not all are numbers
-            column.values.extend(map(_number, values))
+        return row if isinstance(row, dict) else {}
+    return {}
 
 
 def _number(value: Any) -> float:
@@ -187,23 +134,14 @@ def not_finite(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
-    """Exponential moving average with bias correction; `weight` 0 returns the values unchanged."""
-    if weight <= 0 or len(values) == 0:
+    """Exponential moving average with bias correction, which values that are not finite leave unchanged.
+
+    A `weight` of 0 returns the values themselves.
+    """
+    if weight <= 0:
         return values
-    finite = np.isfinite(values)
-    given = values[finite]
-    # One matrix product per block: weights of each value in later ones, plus the carry of earlier blocks.
-    lag = np.arange(STRETCH)
-    powers = np.tril(weight ** np.abs(lag[:, None] - lag)) * (1 - weight)
-    out, held = np.empty_like(given), 0.0
-    for first in range(0, len(given), STRETCH):
-        part = given[first : first + STRETCH]
-        count = len(part)
-        out[first : first + count] = powers[:count, :count] @ part + held * weight ** (lag[:count] + 1)
-        held = out[first + count - 1]
-    out /= 1 - weight ** np.arange(1.0, len(out) + 1)
-    seen = np.cumsum(finite)  # a non-finite value leaves the average unchanged
-    return np.where(seen > 0, np.append(math.nan, out)[seen], math.nan)
+    finite = pd.Series(np.where(np.isfinite(values), values, np.nan))
+    return finite.ewm(alpha=1 - weight, ignore_na=True).mean().to_numpy()
 
 
 @attrs.frozen(eq=False)
@@ -237,41 +175,15 @@ def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:
         runs: For each run x coordinates `[N_i]`, ascending, and values `[N_i]`.
     """
     x = np.unique(np.concatenate([x for x, _ in runs])) if runs else np.zeros(0)
-    values = np.full((len(runs), len(x)), np.nan)
-    for row, (own, given) in zip(values, runs, strict=True):
+    values = np.full((len(x), len(runs)), np.nan)
+    for column, (own, given) in zip(values.T, runs, strict=True):
         if len(own):
             finite = np.where(np.isfinite(given), given, np.nan)
-            row[:] = np.interp(x, own, finite, left=np.nan, right=np.nan)
-            row[np.searchsorted(x, own)] = finite
-    there = np.isfinite(values)
-    count = there.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(there, values, 0.0).sum(axis=0) / count
-        squares = np.where(there, (values - mean) ** 2, 0.0).sum(axis=0)
-        deviation = np.sqrt(squares / np.where(count > 1, count - 1, np.nan))
-    least = np.where(there, values, np.inf).min(axis=0, initial=np.inf)
-    most = np.where(there, values, -np.inf).max(axis=0, initial=-np.inf)
-    none = np.where(count > 0, 0.0, np.nan)
-    return Average(x, mean, deviation, least + none, most + none, count)
-
-
-def last_row(path: Path) -> dict[str, Any]:
-    """Last row of training metrics in a `metrics.jsonl`, read from its end; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - 16_384))
-            lines = file.read().split(b"\n")[:-1]
-    except OSError:
-        return {}
-    for line in reversed(lines[1:] if size > 16_384 else lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and row.get("kind") != "evaluation":
-            return row
-    return {}
+            column[:] = np.interp(x, own, finite, left=np.nan, right=np.nan)
+            column[np.searchsorted(x, own)] = finite
+    table = pd.DataFrame(values)
+    figures = (table.mean(axis=1), table.std(axis=1), table.min(axis=1), table.max(axis=1), table.count(axis=1))
+    return Average(x, *(each.to_numpy() for each in figures))
 
 
 SAMPLES = 60
@@ -297,12 +209,5 @@ def _sampled(path: Path, name: str, size: int, _changed: int) -> np.ndarray:
             for place in range(SAMPLES):
                 file.seek(size * place // SAMPLES)
                 lines.append(file.read(4_096).partition(b"\n")[2].partition(b"\n")[0])
-    found: list[float] = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get(name), int | float):
-            found.append(float(row[name]))
+    found = [float(value) for line in lines if isinstance(value := _row(line).get(name), int | float)]
     return thinned(np.arange(len(found)), np.asarray(found), SAMPLES)[1]

@@ -25,6 +25,8 @@ from tests.app.browser import launch
 ROOT = Path(__file__).parents[2]
 NATIVE = (
     "access",
+    "alerts",
+    "axes",
     "charts",
     "demo",
     "html",
