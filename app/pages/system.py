@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import gradio as gr
 import numpy as np
 import pandas as pd
 
-from nnxdsl.storage import process_info
+from nnxdsl.runs.status import writer_of
 
 from ..components.plots import Chart, Line, figure
 from ..page import Page
-from ..processes.usage import SECONDS, Process, Sample, disk
+from ..processes.usage import SECONDS, Sample, disk
 from ..state import Site
 from ..store.index import Row
-from ..view import Query, Values, View, is_narrow
+from ..view import Query, Values, View, if_any, is_narrow
 
 NOTE = (
     "Sampled every 5 s while this page is open; the last hour is kept until the app ends. Memory of devices over a "
@@ -34,76 +34,64 @@ def build(site: Site) -> None:
 
     def shown(query: Query) -> Values:
         rows = [row for row in site.index.rows() if row.is_live]
-        here = {row.id: pid for row in rows if (pid := _pid_here(row)) is not None}
-        samples = site.usage.samples(here)
+        writers = {row.id: writer_of(row.status) for row in rows}
+        samples = site.usage.samples({run: one.pid for run, one in writers.items() if one is not None and one.is_here()})
         last = samples[-1]
+        free, total = disk(site.settings.home)
+        machine = (
+            f"Processors **{last.processors:.1f} of {last.count}** · Host memory **{last.memory:.1f} of "
+            f"{last.total:.1f} GiB** · Disk of the runs **{free:.1f} GiB free of {total:.1f}**"
+        )
         return {
-            words: _words(site, last, rows),
-            gpus: gr.update(value=_gpus(last), visible=bool(last.gpus)),
-            runs: gr.update(value=_runs(last, rows), visible=bool(rows)),
+            words: machine if rows else f"{machine}\n\nNo run is live.",
+            gpus: if_any(_gpus(last)),
+            runs: if_any(pd.DataFrame([_run(row, last) for row in rows])),
             plot: figure(_charts(samples), "minutes ago", 1 if is_narrow(query) else 2),
         }
 
     view.shows(shown, [words, gpus, runs, plot], every=SECONDS)
 
 
-def _pid_here(row: Row) -> int | None:
-    """Process number of a run of this machine."""
-    pid = row.status.get("pid")
-    return pid if isinstance(pid, int) and row.status.get("host") == process_info.hostname() else None
-
-
-def _words(site: Site, last: Sample, rows: Sequence[Row]) -> str:
-    free, total = disk(site.settings.home)
-    found = [
-        f"Processors **{last.processors:.1f} of {last.count}**",
-        f"Host memory **{last.memory:.1f} of {last.total:.1f} GiB**",
-        f"Disk of the runs **{free:.1f} GiB free of {total:.1f}**",
-    ]
-    return " · ".join(found) + ("" if rows else "\n\nNo run is live.")
-
-
 def _gpus(last: Sample) -> pd.DataFrame:
-    busy = ["not told" if gpu.utilization is None else f"{gpu.utilization:.0f} %" for gpu in last.gpus]
-    memory = [f"{gpu.memory:.1f} of {gpu.total:.1f}" for gpu in last.gpus]
-    return pd.DataFrame({"GPU": [gpu.name for gpu in last.gpus], "Memory, GiB": memory, "Utilization": busy})
-
-
-def _runs(last: Sample, rows: Sequence[Row]) -> pd.DataFrame:
-    used = [last.runs.get(row.id) for row in rows]
-    device = [row.metrics.get("peak_memory_gib") for row in rows]
     return pd.DataFrame(
         {
-            "Run": [row.id for row in rows],
-            "State": [row.state for row in rows],
-            "Process": [f"{row.status.get('host')}:{row.status.get('pid')}" for row in rows],
-            "Processors": ["" if one is None else f"{one.processors:.1f}" for one in used],
-            "Host memory, GiB": ["" if one is None else f"{one.memory:.2f}" for one in used],
-            "Peak of its device, GiB": ["" if one is None else f"{one:.2f}" for one in device],
+            "GPU": gpu.name,
+            "Memory, GiB": f"{gpu.memory:.1f} of {gpu.total:.1f}",
+            "Utilization": "not told" if gpu.utilization is None else f"{gpu.utilization:.0f} %",
         }
+        for gpu in last.gpus
     )
+
+
+def _run(row: Row, last: Sample) -> dict[str, str]:
+    used, device = last.runs.get(row.id), row.metrics.get("peak_memory_gib")
+    return {
+        "Run": row.id,
+        "State": row.state,
+        "Process": f"{row.status.get('host')}:{row.status.get('pid')}",
+        "Processors": "" if used is None else f"{used.processors:.1f}",
+        "Host memory, GiB": "" if used is None else f"{used.memory:.2f}",
+        "Peak of its device, GiB": "" if device is None else f"{device:.2f}",
+    }
 
 
 def _charts(samples: Sequence[Sample]) -> list[Chart]:
     """What is used over time: of the machine, of each run, of each GPU."""
-    minutes = np.array([(sample.time - samples[-1].time) / 60 for sample in samples])
-
-    def chart(title: str, used: Callable[[Sample], Mapping[str, float]]) -> Chart:
-        each = [used(sample) for sample in samples]
-        names = dict.fromkeys(name for values in each for name in values)
-        curves = {name: np.array([values.get(name, np.nan) for values in each]) for name in names}
-        return Chart(title, [Line(name, minutes, y, at) for at, (name, y) in enumerate(curves.items())])
-
-    charts = [
-        chart("Processors in use", lambda one: {"machine": one.processors} | _of(one, lambda run: run.processors)),
-        chart("Host memory, GiB", lambda one: {"machine": one.memory} | _of(one, lambda run: run.memory)),
-        chart("Memory of GPUs, GiB", lambda one: {gpu.name: gpu.memory for gpu in one.gpus}),
+    minutes = np.array([(one.time - samples[-1].time) / 60 for one in samples])
+    curves = {
+        "Processors in use": [
+            {"machine": one.processors, **{run: used.processors for run, used in one.runs.items()}} for one in samples
+        ],
+        "Host memory, GiB": [
+            {"machine": one.memory, **{run: used.memory for run, used in one.runs.items()}} for one in samples
+        ],
+        "Memory of GPUs, GiB": [{gpu.name: gpu.memory for gpu in one.gpus} for one in samples],
+    }
+    return [
+        Chart(title, [Line(name, minutes, y.to_numpy(), at) for at, (name, y) in enumerate(pd.DataFrame(rows).items())])
+        for title, rows in curves.items()
+        if any(rows)
     ]
-    return [chart for chart in charts if chart.lines]
-
-
-def _of(sample: Sample, figure: Callable[[Process], float]) -> dict[str, float]:
-    return {run: figure(process) for run, process in sample.runs.items()}
 
 
 PAGE = Page(name="system", path="/system", title="System", build=build)
