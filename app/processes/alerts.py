@@ -26,7 +26,7 @@ from nnxdsl.storage.file_mutex import turn
 from nnxdsl.storage.jsonl import JsonLines
 
 from ..settings import Settings
-from ..store.growing import GrowingFiles
+from ..store.growing import GrowingFiles, row_of
 from ..store.index import Index, Row
 from .jobs import kill_group, run
 
@@ -256,9 +256,8 @@ def _attempt(row: Row) -> int:
 
 
 def _add_alerts(history: _History, lines: list[bytes], _offset: int) -> None:
-    for line in lines:
+    for row in map(row_of, lines):
         with contextlib.suppress(ValueError, TypeError):  # a damaged line
-            row = json.loads(line)
             if "earlier" in row:
                 history.earlier |= {(run, attempt) for run, attempt in row["earlier"]}
             else:
@@ -266,30 +265,16 @@ def _add_alerts(history: _History, lines: list[bytes], _offset: int) -> None:
 
 
 def _add_rows(progress: _Progress, lines: list[bytes], _offset: int) -> None:
-    """Reads the latest rows, and of those before them only the ones with numbers that are not finite."""
+    """Parses the latest rows, and of those before them only the ones with numbers that are not finite."""
     progress.rows += len(lines)
-    latest = len(lines) - TIMED - 1
-    for number, line in enumerate(lines):
-        is_suspect = b"NaN" in line or b"Infinity" in line  # as Python writes them
-        if not is_suspect and number < latest:
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            _add_row(progress, row, is_suspect)
-
-
-def _add_row(progress: _Progress, row: dict[str, Any], is_suspect: bool) -> None:
-    if is_suspect:
+    for row in map(row_of, (line for line in lines if b"NaN" in line or b"Infinity" in line)):  # as Python writes them
         names = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-        text = f"has metrics that are NaN or infinite since step {row.get('step')}: {', '.join(names)}"
         if names:
+            text = f"has metrics that are NaN or infinite since step {row.get('step')}: {', '.join(names)}"
             progress.non_finite.setdefault(row.get("attempt") or 0, text)
-    tokens, pace = row.get("num_tokens"), row.get("tokens/s")
-    if not isinstance(tokens, int | float) or not isinstance(pace, int | float):  # an evaluation
-        return
-    if progress.tokens is not None and pace > 0 and tokens > progress.tokens:
-        progress.seconds.append((tokens - progress.tokens) / pace)
-    progress.tokens = tokens
+    for row in map(row_of, lines[-TIMED - 1 :]):
+        tokens, pace = row.get("num_tokens"), row.get("tokens/s")
+        if isinstance(tokens, int | float) and isinstance(pace, int | float):  # not an evaluation
+            if progress.tokens is not None and pace > 0 and tokens > progress.tokens:
+                progress.seconds.append((tokens - progress.tokens) / pace)
+            progress.tokens = tokens

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
+import orjson
 
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import open_plain
@@ -88,3 +90,14 @@ class GrowingFiles(Generic[T]):
             return
         except OSError as error:
             raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line; an empty one if it is damaged."""
+    for loads in (orjson.loads, json.loads):  # orjson rejects NaN and Infinity, which Python writes
+        try:
+            row = loads(line)
+        except (ValueError, RecursionError):
+            continue
+        return row if isinstance(row, dict) else {}
+    return {}

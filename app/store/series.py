@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from typing import Any
 
 import attrs
 import numpy as np
-import orjson
 import pandas as pd
 
-from .growing import GrowingFiles
+from .growing import GrowingFiles, row_of
 
 POINTS = 500
 NOT_DRAWN = ("step", "attempt", "kind")
@@ -69,7 +67,7 @@ def to_csv(columns: Mapping[str, Columns]) -> str:
 
 
 def _add(metrics: Metrics, lines: list[bytes], _offset: int) -> None:
-    for row in map(_row, lines):
+    for row in map(row_of, lines):
         step = row.get("step")
         if not isinstance(step, int):
             continue
@@ -84,17 +82,6 @@ def _add(metrics: Metrics, lines: list[bytes], _offset: int) -> None:
                     column = metrics.columns[name] = Columns()
                 column.steps.append(step)
                 column.values.append(value if type(value) is float else _number(value))
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    """A row of JSON; an empty one if the line is invalid."""
-    for loads in (orjson.loads, json.loads):  # orjson rejects NaN and Infinity, which Python writes
-        try:
-            row = loads(line)
-        except ValueError:
-            continue
-        return row if isinstance(row, dict) else {}
-    return {}
 
 
 def _number(value: Any) -> float:
@@ -209,5 +196,5 @@ def _sampled(path: Path, name: str, size: int, _changed: int) -> np.ndarray:
             for place in range(SAMPLES):
                 file.seek(size * place // SAMPLES)
                 lines.append(file.read(4_096).partition(b"\n")[2].partition(b"\n")[0])
-    found = [float(value) for line in lines if isinstance(value := _row(line).get(name), int | float)]
+    found = [float(value) for line in lines if isinstance(value := row_of(line).get(name), int | float)]
     return thinned(np.arange(len(found)), np.asarray(found), SAMPLES)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
 
-from .growing import GrowingFiles
+from .growing import GrowingFiles, row_of
 
 MOST, LONGEST = 12, 32
 _ALLOWED = re.compile(r"[\w.:/+-]+")
@@ -71,7 +70,6 @@ class Tags:
 
 
 def _add(tags: dict[str, tuple[str, ...]], lines: list[bytes], _offset: int) -> None:
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # a damaged line
-            row = json.loads(line)
-            tags[str(row.get("run"))] = tuple(map(str, row.get("tags", ())))
+    for row in map(row_of, lines):
+        if isinstance(words := row.get("tags"), list):
+            tags[str(row.get("run"))] = tuple(map(str, words))
