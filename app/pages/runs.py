@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -234,7 +235,7 @@ def _without_directory(site: Site) -> list[Row]:
     """Runs that are starting, queued, or were refused within a day: there is no directory of them."""
     home, queued = site.settings.home, [one.run for one in site.launcher.waiting()]
     states: dict[str, str] = {}
-    for launch in site.launcher.launches(0, LAUNCHES):  # the newest start of a run comes first
+    for launch in itertools.islice(site.launcher.launches(), LAUNCHES):  # the newest start of a run comes first
         is_refused = launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS
         states.setdefault(launch.run, "starting" if launch.is_alive else "refused" if is_refused else "")
     found = [

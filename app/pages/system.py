@@ -35,7 +35,9 @@ def build(site: Site) -> None:
     def shown(query: Query) -> Values:
         rows = [row for row in site.index.rows() if row.is_live]
         writers = {row.id: writer_of(row.status) for row in rows}
-        samples = site.usage.samples({run: one.pid for run, one in writers.items() if one is not None and one.is_here()})
+        samples = site.usage.samples(
+            {run: one.pid for run, one in writers.items() if one is not None and one.is_here()}
+        )
         last = samples[-1]
         free, total = disk(site.settings.home)
         machine = (

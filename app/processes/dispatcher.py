@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 import threading
@@ -59,4 +60,4 @@ class Dispatcher:
 
     def _busy(self) -> int:
         live = {row.id for row in self._index.rows() if row.is_live}
-        return len(live | {launch.run for launch in self._launcher.launches(0, 50) if launch.is_alive})
+        return len(live | {launch.run for launch in itertools.islice(self._launcher.launches(), 50) if launch.is_alive})

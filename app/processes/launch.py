@@ -7,15 +7,16 @@ Records are files under `<home>/.app`: `launches/` and `sweeps/` (one directory 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -24,9 +25,10 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.launch import process as run_process
+from nnxdsl.launch.job import import_path
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.runs.status import liveness_of, writer_of
+from nnxdsl.runs.status import Status, liveness_of, writer_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 
@@ -52,7 +54,7 @@ class Launch:
     Attributes:
         directory: Directory of its files.
         run: Id of the run.
-        process: Its process (pid and start time).
+        process: Its process.
         record: Contents of `launch.json`.
         recipe: Name of the recipe whose file was started; empty for none.
     """
@@ -61,21 +63,16 @@ class Launch:
     run: str
     process: process_info.Process
     record: dict[str, Any]
-    recipe: str = ""
+    recipe: str
 
     @classmethod
     def read(cls, directory: Path) -> Launch:
-        """Reads a record.
-
-        Raises:
-            RunError: there is none, or it is damaged.
-        """
+        """Reads a record; raises `RunError` if there is none, or it is damaged."""
         record = read_json(directory / "launch.json")
-        try:
-            who = process_info.Process(int(record["pid"]), record["pid_started"], str(record["host"]))
-            return cls(directory, str(record["run"]), who, record, str(record.get("recipe", "")))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{directory / 'launch.json'}: damaged") from error
+        process = writer_of(record) if isinstance(record, dict) else None
+        if process is None:
+            raise RunError(f"{directory / 'launch.json'}: damaged")
+        return cls(directory, _run_of(directory), process, record, str(record.get("recipe", "")))
 
     @property
     def began(self) -> float:
@@ -101,14 +98,12 @@ class Launch:
         return tail(run_process.output_file(self.directory), TAIL)
 
 
-@attrs.frozen
-class Waiting:
+class Waiting(NamedTuple):
     """A queued run; `recipe` as in `Launch`."""
 
     directory: Path
     run: str
-    since: str
-    recipe: str = ""
+    recipe: str
 
 
 class Launcher:
@@ -141,11 +136,7 @@ class Launcher:
             return self._start(directory, run, words, who, recipe, verb)
 
     def resume(self, run: str, who: str = "") -> Launch:
-        """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file if it was started from one.
-
-        Raises:
-            RunError: the run is running, has finished, or does not exist.
-        """
+        """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file; raises as `launch` does."""
         found, recipe = RunDirectory(run_path(self._home, run)), self.recipe_of(run)
         experiment = stored(found.path / "experiment.json") if recipe else None
         if experiment is not None:
@@ -158,11 +149,7 @@ class Launcher:
             return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
 
     def sweep(self, directory: Path, who: str = "", *, parallel: int = 1, retry_failed: bool = False) -> Launch:
-        """Starts the command that drives the sweep of a directory, or resumes it, as `nnxdsl sweep DIRECTORY` would.
-
-        Raises:
-            RunError: the app drives it already, or `parallel` is no positive number.
-        """
+        """Starts or resumes a sweep as `nnxdsl sweep DIRECTORY` would; raises if the app drives it already."""
         if parallel < 1:
             raise RunError(f"concurrent runs: expected at least 1, got {parallel}")
         with self._lock:
@@ -189,7 +176,7 @@ class Launcher:
     def _start(self, directory: Path, run: str, words: Sequence[str], who: str, recipe: str, verb: str) -> Launch:
         words, cwd, variables = [*words, "--home", str(self._home)], self._settings.project, environment()
         if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(cwd), variables.get("PYTHONPATH"))))
+            variables |= import_path(cwd)
         output = run_process.output_file(directory)
         child = run_process.start(words, output, cwd=cwd, environment=variables, start_new_session=True)
         record = {
@@ -210,44 +197,38 @@ class Launcher:
 
         threading.Thread(target=wait, name=f"wait {run}", daemon=True).start()
         self.audit(verb, run, who)
-        for old in self.launches(MAX_LAUNCHES):
+        for old in itertools.islice(self.launches(), MAX_LAUNCHES, None):
             if not old.is_alive:
                 shutil.rmtree(old.directory, ignore_errors=True)
         return Launch.read(directory)
 
     def _require_free(self, run: str) -> None:
-        newest = self._at_work(run)
+        path, newest = run_path(self._home, run), self._at_work(run)
         if newest is not None:
             raise RunError(f"{run} is already starting or running (process {newest.process.pid}); open it")
-        directory = self._directory(run)
-        if directory is None:
-            return
-        if directory.liveness() == "finished":
+        if (path / "run.json").exists() and RunDirectory(path).liveness() == "finished":
             raise RunError(f"{run} has finished; open it, or change a field (such as the seed) to create another run")
-        if _is_written(directory):
-            raise RunError(f"{run} is already running (process {directory.status().get('pid')}); open it")
+        if (writer := self._writer(run)) is not None:
+            raise RunError(f"{run} is already running (process {writer.pid}); open it")
 
-    def _directory(self, run: str) -> RunDirectory | None:
+    def _writer(self, run: str) -> process_info.Process | None:
+        """The process that writes a run, on any machine; None if none does."""
         path = run_path(self._home, run)
-        return RunDirectory(path) if (path / "run.json").exists() else None
+        status = RunDirectory(path).status() if (path / "run.json").exists() else Status()
+        return writer_of(status) if liveness_of(status) in ("running", "silent") else None
 
     # Records of starts
 
-    def launches(self, first: int, last: int | None = None) -> list[Launch]:
-        """Recorded starts from index `first` to `last`, newest first."""
-        found: list[Launch] = []
-        for path in self._entries("launches")[::-1][first:last]:
-            with contextlib.suppress(RunError):
-                found.append(Launch.read(path))
-        return found
+    def launches(self, run: str | None = None, kind: str = "launches") -> Iterator[Launch]:
+        """Recorded starts, newest first: all, or those of a run, or of a sweep (`kind=SWEEPS`)."""
+        for path in reversed(self._entries(kind)):
+            if run is None or _run_of(path) == run:
+                with contextlib.suppress(RunError):
+                    yield Launch.read(path)
 
     def newest(self, run: str, kind: str = "launches") -> Launch | None:
-        """Latest start of a run, or of a sweep (`kind=SWEEPS`), by the app; None if there is none."""
-        for path in reversed(self._entries(kind)):
-            if path.name.partition("-")[2] == run:
-                with contextlib.suppress(RunError):
-                    return Launch.read(path)
-        return None
+        """Latest start of a run, or of a sweep, by the app; None if there is none."""
+        return next(self.launches(run, kind), None)
 
     def _at_work(self, run: str, kind: str = "launches") -> Launch | None:
         newest = self.newest(run, kind)
@@ -261,37 +242,27 @@ class Launcher:
     # Stopping
 
     def stop(self, run: str, who: str = "") -> str:
-        """Requests that a run saves a checkpoint and stops after the current step; returns a message.
-
-        Raises:
-            RunError: the run is not running.
-        """
-        directory = self._directory(run)
-        if directory is not None and _is_written(directory):
-            directory.request_stop()
-            self.audit("stop", run, who)
-            return "Stop requested: it saves a checkpoint after the current step, then exits."
+        """Has a run save a checkpoint and stop after the current step; returns a message, raises if it does not run."""
         newest = self._at_work(run)
-        if newest is None:
+        if self._writer(run) is not None:
+            RunDirectory(run_path(self._home, run)).request_stop()
+            message = "Stop requested: it saves a checkpoint after the current step, then exits."
+        elif newest is not None:
+            # Still preparing data, or training an earlier experiment, which stops and saves too.
+            os.kill(newest.process.pid, signal.SIGTERM)
+            message = "Stop requested."
+        else:
             raise RunError(f"{run}: nothing of it is at work on this machine")
-        # Still preparing data, or training an earlier experiment, which stops and saves too.
-        os.kill(newest.process.pid, signal.SIGTERM)
         self.audit("stop", run, who)
-        return "Stop requested."
+        return message
 
     def kill(self, run: str, who: str = "") -> str:
-        """Kills a run's recorded processes; its last checkpoint stays valid.
-
-        Raises:
-            RunError: the run is not running on this machine.
-        """
-        directory, newest = self._directory(run), self._at_work(run)
-        writer = writer_of(directory.status()) if directory is not None and _is_written(directory) else None
-        pids = {newest.process.pid} if newest is not None else set[int]()
-        pids |= {writer.pid} if writer is not None and writer.is_alive() else set()
-        if not pids:
+        """Kills a run's recorded processes, and raises if there are none here; its last checkpoint stays valid."""
+        newest, writer = self._at_work(run), self._writer(run)
+        processes = {one for one in (newest and newest.process, writer) if one is not None and one.is_alive()}
+        if not processes:
             raise RunError(f"{run}: nothing of it is at work on this machine")
-        for pid in pids:
+        for pid in (one.pid for one in processes):
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
@@ -301,11 +272,7 @@ class Launcher:
         return "Killed. Resume continues from the last checkpoint, or from the beginning if there is none."
 
     def put_away(self, run: str, who: str = "") -> str:
-        """Moves a run that is not running to `<home>/.trash`.
-
-        Raises:
-            RunError: the run is running, or does not exist.
-        """
+        """Moves a run to `<home>/.trash`; returns a message, raises if it is running or does not exist."""
         path = run_path(self._home, run)
         if not (path / "run.json").exists():
             raise RunError(f"{run}: there is no such run")
@@ -321,11 +288,7 @@ class Launcher:
     # The queue
 
     def enqueue(self, experiment: Experiment, who: str = "", recipe: str = "") -> None:
-        """Adds an experiment to the queue; arguments as in `launch`.
-
-        Raises:
-            RunError: it is queued or running already, or the queue is full.
-        """
+        """Adds an experiment to the queue; raises if it is queued or running already, or if the queue is full."""
         waiting = self.waiting()
         if any(one.run == experiment.id for one in waiting):
             raise RunError(f"{experiment.id} is already queued")
@@ -339,22 +302,14 @@ class Launcher:
 
     def waiting(self) -> list[Waiting]:
         """Returns the queued runs, the next one first."""
-        found: list[Waiting] = []
-        for path in self._entries("queue"):
-            text, _, run = path.name.partition("-")
-            stamp = whole(text)
-            if stamp is not None and (path / "experiment.json").is_file():
-                since = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(stamp / 1e9))
-                recipe = (path / "recipe").read_text("utf-8") if (path / "recipe").is_file() else ""
-                found.append(Waiting(path, run, since, recipe))
-        return found
+        return [
+            Waiting(path, _run_of(path), recipe.read_text("utf-8") if (recipe := path / "recipe").is_file() else "")
+            for path in self._entries("queue")
+            if (path / "experiment.json").is_file()
+        ]
 
     def move(self, run: str, places: int, who: str = "") -> str:
-        """Moves a queued run up (negative) or down by swapping it with its neighbour; returns a message.
-
-        Raises:
-            RunError: the run is not queued.
-        """
+        """Swaps a queued run with the one before (negative) or after it; returns a message, raises if it is none."""
         with self._lock:
             waiting = self.waiting()
             at = next((n for n, one in enumerate(waiting) if one.run == run), None)
@@ -363,23 +318,19 @@ class Launcher:
             to = at + (1 if places > 0 else -1)
             if not 0 <= to < len(waiting):
                 return f"{run} is already {'last' if places > 0 else 'first'} in the queue."
-            moved, other = waiting[at].directory, waiting[to].directory
             # Time stamps in the names define the order; both entries exist between the two renames, so none is lost.
-            stamps = [path.name.partition("-")[0] for path in (moved, other)]
+            pair = waiting[at], waiting[to]
+            stamps = [one.directory.name.partition("-")[0] for one in pair]
             try:
-                moved.rename(moved.with_name(f"{stamps[1]}-{run}"))
-                other.rename(other.with_name(f"{stamps[0]}-{waiting[to].run}"))
+                for one, stamp in zip(pair, reversed(stamps), strict=True):
+                    one.directory.rename(one.directory.with_name(f"{stamp}-{one.run}"))
             except OSError as error:  # one of them has been started meanwhile
                 raise RunError(f"the queue has changed meanwhile ({error.strerror}); try again") from error
         self.audit("move", run, who)
         return f"{run} is now number {to + 1} in the queue."
 
     def unqueue(self, run: str, who: str = "") -> str:
-        """Removes a run from the queue; returns a message.
-
-        Raises:
-            RunError: the run is not queued.
-        """
+        """Removes a run from the queue; returns a message, raises if it is not queued."""
         found = [one for one in self.waiting() if one.run == run]
         if not found:
             raise RunError(f"{run} is not queued")
@@ -420,9 +371,9 @@ class Launcher:
         write_json(directory / "experiment.json", to_dict(experiment))
 
 
-def _is_written(directory: RunDirectory) -> bool:
-    """Whether a process writes a run."""
-    return liveness_of(directory.status()) in ("running", "silent")
+def _run_of(directory: Path) -> str:
+    """The run that a directory of `_entries` is of."""
+    return directory.name.partition("-")[2]
 
 
 def tail(path: Path, limit: int) -> str:
