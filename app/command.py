@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import signal
-import threading
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -15,10 +15,9 @@ from nnxdsl import app
 from nnxdsl.cli.arguments import add_allow, add_home
 from nnxdsl.errors import RunError
 
-from .settings import LOOPBACK, PATHS, Limits, Settings
+from .settings import LOOPBACK, PATHS, TOKEN_VARIABLE, Limits, Settings
 
 PASSWORD_VARIABLE = "NNXDSL_APP_PASSWORD"
-TOKEN_VARIABLE = "NNXDSL_APP_TOKEN"
 SHORTEST_TOKEN = 16
 
 
@@ -140,7 +139,7 @@ def _password(file: Path | None) -> str | None:
 
 
 def serve(settings: Settings) -> int:
-    """Serves until SIGINT or SIGTERM, and returns 0.
+    """Serves until SIGINT or SIGTERM, which end the process with exit code 0.
 
     Raises:
         RunError: gradio is not installed, the port is in use, or the home cannot be created.
@@ -149,18 +148,7 @@ def serve(settings: Settings) -> int:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
-    site = app.module("site")
-    ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: ended.set())
-    try:
-        served = site.served(settings)
-    except OSError as error:
-        raise RunError(f"--port {settings.port}: {error}; choose another one, or --port 0") from error
-    secret = "password" if settings.password else f"token of {TOKEN_VARIABLE}" if settings.token else ""
-    note = f"; sign in with the {secret}" if secret else ""
-    text = f"nnxdsl app on {served.address} (runs in {settings.home}){note}; Ctrl-C stops the app, not its runs"
-    print(text, flush=True)
-    ended.wait()
-    served.close()
+        signal.signal(number, lambda *_: sys.exit(0))
+    app.module("site").serve(settings)
     return 0

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 import attrs
 
+TOKEN_VARIABLE = "NNXDSL_APP_TOKEN"
+ANY = ("0.0.0.0", "::")
+"""Addresses for all interfaces."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PATHS = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 """Paths below which pages may be served."""
@@ -76,7 +79,7 @@ class Settings:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host names that are accepted in requests."""
-        own = () if self.host in ("0.0.0.0", "::") else (self.host,)
+        own = () if self.host in ANY else (self.host,)
         proxy = () if self.proxy is None else (urlsplit(self.proxy).hostname or "",)
         return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts, *proxy)))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import gradio as gr
+import uvicorn
 from fastapi import FastAPI
 from gradio.themes import Base
 
@@ -23,13 +24,14 @@ from .page import Page
 from .pages import PAGES
 from .security.access import Access, session_key
 from .security.guard import Guard, Needed
-from .server import Server
-from .settings import PATHS, Settings
+from .settings import ANY, PATHS, TOKEN_VARIABLE, Settings
 from .state import Site
 
 STATIC = Path(__file__).parent / "static"
 CLOSED: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """Routes of FastAPI that the app has not."""
+END_SECONDS = 5
+"""In which requests in progress may end when the app does."""
 
 
 class Pages(gr.Blocks):
@@ -65,43 +67,47 @@ def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
     return Pages(site, pages)
 
 
-@attrs.frozen
-class Served:
-    """A running app.
-
-    Attributes:
-        site: State of the app.
-        address: URL to open; it includes the token if that was generated and there is no password.
-    """
-
-    site: Site
-    address: str = attrs.field(repr=False)
-    _blocks: gr.Blocks
-    _server: Server
-
-    def close(self) -> None:
-        """Stops the app; runs continue."""
-        self.site.close()
-        self._blocks.close(verbose=False)
-        self._server.close()
-
-
-def served(settings: Settings) -> Served:
-    """Starts to serve an app; the caller stops it with `close`.
+def serve(settings: Settings) -> None:
+    """Serves an app until the process is ended by a signal; runs continue.
 
     Raises:
-        OSError: The port is in use, or the address is not available.
+        RunError: The port is in use, or the address is not available.
     """
-    server = Server(settings.host, settings.port)
+    try:  # before pages are built, which takes seconds
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        raise RunError(f"--port {settings.port}: {error}; choose another one, or --port 0") from error
+    port = listening.getsockname()[1]
     site = Site(settings)
     blocks = build(site)
-    access = Access.of(settings, server.port, session_key(settings.own))
-    inner = Downloads(_mounted(FastAPI(**CLOSED), blocks, "/", settings, server_port=server.port), site)
-    server.serve(Guard(Needed(inner, frozenset(page.path for page in PAGES)), settings, access))
-    address = f"{settings.proxy or server.address}/"
-    # A token from the environment is not printed, since the output may be logged.
-    is_told = settings.password is None and settings.token is None
-    return Served(site, f"{address}?token={access.token}" if is_told else address, blocks, server)
+    access = Access.of(settings, port, session_key(settings.own))
+    inner = Downloads(_mounted(FastAPI(**CLOSED), blocks, "/", settings, server_port=port), site)
+    guard = Guard(Needed(inner, frozenset(page.path for page in PAGES)), settings, access)
+    # Client address and host come from the connection and our own checks, not from forwarding headers.
+    config = uvicorn.Config(
+        guard,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    print(_greeting(settings, port, access.token), flush=True)
+    try:
+        uvicorn.Server(config).run([listening])
+    finally:
+        site.close()
+        blocks.close(verbose=False)
+
+
+def _greeting(settings: Settings, port: int, token: str) -> str:
+    """What is printed: the address, with the token if it was generated; a configured one may not be logged."""
+    host = "localhost" if settings.host in ANY else f"[{settings.host}]" if ":" in settings.host else settings.host
+    secret = "password" if settings.password else f"token of {TOKEN_VARIABLE}" if settings.token else ""
+    address = f"{settings.proxy or f'http://{host}:{port}'}/{'' if secret else f'?token={token}'}"
+    note = f"; sign in with the {secret}" if secret else ""
+    return f"nnxdsl app on {address} (runs in {settings.home}){note}; Ctrl-C stops the app, not its runs"
 
 
 def embedded(home: Path, path: str, read_only: bool) -> gr.Blocks:
