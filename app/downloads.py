@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qsl
 
 import attrs
@@ -75,12 +75,12 @@ class Downloads:
                 raise RunError(REFUSAL)
             name, kind, content = await asyncio.to_thread(self._found, query)
         except (RunError, OSError) as error:
-            text = str(error) if "outputs" in query else REFUSAL
-            await PlainTextResponse(f"{text}\n", 404)(scope, receive, send)
+            await PlainTextResponse(f"{error if 'outputs' in query else REFUSAL}\n", 404)(scope, receive, send)
             return
-        disposition = f'attachment; filename="{name}"'
-        headers = [(b"content-type", kind.encode()), (b"content-disposition", disposition.encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        # Without a length: a file may grow meanwhile.
+        headers = [("content-type", kind), ("content-disposition", f'attachment; filename="{name}"')]
+        raw = [(key.encode(), value.encode()) for key, value in headers]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
         for chunk in content:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -89,32 +89,30 @@ class Downloads:
         if "outputs" in query:
             return self._outputs(query["outputs"], query.get("format", "jsonl"))
         if "layout" in query:
-            found = arrays_csv(self.site, query)
-            if found is None:
+            if (layout := arrays_csv(self.site, query)) is None:
                 raise RunError(REFUSAL)
-            return found[0], CSV, [found[1].encode()]
+            return layout[0], CSV, [layout[1].encode()]
         if "compare" in query or "filter" in query:
-            return self._compared(query)
+            return self._compared(query, query.get("as", "csv"))
         run, name = query.get("run", ""), query.get("file", "")
         if name == FIGURES:
             text = to_csv(self.site.series.of(self.site.run(run).file("metrics.jsonl")).columns)
             return f"{run}-{name}", CSV, [text.encode()]
         if name not in TYPES:
             raise RunError(REFUSAL)
-        return f"{run}-{name}", TYPES[name], _chunks(self.site.run(run).file(name))
+        return f"{run}-{name}", TYPES[name], _chunks(self.site.run(run).file(name).open("rb"))
 
-    def _compared(self, query: Query) -> Download:
-        """Returns metrics and differing settings of runs."""
+    def _compared(self, query: Query, kind: str) -> Download:
+        """Metrics and differing settings of runs."""
         runs, _ = compared(self.site, {**query, "ids": query.get("compare", "")})
-        if query.get("as", "csv") not in COMPARISONS or not runs:
+        if kind not in COMPARISONS or not runs:
             raise RunError(REFUSAL)
-        kind = query.get("as", "csv")
         written, content_type = COMPARISONS[kind]
         name = f"compared-runs.{kind}" if len(runs) > 1 else f"{runs[0].row.id}.{kind}"
         return name, content_type, [written(grouped(runs, query.get("group", "")), query).encode()]
 
     def _outputs(self, key: str, kind: str) -> Download:
-        """Returns cached model outputs."""
+        """Cached model outputs."""
         request = self.site.answers.find(key)
         if request is None or request.result is None:
             raise RunError("this answer is no longer stored; generate it again")
@@ -122,13 +120,8 @@ class Downloads:
         return name, OUTPUTS[kind], [exported(request.result, kind).encode()]
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Opens a file, and yields its content later: it may grow meanwhile."""
-    file = path.open("rb")
-
-    def read() -> Iterator[bytes]:
-        with file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-
-    return read()
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a file, read as it is sent."""
+    with file:
+        while chunk := file.read(CHUNK):
+            yield chunk
