@@ -55,11 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def settings_of(args: Namespace) -> Settings:
-    """The app's settings from its arguments and environment variables.
-
-    Raises:
-        RunError: the app would be reachable from other machines without a password.
-    """
+    """The app's settings from arguments and environment; raises if others could reach it without a password."""
     password = _password(args.password_file)
     if args.host not in LOOPBACK and password is None:
         raise RunError(
@@ -139,11 +135,7 @@ def _password(file: Path | None) -> str | None:
 
 
 def serve(settings: Settings) -> int:
-    """Serves until SIGINT or SIGTERM, which end the process with exit code 0.
-
-    Raises:
-        RunError: gradio is not installed, the port is in use, or the home cannot be created.
-    """
+    """Serves until SIGINT or SIGTERM, which end the process with exit code 0."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -68,11 +68,7 @@ def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
 
 
 def serve(settings: Settings) -> None:
-    """Serves an app until the process is ended by a signal; runs continue.
-
-    Raises:
-        RunError: The port is in use, or the address is not available.
-    """
+    """Serves an app until the process is ended by a signal; raises if its port is in use or cannot be opened."""
     try:  # before pages are built, which takes seconds
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((settings.host, settings.port), family=family)

@@ -61,21 +61,13 @@ class Site:
         self.dispatcher = None if settings.read_only else Dispatcher(settings, self.launcher, self.index)
 
     def run(self, run: str) -> RunDirectory:
-        """Returns the directory of a run.
-
-        Raises:
-            RunError: the home has no run with this id.
-        """
+        """Returns the directory of a run; raises if the home has no run with this id."""
         if not run:
             raise RunError("name a run: /run?id=...")
         return RunDirectory(run_path(self.settings.home, run))
 
     def experiment(self, run: str) -> Experiment:
-        """Loads the experiment of a run, or of a launch that was rejected.
-
-        Raises:
-            RunError: there is none, or it names classes of another package.
-        """
+        """Loads the experiment of a run, or of a launch that was rejected; raises if there is none to be read."""
         launch = self.launcher.newest(run)
         place = self.run(run).path if self.index.row(run) is not None else launch and launch.directory
         if place is None:

@@ -216,11 +216,7 @@ class Alerts:
             self._ended.wait(CHECK_SECONDS)
 
     def _run(self, alert: bytes) -> None:
-        """Runs the command with an alert as its standard input.
-
-        Raises:
-            RunError: It failed, or did not end in time and was killed.
-        """
+        """Runs the command with an alert as its standard input; raises if it fails or has to be killed."""
         words = self._settings.alert_command
         variables = {name: value for name, value in os.environ.items() if not name.startswith("NNXDSL_APP_")}
 
@@ -234,11 +230,7 @@ class Alerts:
             raise RunError(f"{words[0]} ended with exit code {code}: {errors}")
 
     def _post(self, alert: bytes) -> None:
-        """Posts an alert to the webhook.
-
-        Raises:
-            OSError: It cannot be reached, or answers with an error or a redirect.
-        """
+        """Posts an alert to the webhook; raises `OSError` if that fails, or if the answer is a redirect."""
         url = self._settings.alert_webhook or ""
         request = urllib.request.Request(url, alert, {"Content-Type": "application/json"})
         urllib.request.build_opener(_NoRedirects).open(request, timeout=SEND_SECONDS).close()

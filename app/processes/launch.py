@@ -119,9 +119,7 @@ class Launcher:
     # Starting
 
     def launch(self, experiment: Experiment, who: str = "", recipe: str = "", verb: str = "run") -> Launch:
-        """Starts an experiment, or resumes its run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
-
-        The audit log gets the verb, and who requested it.
+        """Starts or resumes an experiment's run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
         Raises:
             RunError: the run is running or has finished, or the recipe cannot be changed into this experiment.

@@ -61,12 +61,7 @@ class Presets:
         return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
 
     def experiment(self, name: str) -> Experiment | None:
-        """Returns the experiment of a preset; None until it has been read.
-
-        Raises:
-            RunError: there is none of this name, or it cannot be read.
-            SpecError: it names classes of other packages that are not allowed.
-        """
+        """Returns the experiment of a preset; None until it has been read, raises if it cannot be."""
         job, file = self.job(name), self.file(name)
         if job is None:
             raise RunError(f"{file} does not exist: there is no such recipe; restore it, or import the draft's JSON")

@@ -78,11 +78,7 @@ class Access:
         )
 
     async def is_signed_in(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request has a valid cookie, token or password.
-
-        Raises:
-            BusyError: Too many password attempts are pending.
-        """
+        """Whether a request has a valid cookie, token or password; raises `BusyError`."""
         pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         if any(self._is_signed(value) for name, _, value in pairs if name == self.cookie):
             return True
@@ -93,11 +89,7 @@ class Access:
         return password is not None and await self._is_password(password)
 
     async def is_secret(self, given: str) -> bool:
-        """Whether a text is the token or the password.
-
-        Raises:
-            BusyError: Too many password attempts are pending.
-        """
+        """Whether a text is the token or the password; raises `BusyError`."""
         return self.is_token(given) or await self._is_password(given)
 
     def is_token(self, given: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 import secrets
@@ -53,10 +52,8 @@ class Drafts:
     def new(self, texts: dict[str, str], base: dict[str, Any], base_name: str, recipe: str = "") -> Draft:
         """Creates a draft."""
         draft = self._saved(Draft(secrets.token_hex(6), texts, base, base_name, recipe))
-        files = sorted(self._place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-MAX_DRAFTS]:
-            with contextlib.suppress(OSError):
-                old.unlink()
+        for old in sorted(self._place.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MAX_DRAFTS]:
+            old.unlink(missing_ok=True)
         return draft
 
     def _saved(self, draft: Draft) -> Draft:
@@ -65,12 +62,9 @@ class Drafts:
         return draft
 
     def change(self, name: str, texts: dict[str, str], tab: str = "", revision: str = "") -> Draft:
-        """Saves the form of a browser tab, which received a revision of the draft.
+        """Saves the form of a browser tab, which received a revision of the draft; raises if the draft is gone.
 
         If another tab has changed it since, the form becomes a new draft.
-
-        Raises:
-            RunError: there is no such draft (any more).
         """
         with self._lock:
             draft = self.load(name)
@@ -94,11 +88,7 @@ class Drafts:
             (self._place / f"{name}.json").unlink(missing_ok=True)
 
     def load(self, name: str) -> Draft:
-        """Loads a draft.
-
-        Raises:
-            RunError: there is no such draft (any more), or it is damaged.
-        """
+        """Loads a draft; raises `RunError` if it is gone or damaged."""
         if not _NAME.fullmatch(name):
             raise RunError("invalid draft id; start again from a recipe or a run")
         try:

@@ -24,11 +24,7 @@ LONGEST = 200_000
 
 
 def from_text(text: str) -> Experiment:
-    """Parses a pasted text, Python or JSON, without executing it.
-
-    Raises:
-        SpecError: all problems, with their positions.
-    """
+    """Parses a pasted text, Python or JSON, without executing it; raises a `SpecError` with all problems."""
     if len(text) > LONGEST:
         raise SpecError([Problem("", f"{len(text):,} characters; expected at most {LONGEST:,}")])
     if not text.strip():
@@ -41,11 +37,7 @@ def from_text(text: str) -> Experiment:
 
 
 def from_tree(tree: Any) -> Experiment:
-    """Parses an experiment from a JSON value.
-
-    Raises:
-        SpecError: the value is not an experiment, or names code that is not allowed.
-    """
+    """Parses an experiment from a JSON value; raises if it is none, or names code that is not allowed."""
     if not isinstance(tree, dict):
         raise SpecError([Problem("", f"expected a JSON object, got {type(tree).__name__}")])
     return from_dict(tree, Experiment)

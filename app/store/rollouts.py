@@ -29,19 +29,11 @@ class Rollouts:
         self._places = GrowingFiles[Places](dict, _add)
 
     def steps(self, path: Path) -> list[int]:
-        """Steps with rows in a `rollouts.jsonl`, ascending; empty if there is no such file.
-
-        Raises:
-            RunError: It is no regular file, or cannot be read.
-        """
+        """Steps with rows in a `rollouts.jsonl`, ascending; empty without the file, raises if it cannot be read."""
         return sorted([*self._places.of(path)])
 
     def groups(self, path: Path, step: int) -> list[dict[str, Any]]:
-        """Rows of a step, as `nnxdsl.storage.records.ROLLOUT` describes them; invalid ones are left out.
-
-        Raises:
-            RunError: It is no regular file, or cannot be read.
-        """
+        """Rows of a step, as `nnxdsl.storage.records.ROLLOUT` describes them; invalid ones are left out."""
         places = [*self._places.of(path).get(step, ())]
         found: list[dict[str, Any]] = []
         try:

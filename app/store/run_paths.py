@@ -18,11 +18,7 @@ FILES = frozenset(
 
 
 def directory_path(home: Path, run: str) -> Path:
-    """Returns the directory of a run id; it need not exist.
-
-    Raises:
-        RunError: The id is invalid, or is the name of a link: links are never followed.
-    """
+    """Returns the directory of a run id, which need not exist; raises if the id is invalid, or a link's name."""
     path = home / run
     try:
         if path.name != run or path.parent != home:
@@ -35,11 +31,7 @@ def directory_path(home: Path, run: str) -> Path:
 
 
 def run_path(home: Path, run: str) -> Path:
-    """Returns `directory_path` after checking that no file that the app reads or writes is a link.
-
-    Raises:
-        RunError: The id is invalid, or one of the files is a link.
-    """
+    """Returns `directory_path`; raises also if a file that the app reads or writes is a link."""
     path = directory_path(home, run)
     try:
         with os.scandir(path) as entries:

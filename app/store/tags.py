@@ -19,11 +19,7 @@ _ALLOWED = re.compile(r"[\w.:/+-]+")
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Parses tags separated by commas or spaces.
-
-    Raises:
-        RunError: there are too many tags, or one has invalid characters.
-    """
+    """Parses tags separated by commas or spaces; raises if there are too many, or one has invalid characters."""
     found = tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
     wrong = [word for word in found if len(word) > LONGEST or not _ALLOWED.fullmatch(word)]
     if wrong:
@@ -53,11 +49,7 @@ class Tags:
         return sorted({tag for run in runs for tag in tags.get(run, ())})
 
     def set(self, run: str, tags: Iterable[str], who: str = "") -> None:
-        """Replaces the tags of a run.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
+        """Replaces the tags of a run; raises `RunError` if the file cannot be written."""
         with self._lock:
             self._file.path.parent.mkdir(parents=True, exist_ok=True)
             row = {"time": process_info.utc(), "run": run, "tags": list(tags), "by": who}
