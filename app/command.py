@@ -22,8 +22,16 @@ SHORTEST_TOKEN = 16
 
 
 def run(args: Namespace) -> int:
-    """Serves the app until it is interrupted; returns the process's exit code."""
-    return serve(settings_of(args))
+    """Serves the app until SIGINT or SIGTERM, which end the process with exit code 0."""
+    settings = settings_of(args)
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    app.module("site").serve(settings)
+    return 0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -132,15 +140,3 @@ def _password(file: Path | None) -> str | None:
     if not text:
         raise RunError(f"--password-file {file}: file is empty")
     return text
-
-
-def serve(settings: Settings) -> int:
-    """Serves until SIGINT or SIGTERM, which end the process with exit code 0."""
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--home {settings.home}: cannot be created: {error.strerror}") from error
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
-    app.module("site").serve(settings)
-    return 0

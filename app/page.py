@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """A page at a URL of its own.
-
-    Attributes:
-        name: Short name.
-        path: Its URL below the app.
-        title: Its title in the navigation.
-        build: Adds the components.
-        in_navigation: Whether it is in the navigation.
-    """
+    """A page at a URL of its own: `path`, below the app; `build` adds its components."""
 
     name: str
     path: str

@@ -18,27 +18,16 @@ PATHS = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Resource limits of an app.
+    """Resource limits of an app."""
 
-    Attributes:
-        slots: Concurrent runs of the queue.
-        queued: Maximum length of the queue.
-        upload_bytes: Maximum size of a request.
-        prompt_characters: Maximum length of a prompt, in characters.
-        new_tokens: Maximum number of generated tokens.
-        log_bytes: Number of bytes that are shown from the end of a log.
-        mesh_devices: Maximum number of devices in a planned mesh.
-        job_seconds: Timeout of a child process, in seconds.
-    """
-
-    slots: int = 1
+    slots: int = 1  # concurrent runs of the queue
     queued: int = 100
-    upload_bytes: int = 4_000_000
+    upload_bytes: int = 4_000_000  # of a request
     prompt_characters: int = 8_000
     new_tokens: int = 1_024
-    log_bytes: int = 64_000
-    mesh_devices: int = 1_000_000
-    job_seconds: float = 600.0
+    log_bytes: int = 64_000  # that are shown from the end of a log
+    mesh_devices: int = 1_000_000  # of a planned mesh
+    job_seconds: float = 600.0  # timeout of a child process
 
 
 @attrs.frozen(kw_only=True)

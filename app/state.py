@@ -28,20 +28,14 @@ class Site:
     """The first argument of every page function.
 
     Attributes:
-        settings: Settings of the app.
         jobs: Child processes that compute plans, two at a time.
         compiles: Child processes that compile with XLA, which takes minutes: one at a time, independent of `jobs`.
         answers: Requests to models, and their child process.
-        votes: Blind votes on answers.
-        tags: Tags of runs.
         index: The runs, one row each.
         series: Metrics of runs.
         rollouts: Sampled completions of runs.
         launcher: Actions on runs.
-        drafts: Drafts of experiments.
         presets: The project's recipes.
-        usage: What live runs and the machine use.
-        alerts: Alerts on runs.
         dispatcher: Starts queued runs; None in read-only mode.
     """
 

@@ -215,12 +215,11 @@ def _handler(
         digests = json_object(sent)
         answer: list[Any] = []
         for place, output in enumerate(outputs):
-            value = found.get(output, _UNCHANGED)
-            digest = _digest(value)
-            if value is _UNCHANGED or output in left or digests.get(str(place)) == digest:
+            digest = _digest(found[output]) if output in found and output not in left else None
+            if digest is None or digests.get(str(place)) == digest:
                 answer.append(gr.skip())
             else:
-                answer.append(value)
+                answer.append(found[output])
                 digests[str(place)] = digest
         return [*answer, json.dumps(digests)]
 
@@ -246,9 +245,6 @@ def json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-_UNCHANGED = object()
 
 
 def _digest(value: object) -> str:

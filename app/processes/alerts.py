@@ -47,25 +47,15 @@ TEXT = 600
 
 @attrs.frozen(kw_only=True)
 class Alert:
-    """What happened to a run.
+    """What happened to a run, as it is stored and sent."""
 
-    Attributes:
-        time: When it was noticed, ISO 8601.
-        kind: non_finite, stalled, lost, failed or finished.
-        run: Id of the run.
-        attempt: Number of its start, from 1; 0 before the first.
-        step: Steps done.
-        directory: Directory of the run.
-        text: A sentence.
-    """
-
-    time: str
-    kind: str
+    time: str  # when it was noticed, ISO 8601
+    kind: str  # non_finite, stalled, lost, failed or finished
     run: str
-    attempt: int
-    step: int | None
+    attempt: int  # number of the run's start, from 1; 0 before the first
+    step: int | None  # steps done
     directory: str
-    text: str
+    text: str  # a sentence
 
 
 @attrs.define

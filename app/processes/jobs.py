@@ -54,24 +54,14 @@ def environment() -> dict[str, str]:
 
 @attrs.define
 class Job:
-    """A child process and its result.
+    """A child process and its result."""
 
-    Attributes:
-        key: Cache key; equal keys mean the same work.
-        argv: Command line.
-        state: Current state.
-        result: Parsed JSON output; None until it is done, or if there is none.
-        error: Error message for users; empty without an error.
-        began: Start time, monotonic.
-        seconds: Elapsed time.
-    """
-
-    key: str
+    key: str  # equal keys mean the same work
     argv: tuple[str, ...]
     state: JobState = "waiting"
-    result: Any = None
-    error: str = ""
-    began: float = attrs.Factory(time.monotonic)
+    result: Any = None  # parsed JSON output; None until it is done, or if there is none
+    error: str = ""  # for users
+    began: float = attrs.Factory(time.monotonic)  # monotonic
     ended: float | None = None
     child: subprocess.Popen[bytes] | None = None
 

@@ -49,21 +49,13 @@ READ_SECONDS = 30.0
 
 @attrs.frozen
 class Launch:
-    """A start of a run by the app.
+    """A start of a run by the app."""
 
-    Attributes:
-        directory: Directory of its files.
-        run: Id of the run.
-        process: Its process.
-        record: Contents of `launch.json`.
-        recipe: Name of the recipe whose file was started; empty for none.
-    """
-
-    directory: Path
+    directory: Path  # of its files
     run: str
     process: process_info.Process
-    record: dict[str, Any]
-    recipe: str
+    record: dict[str, Any]  # contents of `launch.json`
+    recipe: str  # name of the recipe whose file was started; empty for none
 
     @classmethod
     def read(cls, directory: Path) -> Launch:

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-import attrs
 import psutil
 
 SECONDS = 5.0
@@ -25,56 +25,31 @@ GIB = 2**30
 _QUERY = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu"
 
 
-@attrs.frozen
-class Process:
-    """A run's process and all processes that it started.
-
-    Attributes:
-        memory: Resident memory, GiB; pages that processes share are counted in each.
-        processors: Processors in use, such as 1.5.
-    """
+class Process(NamedTuple):
+    """A run's process and all that it started: resident memory, GiB, shared pages in each, and processors in use."""
 
     memory: float
     processors: float
 
 
-@attrs.frozen
-class GPU:
-    """A GPU as its driver reports it.
+class GPU(NamedTuple):
+    """A GPU as its driver reports it; memory in GiB."""
 
-    Attributes:
-        name: Number and product name.
-        memory: Memory in use, GiB.
-        total: Its memory, GiB.
-        utilization: Percentage of the time in which a kernel ran; None if the driver does not tell.
-    """
-
-    name: str
-    memory: float
+    name: str  # its number and product name
+    memory: float  # in use
     total: float
-    utilization: float | None
+    utilization: float | None  # percentage of the time in which a kernel ran; None if the driver does not tell
 
 
-@attrs.frozen
-class Sample:
-    """The machine at one time.
+class Sample(NamedTuple):
+    """The machine at one time; memory in GiB."""
 
-    Attributes:
-        time: Unix time, seconds.
-        processors: Processors in use, of `count`.
-        count: Number of processors.
-        memory: Host memory in use, GiB, of `total`.
-        total: Host memory, GiB.
-        runs: Processes of live runs by the run's id.
-        gpus: GPUs, if the machine has any and their driver is installed.
-    """
-
-    time: float
-    processors: float
+    time: float  # Unix time, seconds
+    processors: float  # in use, of `count`
     count: int
-    memory: float
+    memory: float  # of the host, in use, of `total`
     total: float
-    runs: Mapping[str, Process]
+    runs: Mapping[str, Process]  # of live runs by their ids
     gpus: tuple[GPU, ...] = ()
 
 

@@ -20,25 +20,15 @@ _NAME = re.compile(r"[0-9a-f]{12}")
 
 @attrs.frozen
 class Draft:
-    """An experiment that is being edited.
+    """An experiment that is being edited."""
 
-    Attributes:
-        id: Its name in URLs.
-        texts: Texts of the form's fields by path.
-        base: The experiment that it was copied from, as JSON; changed fields are marked relative to it.
-        base_name: Display name of `base`.
-        recipe: The recipe whose file is launched with the changes as arguments; empty for none.
-        tab: The browser tab that changed it last; empty before the first change.
-        revision: Number of changes.
-    """
-
-    id: str
-    texts: dict[str, str]
-    base: dict[str, Any]
-    base_name: str
-    recipe: str = ""
-    tab: str = ""
-    revision: int = 0
+    id: str  # its name in URLs
+    texts: dict[str, str]  # of the form's fields by path
+    base: dict[str, Any]  # the experiment that it was copied from, as JSON; changed fields are marked relative to it
+    base_name: str  # for display
+    recipe: str = ""  # the one whose file is launched with the changes as arguments; empty for none
+    tab: str = ""  # the browser tab that changed it last; empty before the first change
+    revision: int = 0  # number of changes
 
 
 class Drafts:

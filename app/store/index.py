@@ -31,34 +31,19 @@ LIVE = ("starting", "compiling", "running", "stopping", "silent")
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One run in the list of runs.
-
-    Attributes:
-        id: Name of its directory.
-        path: Its directory.
-        state: One word: queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or
-            damaged.
-        status: Last status that its process wrote.
-        facts: Objective, model, mesh and adapter as text.
-        metrics: Last row of training metrics.
-        created: Creation time, ISO 8601.
-        problem: Which file is damaged.
-        doubt: Why it has not finished, if its status wrongly says so.
-        seconds: Time from its first start to its end, or until now.
-        quiet: Seconds since its last heartbeat.
-    """
+    """One run in the list of runs."""
 
     id: str
     path: Path
-    state: str
+    state: str  # queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or damaged
     status: Status = attrs.Factory(lambda: Status())
-    facts: dict[str, str] = attrs.Factory(dict)
-    metrics: dict[str, Any] = attrs.Factory(dict)
-    created: str | None = None
-    problem: str | None = None
-    doubt: str | None = None
-    seconds: float | None = None
-    quiet: float = float("inf")
+    facts: dict[str, str] = attrs.Factory(dict)  # objective, model, mesh and adapter as text
+    metrics: dict[str, Any] = attrs.Factory(dict)  # last row of training
+    created: str | None = None  # ISO 8601
+    problem: str | None = None  # which file is damaged
+    doubt: str | None = None  # why it has not finished, if its status wrongly says so
+    seconds: float | None = None  # from its first start to its end, or until now
+    quiet: float = float("inf")  # seconds since its last heartbeat
 
     @property
     def is_live(self) -> bool:

@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -21,12 +21,7 @@ NOT_DRAWN = ("step", "attempt", "kind")
 
 @attrs.define
 class Columns:
-    """The values of one metric.
-
-    Attributes:
-        steps: Step of every value.
-        values: The values; NaN if not a number.
-    """
+    """The values of one metric, NaN if not a number, and the step of each."""
 
     steps: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
     values: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
@@ -38,17 +33,10 @@ class Columns:
 
 @attrs.define
 class Metrics:
-    """The content of a `metrics.jsonl`.
+    """The content of a `metrics.jsonl`."""
 
-    Attributes:
-        columns: Metrics by name; those of evaluations begin with `eval/`.
-        starts: First step of each attempt.
-        last: The last row of training.
-    """
-
-    columns: dict[str, Columns] = attrs.Factory(dict)
-    starts: dict[int, int] = attrs.Factory(dict)
-    last: dict[str, Any] = attrs.Factory(dict)
+    columns: dict[str, Columns] = attrs.Factory(dict)  # by name; those of evaluations begin with `eval/`
+    starts: dict[int, int] = attrs.Factory(dict)  # first step of each attempt
 
 
 class Series(GrowingFiles[Metrics]):
@@ -73,8 +61,6 @@ def _add(metrics: Metrics, lines: list[bytes], _offset: int) -> None:
             continue
         if isinstance(attempt := row.get("attempt"), int):
             metrics.starts.setdefault(attempt, step)
-        if row.get("kind") != "evaluation":
-            metrics.last = row
         for name, value in row.items():
             if name not in NOT_DRAWN:
                 column = metrics.columns.get(name)
@@ -131,25 +117,15 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     return finite.ewm(alpha=1 - weight, ignore_na=True).mean().to_numpy()
 
 
-@attrs.frozen(eq=False)
-class Average:
-    """A metric averaged over runs, `[N]` each; NaN where no run has a finite value.
+class Average(NamedTuple):
+    """A metric averaged over runs, `[N]` each; NaN where no run has a finite value."""
 
-    Attributes:
-        x: x coordinates, ascending: those of all runs.
-        mean: Arithmetic mean over the runs.
-        deviation: Sample standard deviation (divided by n - 1); NaN where n < 2.
-        least: Minimum over the runs.
-        most: Maximum over the runs.
-        count: Number of runs, n, from whose first to whose last finite value an x coordinate is.
-    """
-
-    x: np.ndarray
+    x: np.ndarray  # coordinates of all runs, ascending
     mean: np.ndarray
-    deviation: np.ndarray
+    deviation: np.ndarray  # sample standard deviation (divided by n - 1); NaN where n < 2
     least: np.ndarray
     most: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # n, the runs from whose first to whose last finite value an x coordinate is
 
 
 def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:

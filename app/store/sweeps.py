@@ -28,44 +28,30 @@ from .series import Series
 
 @attrs.frozen
 class Point:
-    """A point of a sweep, or a trial of a search.
+    """A point of a sweep, or a trial of a search."""
 
-    Attributes:
-        number: Its number, from 0.
-        run: Id of its run.
-        changes: What it changes in the base, as Python source by path.
-        state: State of its run.
-        row: Its run; None if it has not run.
-        metrics: Last metrics of its run, held-out ones among them.
-    """
-
-    number: int
+    number: int  # from 0
     run: str
-    changes: Mapping[str, str]
+    changes: Mapping[str, str]  # of the base, as Python source by path
     state: str
-    row: Row | None = None
-    metrics: Mapping[str, float] = attrs.Factory(dict)
+    row: Row | None  # None if it has not run
+    metrics: Mapping[str, float]  # the last ones, held-out ones among them
 
 
 @attrs.frozen
 class Found:
-    """A sweep or search.
+    """A sweep or search."""
 
-    Attributes:
-        name: Name of its directory.
-        path: The directory.
-        kind: "sweep" or "search".
-        points: Its points in their order.
-        metric: The metric that it names itself; empty if it names none.
-        direction: Of that metric; empty if it names none.
-    """
-
-    name: str
     path: Path
-    kind: str
+    kind: str  # "sweep" or "search"
     points: Sequence[Point]
-    metric: str = ""
-    direction: str = ""
+    metric: str  # the one that it names itself; empty if it names none
+    direction: str  # of that metric; empty if it names none
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return self.path.name
 
     @property
     def metrics(self) -> list[str]:
@@ -101,11 +87,7 @@ def names(home: Path) -> list[str]:
 
 
 def opened(home: Path, index: Index, series: Series, name: str) -> Found:
-    """Reads a sweep.
-
-    Raises:
-        RunError: There is none with this name, or its file is damaged.
-    """
+    """Reads a sweep; raises `RunError` if there is none with this name, or if its file is damaged."""
     path = directory_path(home / DIRECTORY, name)
     if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
@@ -122,7 +104,7 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
         state = states.get(run, NOT_RUN) if row is None else row.state
         points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
     metric, direction = described.get("metric"), described.get("direction")
-    return Found(name, path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
+    return Found(path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
 
 
 def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, limit: int) -> Path:
