@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -47,23 +47,16 @@ class GrowingFiles(Generic[T]):
         self, empty: Callable[[], T], add: Callable[[T, list[bytes], int], None], remembered: int = REMEMBERED
     ) -> None:
         """Creates an empty cache."""
-        self._empty, self._add, self._remembered = empty, add, remembered
-        self._files: OrderedDict[Path, _File[T]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._empty, self._add = empty, add
+        self._file = functools.lru_cache(remembered)(lambda _path: _File(empty()))
 
     def of(self, path: Path) -> T:
         """Returns the content of all complete lines of a file; what was cached, if there is no such file any more.
 
-        A file that was rewritten (a resume drops rows after its checkpoint) is read from the beginning.
-
-        Raises:
-            RunError: It is no regular file, or cannot be read.
+        A file that was rewritten (a resume drops rows after its checkpoint) is read from the beginning; one that is no
+        regular file, or cannot be read, raises a `RunError`.
         """
-        with self._lock:
-            file = self._files.setdefault(path, _File(self._empty()))
-            self._files.move_to_end(path)
-            while len(self._files) > self._remembered:
-                self._files.popitem(last=False)
+        file = self._file(path)
         with file.lock:
             self._read(path, file)
             return file.content
