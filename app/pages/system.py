@@ -90,7 +90,10 @@ def _charts(samples: Sequence[Sample]) -> list[Chart]:
         "Memory of GPUs, GiB": [{gpu.name: gpu.memory for gpu in one.gpus} for one in samples],
     }
     return [
-        Chart(title, [Line(name, minutes, y.to_numpy(), at) for at, (name, y) in enumerate(pd.DataFrame(rows).items())])
+        Chart(
+            title,
+            [Line(str(name), minutes, y.to_numpy(), at) for at, (name, y) in enumerate(pd.DataFrame(rows).items())],
+        )
         for title, rows in curves.items()
         if any(rows)
     ]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import attrs
 
@@ -61,7 +61,7 @@ class Launch:
     def read(cls, directory: Path) -> Launch:
         """Reads a record; raises `RunError` if there is none, or it is damaged."""
         record = read_json(directory / "launch.json")
-        process = writer_of(record) if isinstance(record, dict) else None
+        process = writer_of(cast(Status, record)) if isinstance(record, dict) else None
         if process is None:
             raise RunError(f"{directory / 'launch.json'}: damaged")
         return cls(directory, _run_of(directory), process, record, str(record.get("recipe", "")))

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+import attrs
 import psutil
 
 SECONDS = 5.0
@@ -25,14 +25,16 @@ GIB = 2**30
 _QUERY = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu"
 
 
-class Process(NamedTuple):
+@attrs.frozen
+class Process:
     """A run's process and all that it started: resident memory, GiB, shared pages in each, and processors in use."""
 
     memory: float
     processors: float
 
 
-class GPU(NamedTuple):
+@attrs.frozen
+class GPU:
     """A GPU as its driver reports it; memory in GiB."""
 
     name: str  # its number and product name
@@ -41,7 +43,8 @@ class GPU(NamedTuple):
     utilization: float | None  # percentage of the time in which a kernel ran; None if the driver does not tell
 
 
-class Sample(NamedTuple):
+@attrs.frozen
+class Sample:
     """The machine at one time; memory in GiB."""
 
     time: float  # Unix time, seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,12 +19,16 @@ POINTS = 500
 NOT_DRAWN = ("step", "attempt", "kind")
 
 
+def _doubles(values: Iterable[float]) -> array[float]:
+    return array("d", values)
+
+
 @attrs.define
 class Columns:
     """The values of one metric, NaN if not a number, and the step of each."""
 
-    steps: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
-    values: array[float] = attrs.field(default=(), converter=functools.partial(array, "d"))
+    steps: array[float] = attrs.field(factory=lambda: array("d"), converter=_doubles)
+    values: array[float] = attrs.field(factory=lambda: array("d"), converter=_doubles)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies steps and values into arrays, `[N]` each: a buffer that numpy references cannot grow."""
@@ -117,7 +121,8 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     return finite.ewm(alpha=1 - weight, ignore_na=True).mean().to_numpy()
 
 
-class Average(NamedTuple):
+@attrs.frozen(eq=False)
+class Average:
     """A metric averaged over runs, `[N]` each; NaN where no run has a finite value."""
 
     x: np.ndarray  # coordinates of all runs, ascending
