@@ -11,7 +11,7 @@ from app.pages import demo
 from app.pages import runs as runs_page
 from app.processes import demo_data
 from app.state import Site
-from app.store.read_python import read_python
+from app.store.experiments import read_python
 from tests.app.on_native import built_buttons, offered, updates
 
 drafting = pytest.importorskip("app.pages.new.drafting")

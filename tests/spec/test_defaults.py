@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from app.store.read_python import read_python
+from app.store.experiments import read_python
 from nnxdsl import (
     Adapter,
     Data,
