@@ -23,7 +23,7 @@ from app.processes.launch import Launcher
 from app.settings import Limits, Settings
 from app.state import Site
 from app.store.index import Index
-from app.store.series import Series, sampled, smoothed, thinned
+from app.store.series import Columns, Series, sampled, smoothed, thinned, to_csv
 from nnxdsl import RunError
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
@@ -121,6 +121,13 @@ def test_smoothing_is_the_average_that_it_says() -> None:
     np.testing.assert_allclose(smoothed(values, 0.97), expected, rtol=1e-12)
     assert smoothed(values, 0.0) is values
     assert np.isnan(smoothed(np.full(3, np.nan), 0.9)).all()
+
+
+def test_csv_of_metrics_has_a_row_per_step_and_empty_cells_where_there_is_no_number() -> None:
+    loss = Columns([0.0, 1.0, 1.0, 2.0], [1 / 3, 5.0, 4.0, float("nan")])
+    held_out = Columns([0.0, 2.0], [float("inf"), 0.25])
+    assert to_csv({"loss": loss, "eval/a,b": held_out}) == 'step,loss,"eval/a,b"\n0,0.333333333,inf\n1,4,\n2,,0.25\n'
+    assert to_csv({}) == "step\n"
 
 
 def test_thinning_keeps_every_spike() -> None:
