@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import warnings
@@ -90,11 +91,20 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=END_SECONDS,
     )
     print(_greeting(settings, port, access.token), flush=True)
-    try:
-        uvicorn.Server(config).run([listening])
-    finally:
-        site.close()
-        blocks.close(verbose=False)
+    _Server(config, site).run([listening])
+
+
+class _Server(uvicorn.Server):
+    """Ends child processes of the app before it waits for requests, which may wait for these."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends child processes, then the server."""
+        await asyncio.to_thread(self._site.close)
+        await super().shutdown(sockets)
 
 
 def _greeting(settings: Settings, port: int, token: str) -> str:
