@@ -15,6 +15,7 @@ from tests.app.conftest import RunningApp
 from tests.app.many import experiment, write_run
 
 client_module = pytest.importorskip("gradio_client")
+psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.browser  # as all that starts the app in a process of its own
 
 READING = {"/runs", "/metrics"}
@@ -66,6 +67,20 @@ def test_an_experiment_is_planned_launched_and_asked(emptied_app: RunningApp) ->
         client.predict(run=run, prompt="Say 3: ", step=999, api_name="/outputs")
     with pytest.raises(client_module.exceptions.AppError, match="has finished"):
         client.predict(experiment=text, api_name="/launch")
+
+
+def test_an_app_that_is_ended_ends_what_a_request_waits_for(project: Path, environment: dict[str, str]) -> None:
+    app = RunningApp(project, environment)
+    app.start()
+    assert app.child is not None
+    child, until = psutil.Process(app.child.pid), time.monotonic() + 60
+    waiting = client_of(app).submit(experiment=to_json(experiment(0)), device="h100", api_name="/plan")
+    while not (begun := child.children(recursive=True)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert app.end() == 0
+    assert not any(one.is_running() for one in begun)
+    assert isinstance(waiting.exception(60), Exception)
 
 
 def test_what_is_wrong_is_refused(emptied_app: RunningApp) -> None:
