@@ -78,6 +78,7 @@ def test_an_app_that_is_ended_ends_what_a_request_waits_for(project: Path, envir
     while not (begun := child.children(recursive=True)):
         assert time.monotonic() < until
         time.sleep(0.05)
+    begun[0].suspend()  # so that it never ends by itself
     assert app.end() == 0
     assert not any(one.is_running() for one in begun)
     assert isinstance(waiting.exception(60), Exception)
