@@ -114,7 +114,7 @@ class Downloads:
     def _outputs(self, key: str, kind: str) -> Download:
         """Cached model outputs."""
         request = self.site.answers.find(key)
-        if request is None or request.result is None:
+        if request is None or request.result is None or kind not in OUTPUTS:
             raise RunError("this answer is no longer stored; generate it again")
         name = f"{request.model.run}-step-{request.model.step}-{request.request['do']}.{kind}"
         return name, OUTPUTS[kind], [exported(request.result, kind).encode()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 from app.pages import PAGES
 from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.many import experiment, write_many, write_run
-from tests.app.on_pages import EVIL, dim_texts, overflow
+from tests.app.on_pages import EVIL, answers, dim_texts, overflow
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 NAVIGATION = [page.path for page in PAGES if page.in_navigation]
-GRADIO = re.compile("/gradio_api/(run|queue)/")
 CURVE = ".js-plotly-plot .scatterlayer .trace"
 
 
@@ -50,28 +48,17 @@ def rows_shown(count: int) -> str:
 
 def test_the_navigation_leads_to_each_page_and_back(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/"))
-    asked = _asked(shown)
+    answered = answers(shown)
     for path in NAVIGATION[1:]:
         link = shown.locator(f"header.top nav a[href='{path}']")
         title = link.text_content()
         link.click()
         shown.wait_for_url(app.url(path))
         shown.wait_for_function(f"document.title.endsWith('{title} · nnxdsl')")
-        shown.wait_for_timeout(300)  # it asks when it has begun
-        while asked:
-            shown.wait_for_timeout(50)
+        answered()
     shown.go_back()
     shown.wait_for_url(app.url(NAVIGATION[-2]))
     shown.wait_for_selector("h1")
-
-
-def _asked(shown: Any) -> set[Any]:
-    """Requests of a page that gradio has not answered yet; it logs an error for those that the page leaves."""
-    found: set[Any] = set()
-    shown.on("request", lambda one: found.add(one) if GRADIO.search(one.url) else None)
-    for event in ("requestfinished", "requestfailed"):
-        shown.on(event, lambda one: found.discard(one))
-    return found
 
 
 def test_a_thousand_runs_are_listed_and_searched(app: Any, open_page: Open) -> None:
@@ -202,10 +189,13 @@ def test_a_runs_words_never_run(app: Any, open_page: Open) -> None:
 def test_the_keyboard_reaches_everything(app: Any, open_page: Open) -> None:
     path = write_run(app.home, experiment(0), "stopped", 5)
     shown = open_page(app.url("/"))
+    answered = answers(shown)
     shown.wait_for_function(rows_shown(1))
     _tab_to(shown, "document.activeElement.textContent === 'About'")
+    answered()
     shown.keyboard.press("Enter")
     shown.wait_for_url(app.url("/about"))
+    answered()
     shown.goto(app.url(f"/run?id={path.name}"))
     shown.wait_for_selector(f"h1:has-text('{path.name}')")
     _tab_to(shown, "document.activeElement.textContent.trim() === 'Delete'")

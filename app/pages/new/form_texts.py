@@ -67,11 +67,11 @@ def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], dep
     items = () if is_given or value is attrs.NOTHING else cast("tuple[Any, ...]", value)
     found = {path: given.get(path, str(len(items)))}
     for index, member in enumerate(members_at(parts, path, item_count(found, path) or 0)):
-        kept = items[index] if index < len(items) else None
-        each = [attrs.NOTHING] * len(parts) if kept is None else kept if len(parts) > 1 else [kept]
+        item = items[index] if index < len(items) else None
+        each = [attrs.NOTHING] * len(parts) if item is None else item if len(parts) > 1 else [item]
         for (where, part), one in zip(member, each, strict=True):
             new: dict[str, str] = {}
-            if kept is None:  # it is of the only class, or its weight is 1
+            if item is None:  # it is of the only class, or its weight is 1
                 choices = list(choices_of(of)) if (of := spec_in(part)) else []
                 only = {join(where, "type"): choices[0]} if len(choices) == 1 else {}
                 new = {where: "1"} if part in (int, float) else only
