@@ -55,8 +55,9 @@ def build(site: Site) -> None:
         "Log shown": size(limits.log_bytes),
     }
     with gr.Row():
-        gr.Markdown(_section("Limits", rows))
-        gr.Markdown(_section("The command line", COMMANDS, NOTE))
+        for section in (_section("Limits", rows), _section("The command line", COMMANDS, NOTE)):
+            with gr.Column(min_width=360):
+                gr.Markdown(section)
 
     def shown(query: Query) -> Values:
         found = {here: _section("This app", _here(site)), versions: _section("Versions", _machine(site))}

@@ -40,12 +40,15 @@ class Built:
         """The handler of the first event of a kind, such as `load`."""
         return next(one for one in self.blocks.fns.values() if one.targets[0][1] == kind)
 
-    def shown(self, **query: str) -> dict[str, Any]:
-        """The values of the page's components for a query, by their label where they have one, or else by class."""
+    def shown(self, changed: str = "{}", /, **query: str) -> dict[str, Any]:
+        """The values of the page's components for a query, by their label where they have one, or else by class.
+
+        `changed` is what the script of the page tells of a changed control, or of the timer.
+        """
         values: dict[str, Any] = {}
         loads = [one for one in self.blocks.fns.values() if one.targets[0][1] == "load"]
         for load in [one for one in loads if len(one.inputs) == 3]:  # those of `View.shows`
-            found = load.fn("{}", "?" + urllib.parse.urlencode(query), "{}")
+            found = load.fn(changed, "?" + urllib.parse.urlencode(query), "{}")
             for component, value in zip(load.outputs, found, strict=True):
                 name = component.label if isinstance(component, gr.Dropdown | gr.Radio) else type(component).__name__
                 name = f"{name} {sum(key.startswith(name) for key in values)}" if name in values else name

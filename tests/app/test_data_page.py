@@ -9,6 +9,7 @@ from typing import Any
 from app.components.token_runs import token_runs
 from app.pages.data import page as data_page
 from app.state import Site
+from app.view import EVERY
 from tests.app import native
 from tests.app.on_pages import EVIL
 
@@ -33,6 +34,8 @@ def test_the_rows_of_a_file_are_shown(site: Site) -> None:
     values = shown(site, file="pairs.jsonl")
     assert "**3 rows** of pairs.jsonl, 1 accepted" in values["Markdown"]
     assert values["Part"] == "data"
+    by_timer = native.Built(data_page.PAGE, site).shown(json.dumps({"name": EVERY}), file="pairs.jsonl")
+    assert by_timer["Part"] == "data"
     left_out = values["Dataframe"]
     assert left_out.to_dict("list") == {
         "rows": [1, 1],

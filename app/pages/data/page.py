@@ -13,7 +13,7 @@ from ...page import Page
 from ...processes.jobs import Job
 from ...state import Site
 from ...store.experiments import written
-from ...view import Query, Values, View, if_any, is_narrow
+from ...view import Done, Query, Values, View, if_any, is_narrow
 from ...words import whole
 from ..demo import choices
 from ..layout.request import SOURCES, source, within
@@ -37,7 +37,7 @@ def build(site: Site) -> None:
         tokenizer = gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one")
         rows = gr.Number(ROWS, label="Rows shown", info="As tokens", precision=0, minimum=0, maximum=MOST_ROWS)
     part = gr.Radio([], label="Part", visible=False)
-    for name, control in {"of": of, "file": file, "tokenizer": tokenizer, "part": part}.items():
+    for name, control in {"of": of, "file": file, "tokenizer": tokenizer}.items():
         view.control(name, control)
     view.control("rows", rows, str(ROWS))
     words = gr.Markdown()
@@ -82,6 +82,8 @@ def build(site: Site) -> None:
 
     view.shows(shown, [of, file, tokenizer, rows, words, *found, timer], every=timer)
     view.does(retry.click, read_again)
+    # Not a control, which an answer to the timer would leave as it is: parts are known when the rows were read.
+    view.does(part.input, lambda query, client, name: Done(query={"part": name}), [part])
 
 
 def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:

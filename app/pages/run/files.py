@@ -38,7 +38,7 @@ _TABLE: dict[str, Any] = {"interactive": False, "wrap": True, "visible": False, 
 def log(view: View) -> Shows:
     """The last lines of the log; nothing new of it while it is paused."""
     with gr.Row():
-        search = gr.Textbox(label="Search the log", placeholder="Filter lines ...", max_lines=1, scale=3)
+        search = gr.Textbox(label="Search the log", placeholder="Filter lines ...", max_lines=1, scale=3, min_width=300)
         find = view.control("find", search)
         choices = [("All lines", ""), ("Up to the last error", TO_ERROR)]
         view.control("lines", gr.Radio(choices, value="", label="Show", scale=2))
@@ -154,5 +154,11 @@ def events(view: View) -> Shows:
 
 
 def _words(event: dict[str, Any]) -> str:
-    rest = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("time", "event"))
+    given = {name: value for name, value in event.items() if name not in ("time", "event")}
+    # Counts of rows by reason, of which most are empty; lengths by column are the Data page's.
+    told = {name: value for name, value in given.items() if value not in ({}, [], "", None) and name != "lengths"}
+    rest = ", ".join(
+        f"{name} {', '.join(f'{key}: {one}' for key, one in value.items()) if isinstance(value, dict) else value}"
+        for name, value in told.items()
+    )
     return f"{event.get('event', '')}{f': {rest}' if rest else ''}"[:2_000]
