@@ -215,12 +215,14 @@ def _handler(
         digests = json_object(sent)
         answer: list[Any] = []
         for place, output in enumerate(outputs):
-            digest = _digest(found[output]) if output in found and output not in left else None
-            if digest is None or digests.get(str(place)) == digest:
-                answer.append(gr.skip())
-            else:
-                answer.append(found[output])
+            value = found.get(output)
+            digest = None if output not in found else _digest(value)
+            is_new = digest is not None and digest != digests.get(str(place)) and output not in left
+            answer.append(value if is_new else gr.skip())
+            if is_new:
                 digests[str(place)] = digest
+            elif output in left and name != EVERY:  # the user's value, which it has already; choices are sent later
+                digests[str(place)] = None if isinstance(value, dict) and "choices" in value else digest
         return [*answer, json.dumps(digests)]
 
     return handle

@@ -41,6 +41,8 @@ NATIVE = (
 collect_ignore = [] if importlib.util.find_spec("gradio") else [f"test_{name}.py" for name in NATIVE]
 """Those that need the app's extra packages."""
 TOKEN = "the-token-of-tests-of-the-app"
+LEAVING_SECONDS = 2.0
+"""Between an unanswered request and the moment that its page is left."""
 
 TINY = """
 from nnxdsl import *
@@ -222,14 +224,29 @@ class Watched:
     errors: list[str] = attrs.Factory(list)
     outside: list[str] = attrs.Factory(list)
     allowed: tuple[str, ...] = ()
+    left: list[float] = attrs.Factory(list)  # when pages were left
+    lost: list[float] = attrs.Factory(list)  # when gradio told that a request had no answer
 
     def watch(self, page: Any) -> None:
+        paths: list[str] = []
+
+        def moved(frame: Any) -> None:
+            path = frame.url.partition("?")[0]
+            if frame == page.main_frame and paths[-1:] != [path]:
+                paths.append(path)
+                self.left.append(time.monotonic())
+
+        page.on("framenavigated", moved)
+        page.on("domcontentloaded", lambda _: self.left.append(time.monotonic()))
+        page.on("close", lambda _: self.left.append(time.monotonic()))
         page.on("console", self._told)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._requested)
 
     def _told(self, message: Any) -> None:
-        if message.type == "error":
+        if message.type == "error" and "Connection errored out" in message.text:
+            self.lost.append(time.monotonic())
+        elif message.type == "error":
             self.errors.append(f"{message.text} ({message.location.get('url')})")
 
     def _requested(self, request: Any) -> None:
@@ -238,6 +255,8 @@ class Watched:
 
     def require_clean(self) -> None:
         assert self.outside == []
+        # A request that is under way when its page is left has no answer, which gradio logs.
+        assert [lost for lost in self.lost if all(abs(lost - left) > LEAVING_SECONDS for left in self.left)] == []
         # gradio aborts its requests when a page is left, and its plots log that as an error.
         allowed = (*self.allowed, "AbortError: signal is aborted without reason")
         assert [error for error in self.errors if not any(part in error for part in allowed)] == []

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 IMAGES = Path(__file__).parents[2] / "docs" / "pictures"
-GRADIO = re.compile("/gradio_api/(run|queue)/")
 EVIL = '<img src=x onerror="boom(1)">${boom(2)}{{boom(3)}}'
 
 _DIM = """() => {
@@ -54,18 +51,3 @@ def picture(page: Any, name: str) -> None:
         IMAGES.mkdir(exist_ok=True)
         page.wait_for_timeout(600)
         page.screenshot(path=IMAGES / f"{name}.png")
-
-
-def answers(page: Any) -> Callable[[], None]:
-    """What waits until gradio has answered all that a page asks; it logs an error for requests that the page leaves."""
-    asked: set[Any] = set()
-    page.on("request", lambda one: asked.add(one) if GRADIO.search(one.url) else None)
-    for event in ("requestfinished", "requestfailed"):
-        page.on(event, lambda one: asked.discard(one))
-
-    def wait() -> None:
-        page.wait_for_timeout(300)  # it asks when it has begun
-        while asked:
-            page.wait_for_timeout(50)
-
-    return wait

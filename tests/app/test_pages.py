@@ -11,7 +11,7 @@ import pytest
 from app.pages import PAGES
 from nnxdsl.runs.run_dir import RunDirectory
 from tests.app.many import experiment, write_many, write_run
-from tests.app.on_pages import EVIL, answers, dim_texts, overflow
+from tests.app.on_pages import EVIL, dim_texts, overflow
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -48,14 +48,12 @@ def rows_shown(count: int) -> str:
 
 def test_the_navigation_leads_to_each_page_and_back(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/"))
-    answered = answers(shown)
     for path in NAVIGATION[1:]:
         link = shown.locator(f"header.top nav a[href='{path}']")
         title = link.text_content()
         link.click()
         shown.wait_for_url(app.url(path))
         shown.wait_for_function(f"document.title.endsWith('{title} · nnxdsl')")
-        answered()
     shown.go_back()
     shown.wait_for_url(app.url(NAVIGATION[-2]))
     shown.wait_for_selector("h1")
@@ -189,13 +187,10 @@ def test_a_runs_words_never_run(app: Any, open_page: Open) -> None:
 def test_the_keyboard_reaches_everything(app: Any, open_page: Open) -> None:
     path = write_run(app.home, experiment(0), "stopped", 5)
     shown = open_page(app.url("/"))
-    answered = answers(shown)
     shown.wait_for_function(rows_shown(1))
     _tab_to(shown, "document.activeElement.textContent === 'About'")
-    answered()
     shown.keyboard.press("Enter")
     shown.wait_for_url(app.url("/about"))
-    answered()
     shown.goto(app.url(f"/run?id={path.name}"))
     shown.wait_for_selector(f"h1:has-text('{path.name}')")
     _tab_to(shown, "document.activeElement.textContent.trim() === 'Delete'")

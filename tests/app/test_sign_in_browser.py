@@ -14,7 +14,6 @@ import pytest
 from app.pages import PAGES
 from tests.app.conftest import TOKEN, RunningApp, with_token
 from tests.app.many import experiment, write_run
-from tests.app.on_pages import answers
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -91,15 +90,12 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
     app.start()
     try:
         shown = open_page(app.url("/lab/nnxdsl/"))
-        answered = answers(shown)
         shown.wait_for_selector("#runs-table [role=gridcell]")
-        answered()
         for page in PAGES:
             if page.in_navigation:
                 shown.get_by_role("link", name=page.title, exact=True).first.click()
                 shown.wait_for_url(lambda url, path=page.path: url.partition("?")[0] == app.url(f"/lab/nnxdsl{path}"))
                 shown.wait_for_selector("h1")
-                answered()
         shown.goto(app.url(f"/lab/nnxdsl/run?id={run}&tab=config"))
         with shown.expect_download() as saved:
             shown.get_by_role("link", name="metrics.csv").click()
@@ -107,13 +103,11 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
         shown.get_by_role("link", name="Clone").click()
         shown.wait_for_selector("#new-form .spec-field")
         assert "/lab/nnxdsl/new?" in shown.url
-        answered()
         shown.goto(app.url(f"/lab/nnxdsl/run?id={run}"))
         shown.get_by_role("button", name="Delete").click()  # an answer that leads to a path of the app
         shown.get_by_label(f"Type {run} to confirm").fill(run)
         shown.locator(".question").get_by_role("button", name="Delete").click()
         shown.wait_for_url(app.url("/lab/nnxdsl/"))
-        answered()
         shown.close()
     finally:
         app.end()

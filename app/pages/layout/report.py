@@ -34,8 +34,10 @@ def table(label: str) -> gr.Dataframe:
     return gr.Dataframe(label=label, interactive=False, wrap=True)
 
 
-def plan_report(site: Site, view: View, chosen: Callable[[Query], Chosen]) -> tuple[list[Any], Fill]:
-    """Adds the components, hidden at first; returns them, and what fills them.
+def plan_report(
+    site: Site, view: View, chosen: Callable[[Query], Chosen], *, is_open: bool = False
+) -> tuple[list[Any], Fill]:
+    """Adds the components, hidden at first, with facts unfolded or not; returns them, and what fills them.
 
     `chosen` is what a query asks for; an `NnxdslError` of it says why there is none.
     """
@@ -43,7 +45,7 @@ def plan_report(site: Site, view: View, chosen: Callable[[Query], Chosen]) -> tu
         gr.Markdown("## Memory of a device")
         plot = gr.Plot(show_label=False)
         parts = table("Parts, and how they are computed")
-        with gr.Accordion("Details of the run", open=False):
+        with gr.Accordion("Details of the run", open=is_open):
             facts = table("Facts")
         with gr.Accordion("Sharding rules, in order", open=False):
             rules = table("The first applicable rule wins")

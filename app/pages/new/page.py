@@ -315,7 +315,11 @@ def _plan(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Experimen
         view.control("device", gr.Dropdown(choices, value="", label="Device", info="The plan is for its memory"))
         inspect = gr.Button("Inspect the layout", link="/layout", size="sm", scale=0, min_width=160)
     words = gr.Markdown()
-    report, fill_report = plan_report(site, view, lambda query: (drafting.require(site, query)[1], _device(query)))
+
+    def chosen(query: Query) -> tuple[Experiment, str]:
+        return drafting.require(site, query)[1], _device(query)
+
+    report, fill_report = plan_report(site, view, chosen, is_open=True)
 
     def fill(query: Query, experiment: Experiment | None) -> tuple[Updates, bool]:
         values: Updates = {report[0]: HIDDEN, words: "Fix the problems above to see the plan."}
