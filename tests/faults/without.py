@@ -225,8 +225,7 @@ GUARDS = [
     ),
     Guard(
         "26", "a run that is at work is not launched again", "../app/processes/launch.py",
-        'if _is_written(directory):\n            raise RunError(f"{run} is already running',
-        'if False:\n            raise RunError(f"{run} is already running',
+        "if (writer := self._writer(run)) is not None:", "if False:",
         "tests/app/test_runs.py::test_a_run_is_ended_with_its_group",
     ),
     Guard(
