@@ -97,7 +97,7 @@ def test_rows_of_no_more_tokens_than_are_selected_have_dense_attention(
     assert float(jnp.abs(sparse - dense).max()) > 0.1  # else nothing is tested here
 
 
-@pytest.mark.parametrize("kernel", ["dense", "chunked"])
+@pytest.mark.parametrize("kernel", [pytest.param("dense", marks=pytest.mark.slow), "chunked"])
 def test_branches_select_as_separate_sequences(
     config: DecoderConfig, leaves: dict[str, jax.Array], kernel: rows.Kernel
 ) -> None:

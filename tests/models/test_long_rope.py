@@ -90,7 +90,7 @@ def test_a_sequence_is_as_long_as_its_longest_branch(reader: hf.HubReader, leave
         np.testing.assert_allclose(got[own], alone[20:], atol=1e-5 * np.abs(alone).max(), rtol=0)
 
 
-@pytest.mark.parametrize("prompt", [8, 30])
+@pytest.mark.parametrize("prompt", [pytest.param(8, marks=pytest.mark.slow), 30])
 def test_generation_on_either_side_of_the_short_length(
     reader: hf.HubReader, leaves: dict[str, jax.Array], prompt: int
 ) -> None:

@@ -104,7 +104,13 @@ PATCHED: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("left_out", PATCHED)
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("softplus", "groups of the gated norm") else [])
+        for name in PATCHED
+    ],
+)
 def test_each_function_counts(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, other in PATCHED[left_out]:
         monkeypatch.setattr(module, name, other)

@@ -77,7 +77,11 @@ def check_indexers(found: dict[str, np.ndarray], name: str, stage: str, coef: fl
     ("name", "fields"),
     [
         ("deepseek_v32", {}),
-        ("glm_moe_dsa", {"batching": Batching.Packed(), "memory": Memory(attention="chunked", remat="full")}),
+        pytest.param(
+            "glm_moe_dsa",
+            {"batching": Batching.Packed(), "memory": Memory(attention="chunked", remat="full")},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "deepseek_v32", {"microbatch_size": 2, "memory": Memory(remat="attention")}, marks=pytest.mark.slow
         ),

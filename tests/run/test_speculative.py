@@ -226,6 +226,7 @@ def test_an_evaluation_and_a_pretrained_model_have_it(monkeypatch: pytest.Monkey
         Evaluation(num_speculative_tokens=1)
 
 
+@pytest.mark.slow
 def test_rollouts_have_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {number}: ", "answer": str(number)} for number in range(2)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
