@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +11,8 @@ from typing import Any
 import attrs
 
 from nnxdsl.errors import RunError
-from nnxdsl.storage import process_info
-from nnxdsl.storage.jsonl import JsonLines
 
-from ..store.growing import GrowingFiles
+from ..store.last_rows import LastRows
 from .outputs_worker import Model, Request
 
 SIDES = ("policy", "other")
@@ -39,8 +34,7 @@ class Votes:
 
     def __init__(self, path: Path) -> None:
         """Sets the file, which is read on first use."""
-        self._file, self._lock = JsonLines(path), threading.Lock()
-        self._last = GrowingFiles[dict[str, dict[str, Any]]](dict, _add)
+        self._rows = LastRows(path, "key", "for")
 
     def order(self, key: str) -> tuple[str, str]:
         """Display order of the two sides in a blind comparison: pseudo-random, and fixed per answer."""
@@ -57,30 +51,15 @@ class Votes:
             raise RunError("vote for a, b or tie")
         is_tie = choice == "tie" or (request.result is not None and are_equal(request.result))
         whose = "tie" if is_tie else self.order(request.key)["ab".index(choice)]
-        row = {"time": process_info.utc(), "key": request.key, **attrs.asdict(request.model), "for": whose}
-        with self._lock:
-            self._file.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file.append(row, durable=True)
+        self._rows.append({"key": request.key, **attrs.asdict(request.model), "for": whose})
         return whose
 
     def has(self, key: str) -> bool:
         """Whether there is a vote on an answer."""
-        return key in self._rows()
+        return key in self._rows.all()
 
     def tally(self, model: Model) -> dict[str, int]:
         """Number of votes for each side."""
         about = attrs.asdict(model)
-        counts = Counter(row.get("for") for row in self._rows().values() if about.items() <= row.items())
+        counts = Counter(row.get("for") for row in self._rows.all().values() if about.items() <= row.items())
         return {name: counts[name] for name in (*SIDES, "tie")}
-
-    def _rows(self) -> dict[str, dict[str, Any]]:
-        with contextlib.suppress(RunError):  # unreadable: the page works without votes
-            return self._last.of(self._file.path)
-        return {}
-
-
-def _add(last: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:
-    for line in lines:
-        with contextlib.suppress(ValueError, AttributeError):  # a damaged line
-            row = json.loads(line)
-            last[str(row.get("key"))] = row
