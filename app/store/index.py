@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -14,17 +15,18 @@ from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import Status, liveness_of
 from nnxdsl.storage import process_info
-from nnxdsl.storage.jsonl import read_json
+from nnxdsl.storage.jsonl import JsonLines, read_json
 
 from ..words import parsed
 from .experiments import facts_of
+from .growing import row_of
 from .run_paths import directory_path, run_path
 
 FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")
 """Files that a row depends on."""
 
-ROWS = 4
-"""Rows of metrics among which the last one of training is: evaluations may follow it."""
+ROWS = 64
+"""Rows of metrics among which the last one of training is: evaluations and damaged rows may follow it."""
 
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
 
@@ -132,7 +134,8 @@ def _read(path: Path, facts: dict[str, str]) -> Row:
             facts = facts_of(read_json(path / "experiment.json"))
     metrics: dict[str, Any] = {}
     with contextlib.suppress(RunError):
-        metrics = next((row for row in reversed(run.last_metrics(ROWS)) if row.get("kind") != "evaluation"), {})
+        rows = (row_of(line) for _, line in itertools.islice(JsonLines(path / "metrics.jsonl").backwards(), ROWS))
+        metrics = next((row for row in rows if row and row.get("kind") != "evaluation"), {})
     return Row(
         id=path.name, path=path, state="", status=status, facts=facts, metrics=metrics, created=created, doubt=doubt
     )

@@ -115,7 +115,7 @@ class JsonLines:
 
     def last(self, count: int) -> list[Row]:
         """The last `count` rows, in order; the file is read from its end."""
-        last = [self._decode_at(start, line) for start, line in itertools.islice(self._backwards(), count)]
+        last = [self._decode_at(start, line) for start, line in itertools.islice(self.backwards(), count)]
         return last[::-1]
 
     def rewrite(self, parts: Iterable[tuple[int, int]]) -> None:
@@ -129,7 +129,7 @@ class JsonLines:
             reached("rows-copied")
         reached("rows-dropped")
 
-    def _backwards(self) -> Iterator[tuple[int, bytes]]:
+    def backwards(self) -> Iterator[tuple[int, bytes]]:
         """Complete lines from the last to the first, each with its offset; bytes after the last newline are skipped."""
         with self._reader() as file:
             if file is None:

@@ -395,3 +395,11 @@ def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], wo
         while newest.exit_code is None:
             time.sleep(0.05)
         site.close()
+
+
+def test_a_damaged_last_row_leaves_the_metrics_of_the_one_before_it(tmp_path: Path) -> None:
+    path = write_run(tmp_path, experiment(0), "stopped", 3)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": \n{"kind": "evaluation", "step": 3, "eval/loss": 1.0}\n')
+    (row,) = Index(tmp_path).rows()
+    assert row.metrics["step"] == 2
