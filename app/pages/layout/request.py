@@ -66,20 +66,27 @@ def device_of(query: Query) -> str:
 
 
 def mesh_of(text: str, most: int) -> dict[str, int]:
-    """Parses sizes of mesh axes, and `slices`, such as `fsdp:16,tensor:8`, of at most so many devices (SpecError)."""
+    """Parses sizes of mesh axes, and `slices`, such as `fsdp:16,tensor:8`, of at most so many devices.
+
+    Raises a SpecError with all problems at once.
+    """
     sizes: dict[str, int] = dict.fromkeys((*MESH_AXES, "slices"), 1)
+    problems: list[Problem] = []
     named: set[str] = set()
     for part in filter(None, map(str.strip, text.split(","))):
         axis, _, size = (one.strip() for one in part.replace("=", ":").partition(":"))
         axis, count = SHORT.get(axis, axis), whole(size)
         if axis not in sizes:
-            raise _wrong("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}")
-        if axis in named:
-            raise _wrong(f"mesh.{axis}", "is given more than once")
-        if count is None or not 0 < count <= most:
-            raise _wrong(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'")
-        sizes[axis] = count
+            problems.append(Problem("mesh", f"there is no axis '{axis[:40]}'{suggest(axis, sizes)}"))
+        elif axis in named:
+            problems.append(Problem(f"mesh.{axis}", "is given more than once"))
+        elif count is None or not 0 < count <= most:
+            problems.append(Problem(f"mesh.{axis}", f"expected a number from 1 to {most:,}, got '{size[:20]}'"))
+        else:
+            sizes[axis] = count
         named.add(axis)
+    if problems:
+        raise SpecError(problems)
     return _few(sizes, most)
 
 
