@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 import pytest
 
 from app.pages import PAGES
-from app.pages.outputs import generate as outputs_generate
+from app.pages.outputs import interval
 from app.pages.outputs.export import exported
-from app.pages.outputs.generate import wilson
+from app.pages.outputs.interval import wilson
 from app.pages.outputs.request import held_out_prompts, request, written
 from app.processes.outputs_worker import Model, Request
 from app.processes.votes import SIDES
@@ -209,7 +209,7 @@ def table(site: Site, **query: str) -> Any:
     return next(value for value in shown(site, **query).values() if isinstance(value, pd.DataFrame) and "row" in value)
 
 
-@pytest.mark.parametrize("module", [outputs_generate, tokens, word_diffs])
+@pytest.mark.parametrize("module", [interval, tokens, word_diffs])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -490,6 +490,13 @@ def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) 
     assert "differ by at most 1 (rewards/margins)" in html
     assert "Step 0: ✘" in html
     assert "Metrics of the run: ✘" in html
+
+
+def test_recorded_logps_are_compared_with_those_of_the_pairs(site: Site, run: str) -> None:
+    found = paired([1.0], recorded={"eval/rewards/margins": 1.0, "eval/logps/rejected": 4.0})
+    assert found["rows"][0]["policy"][1] == -4.0
+    keep(site, run, "pairs", {}, found)
+    assert "differ by at most 8 (logps/rejected)" in told(site, run=run, tab="pairs")
 
 
 def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> None:

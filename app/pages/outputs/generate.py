@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,11 +20,10 @@ from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
 from ...words import number
+from .interval import wilson
 from .request import Chosen, chosen
 from .tab import Tab, save_buttons, saved
 
-Z_95 = 1.959963984540054
-"""z score of a two-sided 95 % interval of the normal distribution."""
 CHOICES = (("A is better", "a"), ("No difference", "tie"), ("B is better", "b"))
 
 
@@ -229,17 +227,3 @@ def _settings(result: Mapping[str, Any]) -> str:
         "Prompt": f"{len(result['prompt_pieces']):,} tokens",
     }
     return " · ".join(f"{name}: {value}" for name, value in named.items())
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson score interval of the proportion `right / count` (Wilson 1927): valid for few rows, and at 0 and 1.
-
-    >>> [round(end, 4) for end in wilson(8, 10)]
-    [0.4902, 0.9433]
-    """
-    if count == 0:
-        return 0.0, 1.0
-    share, z, square = right / count, Z_95, Z_95 * Z_95
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    half = z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -16,7 +16,7 @@ from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...view import Done, Query, Values, View
 from ...words import number
-from .generate import wilson
+from .interval import wilson
 from .request import Chosen
 from .tab import Tab, save_buttons, saved
 
