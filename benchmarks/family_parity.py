@@ -45,7 +45,6 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "tests" / "reference" / "families"
 PAGE = ROOT / "docs" / "guides" / "models.md"
 COLUMNS = ("logits", "loss", "gradient", "answers", "left", "packed", "LoRA", "NF4", "8 devices", "export")
-"""Checkpoints where a norm with an epsilon of 1e-5 follows a recurrence, which amplifies last digits."""
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
 NF4 = Quantization.NF4(block_size=4)
 Leaves = dict[str, jax.Array]

@@ -1,4 +1,4 @@
-"""Plotly figures of metrics: a chart for each metric, of one run or several. Independent of runs."""
+"""Plotly figures of metrics: a chart for each metric, of one run or several."""
 
 from __future__ import annotations
 

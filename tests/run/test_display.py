@@ -221,9 +221,6 @@ def test_numbers() -> None:
 
 def test_stdout_stays_free() -> None:
     code = """
-from nnxdsl import Data, Experiment, Model, Objective, Sweep, product
-from nnxdsl.launch.driver import Settled
-from nnxdsl.sweep.sweep import Points
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display
 with Display() as display:
