@@ -15,15 +15,19 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import os
+import platform
 import shutil
 import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from nnxdsl.runtime import allocator
+from tests.bounds import Bounds
 
-settings.register_profile("same examples", derandomize=True, database=None)
+settings.register_profile("same examples", derandomize=True, database=None, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same examples"))
 
 CACHE = {
@@ -38,8 +42,16 @@ if JAXLIB < (0, 11):  # later ones have no other fusions on CPUs, and end the pr
     QUICKLY += " --xla_cpu_use_fusion_emitters=false"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bounds", metavar="FILE", help="write how much of its bound each comparison used")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tells jax, which no test has imported yet, and all processes that are started from here."""
+    if config.getoption("bounds"):
+        bounds = Bounds()
+        bounds.watch()
+        config.pluginmanager.register(bounds)
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
     if allocator.one_arena():
         allocator.keep_memory(0)
@@ -48,6 +60,35 @@ def pytest_configure(config: pytest.Config) -> None:
     place = tempfile.mkdtemp(prefix="nnxdsl-compiled-")
     os.environ.update(CACHE, JAX_COMPILATION_CACHE_DIR=place)
     config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
+
+
+def pytest_report_header() -> str:
+    return "nnxdsl: all tests take about ten minutes on two cores; the percentage at the right says how far they are"
+
+
+def machine() -> str:
+    """What a failure may depend on: the processor, its cores, versions, and the compiler's flags."""
+    cpu = Path("/proc/cpuinfo")
+    lines = dict(line.split(":", 1) for line in cpu.read_text().splitlines() if ":" in line) if cpu.exists() else {}
+    values = {key.strip(): value.strip() for key, value in lines.items()}
+    sets = [name for name in ("sse4_2", "avx", "f16c", "avx2", "avx512f") if name in values.get("flags", "").split()]
+    affinity = getattr(os, "sched_getaffinity", None)
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "numpy", "pytest")]
+    return "\n".join(
+        (
+            f"{platform.platform()}, {values.get('model name', platform.processor())}, {' '.join(sets)}",
+            f"{os.cpu_count()} cores" + (f", of which {len(affinity(0))} may be used" if affinity else ""),
+            f"Python {platform.python_version()}, {', '.join(versions)}",
+            f"XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}",
+        )
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says what the failed tests ran on."""
+    if terminalreporter.getreports("failed") or terminalreporter.getreports("error"):
+        terminalreporter.section("machine, versions and flags of these failures")
+        terminalreporter.write_line(machine())
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.doc_pages import ROOT, TOLERANCE, same_output
+from tests.waiting import HANG_SECONDS
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
@@ -30,7 +31,8 @@ def test_the_notebook_of_a_tutorial_runs(page: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("COLUMNS", "100")
     notebook = runpy.run_path(str(ROOT / "docs" / "make_notebooks.py"))["notebook"](page.read_text(encoding="utf-8"))
     shown = ["".join(output.text for output in cell.get("outputs", ())) for cell in notebook.cells]
-    nbclient.NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=int(HANG_SECONDS), resources=place).execute()
     compared = 0
     for cell, text in zip(notebook.cells, shown, strict=True):
         outputs = [output for output in cell.get("outputs", ()) if output.output_type == "stream"]

@@ -21,6 +21,7 @@ import pytest
 
 from app.settings import Settings
 from tests.app.browser import launch
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 NATIVE = (
@@ -129,7 +130,7 @@ class RunningApp:
         if self.token is None:
             self.token = line.split("?token=")[1].split()[0]
         asked = urllib.request.Request(self.url(), headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(asked, timeout=120) as answer:
+        with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as answer:
             assert answer.status == 200
         return time.monotonic() - began
 
@@ -138,7 +139,7 @@ class RunningApp:
         assert self.child is not None
         assert self.child.stdout is not None
         self.child.send_signal(number)
-        code = self.child.wait(120)
+        code = self.child.wait(HANG_SECONDS)
         self.child.stdout.close()
         self.child = None
         return code

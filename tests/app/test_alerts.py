@@ -29,6 +29,7 @@ from nnxdsl import RunError
 from nnxdsl.storage import process_info
 from tests.app.conftest import RunningApp
 from tests.app.many import experiment, write_run
+from tests.waiting import wait_until
 
 SKIPPED = {"__type__": "update"}
 """What gradio leaves as it is."""
@@ -105,13 +106,6 @@ def add_row(run: Path, **row: object) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def until(holds: Callable[[], object], seconds: float = 10) -> None:
-    late = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < late
-        time.sleep(0.02)
-
-
 def finish(run: Path) -> None:
     add_row(run, step=99, attempt=1, loss=0.1)  # a run whose metrics end before is lost
     change(run, state="finished", step=100)
@@ -120,7 +114,7 @@ def finish(run: Path) -> None:
 def printed(capsys: pytest.CaptureFixture[str], words: str) -> str:
     """What was printed until these words were."""
     texts: list[str] = []
-    until(lambda: texts.append(capsys.readouterr().err) or words in "".join(texts))
+    wait_until(lambda: texts.append(capsys.readouterr().err) or words in "".join(texts))
     return "".join(texts)
 
 
@@ -194,7 +188,7 @@ def test_a_webhook_gets_each_alert_as_json(
     run = live_run(home, 0)
     alerts = alerts_of(home, alert_webhook=f"{url}/hook?key=secret")
     finish(run)
-    until(lambda: received)
+    wait_until(lambda: received)
     alerts.close()
     ((path, alert),) = received
     assert path == "/hook?key=secret"
@@ -253,7 +247,7 @@ def test_a_command_reads_each_alert_and_cannot_hold_up_the_app(
         printed(capsys, f"{state} of {run.name} was not sent: {sys.executable} {problem}")
     add_row(runs[2], step=41, attempt=1, loss=math.nan)  # and it goes on
     file = home.parent / "told.jsonl"
-    until(lambda: file.read_text().count("\n") == 3)
+    wait_until(lambda: file.read_text().count("\n") == 3)
     alerts.close()
     told = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(one["kind"], one["run"]) for one in told] == [
@@ -263,7 +257,7 @@ def test_a_command_reads_each_alert_and_cannot_hold_up_the_app(
     ]
     assert all(one["words"] == ["a b; c"] for one in told)
     pid = int((home.parent / "child").read_text())
-    until(lambda: not process_info.is_alive(pid, process_info.started(pid)))
+    wait_until(lambda: not process_info.is_alive(pid, process_info.started(pid)))
 
 
 @pytest.mark.parametrize(
@@ -337,11 +331,11 @@ def test_runs_that_go_nan_are_killed_and_finish(
                     argv, cwd=project, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
                 )
             )
-        until(lambda: len(runs_by_seed(app.home)) == 3, 120)
+        wait_until(lambda: len(runs_by_seed(app.home)) == 3, 120)
         runs = runs_by_seed(app.home)
-        until(lambda: (runs[2] / "metrics.jsonl").exists(), 240)
+        wait_until(lambda: (runs[2] / "metrics.jsonl").exists(), 240)
         begun[2].kill()
-        until(lambda: len(received) >= 4, 240)
+        wait_until(lambda: len(received) >= 4, 240)
         app.end(signal.SIGKILL)
         app.start()
         time.sleep(2 * 10)  # two checks

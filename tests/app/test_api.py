@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from nnxdsl import to_json
 from tests.app.conftest import RunningApp
 from tests.app.many import experiment, write_run
+from tests.waiting import HANG_SECONDS, wait_until
 
 client_module = pytest.importorskip("gradio_client")
 psutil = pytest.importorskip("psutil")
@@ -56,10 +56,11 @@ def test_an_experiment_is_planned_launched_and_asked(emptied_app: RunningApp) ->
     plan = json.loads(client.predict(experiment=text, device="h100", api_name="/plan"))
     run = client.predict(experiment=text, api_name="/launch")
     assert run == plan["id"]
-    until = time.monotonic() + 200
-    while (found := {one["id"]: one["state"] for one in client.predict(api_name="/runs")}).get(run) != "finished":
-        assert time.monotonic() < until, found
-        time.sleep(1)
+
+    def is_finished() -> bool:
+        return {one["id"]: one["state"] for one in client.predict(api_name="/runs")}.get(run) == "finished"
+
+    wait_until(is_finished, every_seconds=1)
     answers = client.predict(run=run, prompt="Say 3: ", max_new_tokens=4, api_name="/outputs")
     assert answers["run"] == run
     assert len(answers["policy"]["ids"]) <= 4
@@ -73,15 +74,13 @@ def test_an_app_that_is_ended_ends_what_a_request_waits_for(project: Path, envir
     app = RunningApp(project, environment)
     app.start()
     assert app.child is not None
-    child, until = psutil.Process(app.child.pid), time.monotonic() + 60
+    child, begun = psutil.Process(app.child.pid), []
     waiting = client_of(app).submit(experiment=to_json(experiment(0)), device="h100", api_name="/plan")
-    while not (begun := child.children(recursive=True)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: begun.extend(child.children(recursive=True)) or begun)
     begun[0].suspend()  # so that it never ends by itself
     assert app.end() == 0
     assert not any(one.is_running() for one in begun)
-    assert isinstance(waiting.exception(60), Exception)
+    assert isinstance(waiting.exception(HANG_SECONDS), Exception)
 
 
 def test_what_is_wrong_is_refused(emptied_app: RunningApp) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from nnxdsl.config.core.serialization import flatten
 from nnxdsl.storage.jsonl import JsonLines
 from tests.app import native
 from tests.app.many import experiment, rows, write_run
+from tests.timing import cpu_seconds
 
 NON_FINITE = (
     "RunError: step 3: loss is nan, grad_norm nan; its rows begin with pairs.jsonl:2; saved at step 3; lower the "
@@ -113,7 +113,8 @@ def test_a_run_without_steps_says_so(site: Site) -> None:
     assert shown["Plot"] is None
 
 
-def test_a_hundred_thousand_steps_are_drawn_in_less_than_a_second(site: Site) -> None:
+def test_a_hundred_thousand_steps_are_drawn_as_fast_as_a_thousand(site: Site) -> None:
+    short = write_run(site.settings.home, experiment(0, steps=1_000), "finished", 1_000)
     path = write_run(site.settings.home, experiment(1, steps=100_000), "finished", 0)
     lines = [json.dumps(row) + "\n" for row in rows(1_000)]
     (path / "metrics.jsonl").write_text("".join(lines) * 100)
@@ -121,9 +122,9 @@ def test_a_hundred_thousand_steps_are_drawn_in_less_than_a_second(site: Site) ->
         (path / "checkpoints" / f"{step:08d}").mkdir()
     built = native.Built(run_page.PAGE, site)
     site.series.of(path / "metrics.jsonl")  # how long that takes is test_runs's
-    began = time.process_time()
+    usual = cpu_seconds(lambda: built.shown(id=short.name))
+    assert cpu_seconds(lambda: built.shown(id=path.name)) < 4 * usual
     plot = built.shown(id=path.name)["Plot"]
-    assert time.process_time() - began < 0.7
     assert max(len(trace.x) for trace in plot.data) <= 500
 
 

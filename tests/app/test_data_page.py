@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from app.components.token_runs import token_runs
@@ -12,16 +11,14 @@ from app.state import Site
 from app.view import EVERY
 from tests.app import native
 from tests.app.on_pages import EVIL
+from tests.waiting import wait_until
 
 
 def shown(site: Site, **query: str) -> dict[str, Any]:
     """The page when its child process has ended."""
     built = native.Built(data_page.PAGE, site)
-    until = time.monotonic() + 100
-    while "so far" in (values := built.shown(**query))["Markdown"]:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    return values
+    wait_until(lambda: "so far" not in built.shown(**query)["Markdown"], every_seconds=0.1)
+    return built.shown(**query)
 
 
 def test_the_rows_of_a_file_are_shown(site: Site) -> None:

@@ -18,6 +18,7 @@ import nnxdsl.app
 from nnxdsl import RunError
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import overflow
+from tests.waiting import HANG_SECONDS
 
 gr = pytest.importorskip("gradio")
 Open = Callable[..., Any]
@@ -52,7 +53,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, environment: dict[str
         port = free.getsockname()[1]
     child = subprocess.Popen([sys.executable, "-c", request.param, str(port)], cwd=tmp_path, env=environment)
     address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
+    while True:
         try:
             urllib.request.urlopen(address).close()
         except URLError as error:
@@ -64,7 +65,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, environment: dict[str
             break
     yield address
     child.terminate()
-    child.wait(30)
+    child.wait(HANG_SECONDS)
 
 
 def walked(shown: Any, run: str, path: str) -> None:
@@ -80,7 +81,6 @@ def walked(shown: Any, run: str, path: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("served", [SERVER], indirect=True, ids=["mounted"])
 def test_pages_mounted_in_another_app(served: str, tmp_path: Path, open_page: Open) -> None:
     (run,) = (tmp_path / "runs").glob("*-*")
@@ -98,7 +98,6 @@ def test_pages_mounted_in_another_app(served: str, tmp_path: Path, open_page: Op
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("served", [LAUNCHED], indirect=True, ids=["launched"])
 def test_pages_launched_by_gradio(served: str, tmp_path: Path, open_page: Open) -> None:
     (run,) = (tmp_path / "runs").glob("*-*")

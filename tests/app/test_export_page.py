@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from app.state import Site
 from tests.app import native
 from tests.app.conftest import write_project
 from tests.app.many import experiment, write_run
+from tests.waiting import HANG_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -30,11 +30,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def after(built: Any, **query: str) -> dict[str, Any]:
     """The page when its child process has ended."""
-    until = time.monotonic() + 200
-    while "so far" in (values := built.shown(**query))["Markdown"]:
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    return values
+    wait_until(lambda: "so far" not in built.shown(**query)["Markdown"], every_seconds=0.2)
+    return built.shown(**query)
 
 
 def test_what_cannot_be_exported_is_refused(site: Site) -> None:
@@ -63,7 +60,7 @@ def test_what_cannot_be_exported_is_refused(site: Site) -> None:
 def test_a_run_is_exported(site: Site, environment: dict[str, str]) -> None:
     write_project(site.settings.project)
     words = [sys.executable, "experiments/tiny.py", "--quiet"]
-    subprocess.run(words, cwd=site.settings.project, env=environment, check=True, timeout=250)
+    subprocess.run(words, cwd=site.settings.project, env=environment, check=True, timeout=HANG_SECONDS)
     (run,) = [row.id for row in site.index.rows()]
     built = native.Built(export_page.PAGE, site)
     built.pressed("Export", {})

@@ -15,7 +15,7 @@ from tests.app.conftest import ROOT, RunningApp
 from tests.app.many import experiment, write_many, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 
 LINES = """(one) => {  // the text of each line that an element takes

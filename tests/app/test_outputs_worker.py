@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from app.processes.outputs_worker import Answers, Model, Request
 from app.settings import Limits, Settings
 from tests.app.many import experiment, write_run
+from tests.waiting import wait_until
 
 CHILD = """
 import json, os, sys, time
@@ -69,10 +69,7 @@ def make(settings: Settings) -> Iterator[Callable[..., Answers]]:
 
 def over(asked: Request, state: str = "") -> Request:
     """Waits until it is over, or has a state."""
-    end = time.monotonic() + 20
-    while not (asked.state == state if state else asked.is_over):
-        assert time.monotonic() < end, asked
-        time.sleep(0.01)
+    wait_until(lambda: asked.state == state if state else asked.is_over, f"{asked}")
     return asked
 
 
@@ -99,10 +96,9 @@ def test_one_child_answers_until_other_models_are_asked_for(make: Callable[..., 
 
 def test_the_text_so_far_is_of_a_running_request(make: Callable[..., Answers], run: str) -> None:
     answers, model = make(), Model(run, 20)
-    asked, end = answers.ask(model, {"do": "stream"}), time.monotonic() + 20
-    while asked.so_far.get("policy", {}).get("texts") != ["ab"] or asked.stage != "next":  # which brings no text
-        assert time.monotonic() < end, asked
-        time.sleep(0.01)
+    asked = answers.ask(model, {"do": "stream"})
+    # The next stage brings no text.
+    wait_until(lambda: asked.so_far.get("policy", {}).get("texts") == ["ab"] and asked.stage == "next", f"{asked}")
     assert asked.so_far == {"policy": {"texts": ["ab"], "tokens": [2], "done": [False]}}
     answers.cancel(asked.key)
     assert (asked.state, asked.so_far) == ("cancelled", {})

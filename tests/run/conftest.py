@@ -14,6 +14,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 SFT_STEPS, DPO_STEPS = 60, 40
 
@@ -45,6 +47,7 @@ DPO = f"""
 from sft import experiment as sft
 
 from nnxdsl import *
+
 
 experiment = Experiment(
     name="dpo",
@@ -118,7 +121,7 @@ class Lab:
     def python(self, *words: str, cwd: Path | None = None) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of `python WORDS`."""
         child = self.start(*words, cwd=cwd)
-        out, err = child.communicate(timeout=250)
+        out, err = child.communicate(timeout=HANG_SECONDS)
         return child.returncode, out, err
 
     def cli(self, *words: str, cwd: Path | None = None) -> tuple[int, str, str]:
@@ -172,7 +175,7 @@ def shared(factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., None]:
-    def wait(is_so: Callable[[], bool], child: subprocess.Popen[str], seconds: float = 200) -> None:
+    def wait(is_so: Callable[[], bool], child: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> None:
         """Waits until something is so, as long as the process lives."""
         end = time.monotonic() + seconds
         while not is_so():

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +86,9 @@ def test_a_step_on_eight_devices(compiled: Compiled) -> None:
 def test_it_is_not_compiled_twice(compiled: Compiled) -> None:
     started: list[int] = []
     renamed = attrs.evolve(EXPERIMENT, name="other", notes="the program is the same")
-    begun = time.monotonic()
     again = compiled_report(renamed, "CPU", 8, home=compiled.home, on_start=started.append)
     assert again == {**compiled.report, "cached": True}
     assert started == []
-    assert time.monotonic() - begun < 2
     assert len(kept(compiled.home)) == 1
     assert list_runs(compiled.home) == []
 
@@ -125,9 +122,7 @@ def test_what_is_compiled_is_in_the_key(compiled: Compiled, tmp_path: Path, monk
 
 def test_a_time_limit_ends_all_that_was_started(tmp_path: Path) -> None:
     started: list[int] = []
-    begun = time.monotonic()
     report = compiled_report(EXPERIMENT, "cpu", 4, home=tmp_path, limit_seconds=0.7, on_start=started.append)
-    assert time.monotonic() - begun < 5
     assert report["problem"] == "exceeded its time limit of 0.7 s"
     assert report["memory"] == dict.fromkeys(hardware.FIGURES)
     assert (report["collectives"], report["lower_seconds"], report["compile_seconds"]) == (None, None, None)

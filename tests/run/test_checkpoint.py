@@ -24,6 +24,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_format import ArrayInfo, CheckpointError, find
 from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 from nnxdsl.runs.checkpointer import Checkpoints
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,9 +130,7 @@ def test_nothing_is_saved_before_it_is_said(tmp_path: Path) -> None:
         assert (tmp_path / "00000001" / "manifest.json").exists()
         assert checkpoints.poll() == 1
         checkpoints.save(2, groups(2), {})
-        deadline = time.monotonic() + 30
-        while checkpoints.poll() != 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: checkpoints.poll() == 2)
         assert checkpoints.steps() == [1, 2]  # committed without a call to wait
 
 
@@ -571,6 +570,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
+
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))

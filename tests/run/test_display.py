@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from nnxdsl.sweep.sweep import Points
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display, clean, duration, number, thousands
 from nnxdsl.terminal.events import Listener, Phase
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -119,7 +119,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_figures_below() -> None:
         clock.now += 2
         display.step(step, 2000, {"loss": 0.5, "rewards/margins": float("nan")}, {"tokens/s": 999.9, "samples/s": 2.0})
     display.say("step 3: [bold]saved[/bold] [/nope]")
-    time.sleep(0.6)  # a bar is drawn four times a second
+    wait_until(lambda: "3/2000" in written(console))  # a bar is drawn four times a second
     display.close()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
     assert "reading data" in text
@@ -223,6 +223,7 @@ def test_stdout_stays_free() -> None:
     code = """
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display
+
 with Display() as display:
     display.stage("training", 1)
     display.step(1, 1, {"loss": 1.0}, {})
@@ -304,15 +305,16 @@ def test_without_a_terminal_a_long_phase_has_a_line_at_its_begin_and_one_at_its_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(display_module, "LONG_SECONDS", 0.05)
-    console = plain()
-    with Display(console=console) as display:
+    console, clock = plain(), Clock()
+    with Display(console=console, clock=clock) as display:
         with display.phase("first"):
             pass  # a stage: its begin is always written
         display.stage("training", 4)
         with display.phase("short"):
             pass
         with display.phase("saving", 10, unit="arrays"), display.phase("waiting"):
-            time.sleep(0.2)
+            clock.now += 0.2
+            wait_until(lambda: "waiting ..." in written(console))
     assert written(console).splitlines() == [
         "first ...",
         "training: 4 steps",

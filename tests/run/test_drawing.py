@@ -24,6 +24,7 @@ from rich.console import Console
 from nnxdsl.config.sharding import MESH_AXES, Mesh
 from nnxdsl.errors import RunError, SpecError
 from nnxdsl.terminal.array_view import Grid, blocks, draw, slices_of
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +113,8 @@ def test_blocks_are_those_of_jax() -> None:
         "PYTHONPATH": str(ROOT),
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    child = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, __file__]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert child.returncode == 0, child.stderr[-3000:]
     assert child.stdout == "agreed on 8 devices\n"
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from nnxdsl.launch.outcome import Ended, complaint_in, ended, is_alive, standing
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 from nnxdsl.terminal.display import Display
+from tests.waiting import HANG_SECONDS, wait_until
 
 
 def experiment(name: str = "tiny", **changes: object) -> Experiment:
@@ -112,6 +112,7 @@ from nnxdsl import Launcher
 from nnxdsl.launch.job import Job
 from nnxdsl.launch.local import LocalEngine
 
+
 class Sleeping(Job):
     def command(self, *_):
         return [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -125,7 +126,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_outlives_its_killed_starter_and_is_not_started_twice(tmp_path: Path) -> None:
     job = job_of(tmp_path, "runs", "--home", str(tmp_path / "none"))
-    started = subprocess.run([sys.executable, "-c", STARTER, str(job.directory)], check=False, timeout=60)
+    started = subprocess.run([sys.executable, "-c", STARTER, str(job.directory)], check=False, timeout=HANG_SECONDS)
     assert started.returncode == -signal.SIGKILL
     engine = LocalEngine(Launcher.Local())
     assert engine.is_at_work(job)
@@ -135,10 +136,7 @@ def test_a_process_outlives_its_killed_starter_and_is_not_started_twice(tmp_path
         assert process_info.is_alive(noted["pid"], noted["pid_started"])
         assert engine.where(job) == f"process {noted['pid']}"
         engine.terminate(job)
-        end = time.monotonic() + 20
-        while engine.is_at_work(job):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: not engine.is_at_work(job))
     finally:
         if process_info.is_alive(noted["pid"], noted["pid_started"]):
             os.kill(noted["pid"], signal.SIGKILL)

@@ -18,6 +18,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.curve import MOST_POINTS, curve
 from nnxdsl.terminal.display import Display
 from nnxdsl.terminal.notebook import NotebookProgress, in_notebook
+from tests.waiting import HANG_SECONDS
 
 HOSTILE = "</pre><script>alert(1)</script>&"
 
@@ -131,7 +132,8 @@ def notebook(tmp_path: Path, *cells: str) -> Any:
     pytest.importorskip("ipykernel")
     (tmp_path / "texts.jsonl").write_text('{"text": "one two three"}\n{"text": "four five"}\n')
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    return page, nbclient.NotebookClient(page, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
+    place = {"metadata": {"path": str(tmp_path)}}
+    return page, nbclient.NotebookClient(page, timeout=int(HANG_SECONDS), resources=place)
 
 
 def outputs(cell: Any, kind: str) -> list[str]:
@@ -145,6 +147,7 @@ def test_a_run_in_a_notebook_and_its_interrupt(tmp_path: Path, monkeypatch: pyte
     interrupting = """
 import os, signal, threading, time
 from pathlib import Path
+
 
 def interrupt(name, count):
     while not list(Path("runs").glob(name + "-*/metrics.jsonl")): time.sleep(0.02)

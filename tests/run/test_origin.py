@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +214,9 @@ def test_a_hub_directory_of_another_network_is_refused(
         sources.open_source(named, Path("runs"))
 
 
-def test_a_name_of_the_hub_without_a_network_is_refused_soon(lab: Any) -> None:
+def test_a_name_of_the_hub_without_a_network_is_refused(lab: Any) -> None:
     lab.environment.update(HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(lab.place / "hub-cache"))
-    began = time.monotonic()
     code, out, err = lab.python("sft.py", "run", "model.weights=Weights.HF('google/gemma-3-1b-it')", "model.size=1b")
-    assert time.monotonic() - began < 20
     assert (code, out) == (2, "")
     error = err.splitlines()[-1]
     assert error.startswith(f"WeightsError: google/gemma-3-1b-it: no such directory (relative to {lab.place}), and ")

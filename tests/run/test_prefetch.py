@@ -9,6 +9,7 @@ import pytest
 
 from nnxdsl.errors import DataError
 from nnxdsl.runtime.prefetch import Prefetch
+from tests.waiting import wait_until
 
 
 def threads() -> list[str]:
@@ -33,9 +34,7 @@ def test_no_more_than_the_depth_are_made_beside_the_one_taken() -> None:
     made: list[int] = []
     with Prefetch(made.append, 100, 2) as ahead:
         ahead.at(7)
-        end = time.monotonic() + 5
-        while len(made) < 3 and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_until(lambda: len(made) == 3)
         time.sleep(0.02)
         assert made == [7, 8, 9]
 

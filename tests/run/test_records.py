@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.heartbeat import beating
 from nnxdsl.runs.log import Log
 from nnxdsl.runs.run_dir import RunDirectory
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -39,9 +39,8 @@ def test_the_heart_beats_while_the_main_thread_is_busy(directory: RunDirectory) 
     directory.take_over(state="compiling")
     before = directory.status().get("heartbeat")
     with beating(directory, every_seconds=0.02):
-        time.sleep(0.3)
+        wait_until(lambda: directory.status().get("heartbeat") != before)
         during = directory.status()
-    assert during.get("heartbeat") != before
     assert during.get("state") == "compiling"
     assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
 

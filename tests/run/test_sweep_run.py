@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ from nnxdsl import Data, Experiment, Model, Objective, Optimizer, RunError, Sche
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.runs.run_dir import RunDirectory
+from tests.waiting import HANG_SECONDS, wait_until
 
 FILE = """
 from nnxdsl import *
+
 
 experiment = Experiment(
     name="tiny",
@@ -127,13 +128,10 @@ def test_an_interrupt_stops_the_points_with_everything_saved(script: Path) -> No
     child = subprocess.Popen([sys.executable, script.name], cwd=script.parent, stdout=subprocess.PIPE, text=True)
     signal.signal(signal.SIGINT, before)
     try:
-        end = time.monotonic() + 200
-        while not list(script.parent.glob("runs/tiny-*/metrics.jsonl")):
-            assert child.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: child.poll() is not None or list(script.parent.glob("runs/tiny-*/metrics.jsonl")))
+        assert child.poll() is None
         child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=200)
+        out, _ = child.communicate(timeout=HANG_SECONDS)
     finally:
         child.kill()
     assert child.returncode == 0

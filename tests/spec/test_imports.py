@@ -33,6 +33,7 @@ from nnxdsl.config.core.base import Spec, declared, is_family, registry, third_p
 from nnxdsl.config.core.imports import VARIABLE, allow_names_in, refusal
 from nnxdsl.data.rewards import Rewards
 from nnxdsl.errors import SpecError
+from tests.waiting import HANG_SECONDS
 
 PACKAGES = Path(__file__).parent / "packages"
 CLASS = {"type": "her_lab:Hers"}
@@ -202,7 +203,7 @@ def command(place: Path, *words: str, **variables: str) -> Done:
         env={**clean, "PYTHONPATH": paths, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert "Traceback" not in done.stderr
     return Done(done.returncode, done.stdout, done.stderr)

@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 from line_files import held
-from line_files.written import Written, end, read_lines, wait_for
+from line_files.written import Written, end, read_lines
 
 from nnxdsl import Tracking
+from tests.waiting import wait_until
 
 LOSSES = {step: 1 / (step + 1) for step in range(10) if step != 2}
 """Losses of all steps but the one that is NaN."""
 EVALUATIONS = [(0, 0.0), (4, 2.0), (8, 4.0)]
-MINUTES = 180
-"""Seconds within which a client takes the last rows: MLflow makes the tables of its database."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,10 +32,10 @@ def twice(written: Written, tracking: Tracking) -> None:
     """A run that is stopped after step 5, and trains steps 3 to 5 again when it is resumed."""
     process = written.begin(tracking)
     written.train(range(6), evaluate=(0, 4))
-    assert end(process, "stopped", MINUTES) == []
+    assert end(process, "stopped") == []
     process = written.begin(tracking, start=3)
     written.train(range(3, 10), evaluate=(4, 8))
-    assert end(process, "finished", MINUTES) == []
+    assert end(process, "finished") == []
 
 
 def check(metric: held.Held) -> None:
@@ -114,7 +113,7 @@ def test_what_trackio_cannot_write_is_a_warning(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "file" / "trackio"))
     process = written.begin(Tracking.Trackio("project"))
     written.train(range(3))
-    (warning,) = end(process, "finished", MINUTES)
+    (warning,) = end(process, "finished")
     assert warning.startswith("tracking.0: Trackio has stopped: RunError: trackio")
 
 
@@ -169,7 +168,7 @@ def test_a_killed_and_resumed_training_is_whole_in_all_of_them(
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "WANDB_CONFIG_DIR": str(tmp_path)}
     words = [sys.executable, "train.py", "run", "--quiet"]
     first = subprocess.Popen(words, env=environment)
-    wait_for(lambda: any(len(read_lines(file)) > 70 for file in Path("runs").glob("*/metrics.jsonl")), MINUTES)
+    wait_until(lambda: any(len(read_lines(file)) > 70 for file in Path("runs").glob("*/metrics.jsonl")))
     first.send_signal(signal.SIGKILL)
     first.wait()
     subprocess.run(words, env=environment, check=True)

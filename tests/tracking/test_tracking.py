@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from line_files import Lines
 from line_files.unregistered import Elsewhere, Nowhere
-from line_files.written import Written, end, read_lines, wait_for
+from line_files.written import Written, end, read_lines
 from small_lab.model import Small
 
 from nnxdsl import (
@@ -43,6 +43,7 @@ from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer, TrainingError
 from tests.doc_pages import blocks, texts
+from tests.waiting import wait_until
 
 TEXTS = Path(__file__).parents[1] / "reference" / "replay" / "texts.jsonl"
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def test_a_dead_tracker_is_one_warning(fault: Any, error: str, written: Written,
     process = written.begin(Lines(str(tmp_path / "dead"), fault=fault), Lines(str(tmp_path / "alive")))
     written.train(range(4))
     warnings: list[str] = []
-    wait_for(lambda: warnings.extend(process.warnings()) or warnings)
+    wait_until(lambda: warnings.extend(process.warnings()) or warnings)
     written.train(range(4, 8))
     assert [*warnings, *end(process, "finished")] == [
         f"tracking.0: line_files:Lines has stopped: {error}; the run goes on, and a resume tries again"
@@ -127,11 +128,11 @@ def test_a_tracker_that_cannot_be_opened_is_one_warning(written: Written, tmp_pa
 def test_a_tracker_that_hangs_holds_nobody_up_for_long(written: Written, tmp_path: Path) -> None:
     process = written.begin(Lines(str(tmp_path / "hangs"), fault="hang"), Lines(str(tmp_path / "alive")))
     written.train(range(4))
-    wait_for(lambda: len(read_lines(tmp_path / "alive")) == 6)
+    wait_until(lambda: len(read_lines(tmp_path / "alive")) == 6)
     assert end(process, "finished", seconds=0.3) == [
         "tracking: trackers still write the last metrics after 0.3 s; they go on without the run"
     ]
-    wait_for(lambda: {"end": "finished"} in read_lines(tmp_path / "alive"))
+    wait_until(lambda: {"end": "finished"} in read_lines(tmp_path / "alive"))
     os.kill(read_lines(tmp_path / "hangs")[0]["pid"], signal.SIGKILL)
     assert list(process.wait()) == []
 
@@ -141,10 +142,10 @@ def test_a_killed_process_is_one_warning_and_a_resume_continues(written: Written
     process = written.begin(lines)
     written.train(range(3))
     record = written.directory.path / "tracking"
-    wait_for(lambda: any(json.loads(file.read_text())["position"] == [2, True] for file in record.glob("*.json")))
+    wait_until(lambda: any(json.loads(file.read_text())["position"] == [2, True] for file in record.glob("*.json")))
     os.kill(read_lines(tmp_path / "lines")[0]["pid"], signal.SIGKILL)
     warnings: list[str] = []
-    wait_for(lambda: warnings.extend(process.warnings()) or warnings)
+    wait_until(lambda: warnings.extend(process.warnings()) or warnings)
     written.train(range(3, 6))
     assert [*warnings, *end(process, "finished")] == [
         "tracking: the process that writes metrics was killed by SIGKILL; the metrics are in metrics.jsonl, "
@@ -158,12 +159,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from line_files import Lines
-from line_files.written import Written, wait_for
+from line_files.written import Written
+from tests.waiting import wait_until
 from nnxdsl.runs.run_dir import RunDirectory
 
 written = Written(RunDirectory(Path(sys.argv[1])))
 process = written.begin(Lines(sys.argv[2]))
-wait_for(Path(sys.argv[2]).exists)
+wait_until(Path(sys.argv[2]).exists)
 written.train(range(5))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -255,10 +257,10 @@ class KillTracking(Hook):
 
     def on_step_begin(self, trainer: Trainer) -> None:
         if trainer.step == 3:
-            wait_for(lambda: read_lines(self.lines))
+            wait_until(lambda: read_lines(self.lines))
             pid = read_lines(self.lines)[0]["pid"]
             os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT))
+            wait_until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT))
 
 
 def result(experiment: Experiment, home: Path) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -307,7 +309,7 @@ def test_a_failed_run_is_a_failed_run_of_its_trackers(tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     with pytest.raises(TrainingError, match="over"):
         run(attrs.evolve(SMALL, tracking=(Lines(str(lines)),)), tmp_path, Display(quiet=True), hooks=[Fail()])
-    wait_for(lambda: {"end": "failed"} in read_lines(lines))
+    wait_until(lambda: {"end": "failed"} in read_lines(lines))
     assert [row["step"] for row in read_lines(lines) if "loss" in row] == [0, 1]
 
 

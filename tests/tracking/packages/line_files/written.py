@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ import attrs
 from nnxdsl import Tracking, to_dict
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.tracking import End, TrackingProcess
+from tests.waiting import HANG_SECONDS
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
 
 
 @attrs.frozen
@@ -57,7 +50,7 @@ class Written:
             self.directory.append_metrics({"step": step, "attempt": attempt, "loss": loss, "steps/s": attempt})
 
 
-def end(process: TrackingProcess, how: End, seconds: float = 60) -> list[str]:
+def end(process: TrackingProcess, how: End, seconds: float = HANG_SECONDS) -> list[str]:
     """Ends a process and waits for it; its warnings."""
     process.end(how)
     return list(process.wait(seconds))
