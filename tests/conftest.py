@@ -18,6 +18,7 @@ import os
 import platform
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if terminalreporter.getreports("failed") or terminalreporter.getreports("error"):
         terminalreporter.section("machine, versions and flags of these failures")
         terminalreporter.write_line(machine())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the first N variants of a test with `default_variants(N)` to the default suite; the others are extended."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("default_variants"):
+            function = item.nodeid.split("[")[0]
+            if seen[function] >= mark.args[0]:
+                item.add_marker("extended")
+            seen[function] += item.get_closest_marker("slow") is None
 
 
 def pytest_collection_finish() -> None:

@@ -36,6 +36,7 @@ MAPS = ("mesh", "across", "activations", "compiled.versions")
 """Objects whose keys are names of things: axes, policies, packages."""
 
 
+@pytest.mark.extended
 def test_commands_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -36,6 +36,7 @@ def run_quickstart(home: Path, *settings: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in next(home.glob("quickstart-*/samples.jsonl")).read_text().splitlines()]
 
 
+@pytest.mark.extended
 def test_the_quickstart_trains_and_answers(tmp_path: Path) -> None:
     rows = run_quickstart(tmp_path, "steps=4", "evaluation.every_steps=4")
     assert [row["step"] for row in rows if row["prompt"] == "What is the capital of France?"] == [0, 4]

@@ -40,6 +40,7 @@ def test_the_page_of_the_guide_shows_what_it_should(site: Site, page: Any) -> No
     assert built.shown(state="running")["Markdown"] == "none"
 
 
+@pytest.mark.extended
 def test_it_is_a_route_of_the_app_and_in_its_navigation(site: Site, page: Any) -> None:
     async def build() -> Any:
         return site_module.build(site, (*PAGES, page))

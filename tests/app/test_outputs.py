@@ -566,6 +566,7 @@ def test_a_text_that_is_too_long_is_refused(site: Site, run: str, button: str, f
         native.Built(outputs_page.PAGE, site).pressed(button, {"run": run, "tab": tab}, *fields)
 
 
+@pytest.mark.extended
 def test_a_number_of_a_url_that_is_none_is_no_fault_of_the_app(site: Site, run: str) -> None:
     (site.run(run).path / "samples.jsonl").write_text(json.dumps({"step": 10, "prompt": "a", "policy": "b"}) + "\n")
     (site.run(run).path / "checkpoints" / "²").mkdir()
@@ -772,6 +773,7 @@ def test_a_turn_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
     assert chats(site, **query)[0] == [("user", "Hi")]
 
 
+@pytest.mark.extended
 def test_a_conversation_that_cannot_be_is_refused(site: Site, run: str) -> None:
     for name in ("gone@1", f"../{run}@20", f"{run}@21", f"{EVIL}@1", f"{run}@", "@20"):
         text = told(site, run=run, tab="chat", turns='["Hi"]', **{"with": name})

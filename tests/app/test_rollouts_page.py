@@ -81,6 +81,7 @@ def recorded(trained: Path, step: int) -> list[dict[str, Any]]:
     return [row for row in rows if row["step"] == step]
 
 
+@pytest.mark.extended
 def test_a_run_is_shown_by_step_prompt_and_completion(site: Site, trained: Path) -> None:
     run = copied(trained, site.settings.home)
     built = native.Built(page.PAGE, site)

@@ -69,6 +69,7 @@ def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks
     assert not list((outside.home / ".app").glob("launches/*"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_answer_tells_whether_something_is_there(
     site: Site, outside: Outside, blocks: Any, monkeypatch: pytest.MonkeyPatch, step: int

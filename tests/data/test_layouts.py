@@ -202,6 +202,7 @@ def test_a_transcript_without_an_answer_is_bad(write) -> None:
         load(Data.Preferences(write({**HH, "rejected": "\n\nHuman: Hi"})), BytesTokenizer())
 
 
+@pytest.mark.extended
 def test_worker_processes_and_stored_tokens_read_the_layout(write, tmp_path) -> None:
     path = write(*({**HH, "chosen": f"{HH['chosen']} {number}"} for number in range(6000)))
     expected = load(Data.Preferences(path), BytesTokenizer())

@@ -32,6 +32,7 @@ def mixed(shares: list[int], rows: list[int], seed: int = 0, *, shuffled: bool =
     )
 
 
+@pytest.mark.extended
 @given(SOURCES, st.integers(0, 5), st.booleans())
 def test_no_source_is_two_rows_from_its_share(sources: list[tuple[int, int]], seed: int, shuffled: bool) -> None:
     shares, rows = [list(values) for values in zip(*sources, strict=True)]
@@ -44,6 +45,7 @@ def test_no_source_is_two_rows_from_its_share(sources: list[tuple[int, int]], se
     assert mixture.epochs(places) == pytest.approx(expected.tolist())
 
 
+@pytest.mark.extended
 @given(SOURCES, st.integers(0, 3 * BLOCK), st.integers(1, 50))
 def test_any_place_is_the_same_without_those_before(sources: list[tuple[int, int]], place: int, size: int) -> None:
     shares, rows = [list(values) for values in zip(*sources, strict=True)]

@@ -47,6 +47,7 @@ def same_batches(one: Dataset, other: Dataset) -> None:
                 assert (left is None and right is None) or (left.dtype == right.dtype and np.array_equal(left, right))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_the_same_from_every_source(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -125,6 +125,7 @@ def test_what_is_not_of_its_format_is_one_error(
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.extended
 def test_zstd_that_ends_too_early_is_refused(tmp_path: Path) -> None:
     whole = save(tmp_path / "r.jsonl.zst", ROWS * 50_000).read_bytes()
     for length in (len(whole) - 1, len(whole) // 4):

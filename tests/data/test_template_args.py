@@ -160,6 +160,7 @@ def test_arguments_that_every_template_is_given(name: str) -> None:
         Data.Prompts("rows.jsonl", template_args={name: "a"})
 
 
+@pytest.mark.extended
 def test_tokens_are_stored_for_each_setting(write, tmp_path: Any) -> None:
     path, tokenizer = write({"messages": [USER, ANSWER]}), BytesTokenizer(THINKING)
     cache = TokenCache(tmp_path / "home", workers=2, min_bytes=0)

@@ -61,6 +61,7 @@ def same(one: Dataset, other: Dataset) -> None:
             assert (left is None and right is None) or (left.dtype == right.dtype and left.tolist() == right.tolist())
 
 
+@pytest.mark.extended
 def test_stored_tokens_are_those_in_memory(path: str, tmp_path: Path) -> None:
     tokens = BytesTokenizer()
     expected = load(data(path), tokens)
@@ -93,6 +94,7 @@ def keys(home: Path) -> set[str]:
     return {file.parent.name for file in home.glob("*/meta.json")}
 
 
+@pytest.mark.extended
 def test_whatever_changes_the_ids_changes_the_key(path: str, write, tmp_path: Path) -> None:
     home = tmp_path / "home"
     cache, tokens = TokenCache(home, workers=1, min_bytes=0), BytesTokenizer()
@@ -114,6 +116,7 @@ def test_whatever_changes_the_ids_changes_the_key(path: str, write, tmp_path: Pa
     assert len(keys(home)) == 6
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("damage", ["tokens.values", "numbers", "meta.json", "meta", "content"])
 def test_damage_is_found_and_mended_with_a_warning(
     path: str, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -152,6 +155,7 @@ def test_large_arrays_are_checked_by_blocks(monkeypatch: pytest.MonkeyPatch) -> 
         assert (checksums({"a": changed}) != before) == is_read, place
 
 
+@pytest.mark.extended
 def test_tokens_of_another_version_are_made_again_which_is_said(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +169,7 @@ def test_tokens_of_another_version_are_made_again_which_is_said(
     assert said == [False, True, False]
 
 
+@pytest.mark.extended
 def test_bad_rows_are_refused_alike_and_rows_are_not_tokenized_twice(path: str, tmp_path: Path) -> None:
     strict = Data.Conversations(path, max_length=256)
     messages = []
@@ -231,6 +236,7 @@ def test_a_kill_leaves_nothing_that_is_taken_for_whole(path: str, tmp_path: Path
     assert not list(home.glob(".writing-*"))
 
 
+@pytest.mark.extended
 def test_two_processes_tokenize_once(path: str, tmp_path: Path) -> None:
     both = [start(path, tmp_path / "home", 1) for _ in range(2)]
     digests = {process.communicate(timeout=HANG_SECONDS)[0].split()[-1] for process in both}

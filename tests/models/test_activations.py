@@ -75,6 +75,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
     }
 
 
+@pytest.mark.extended
 def test_what_the_constraint_returns_is_what_goes_on() -> None:
     config = CONFIGS["llama3"]
     template = template_of(config)
@@ -92,6 +93,7 @@ def test_what_the_constraint_returns_is_what_goes_on() -> None:
     assert bool((again == plain).all())  # after the context nothing is left of it
 
 
+@pytest.mark.extended
 def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> None:
     config = CONFIGS["gemma3"]
     template = template_of(config)
@@ -118,6 +120,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:

@@ -45,6 +45,7 @@ def test_padding_on_either_side() -> None:
         assert bool(attention_mask(places, places).any(-1).all())  # no row sees nothing
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
 def test_attend_equals_repeated_keys_in_float64(heads: int, kv_heads: int) -> None:
     rng = np.random.default_rng(1)

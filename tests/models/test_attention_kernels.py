@@ -129,6 +129,7 @@ def close(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
         np.testing.assert_allclose(mine, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.extended
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([None, 2.0]), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.integers(1, 5))
 def test_blocks_give_what_the_dense_product_gives(
@@ -138,6 +139,7 @@ def test_blocks_give_what_the_dense_product_gives(
     close(compared(kernel, *given, window=window, cap=cap, heads=heads[0], kv_heads=heads[1]))
 
 
+@pytest.mark.extended
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([(4, 4), (4, 2)]))
 def test_two_rows_of_a_pair_give_what_its_one_row_gives(
@@ -147,6 +149,7 @@ def test_two_rows_of_a_pair_give_what_its_one_row_gives(
     close(compared(kernel, *given, window=window, heads=heads[0], kv_heads=heads[1]))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("row", "window", "cap"), [(rows.pair(50, 35), 20, 5.0), (rows.sequence(130), None, None)])
 def test_splash_gives_what_the_dense_product_gives(row: RowLayout, window: int | None, cap: float | None) -> None:
     lengths = [tuple(size - less for size in row.parts) for less in (0, 7)]
@@ -207,6 +210,7 @@ def test_a_decoder_in_stages_gives_what_it_gives_with_the_dense_product(
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), blocks, dense)
 
 
+@pytest.mark.extended
 def test_a_decoder_gives_what_it_gives_with_the_dense_product(
     forward: Callable[..., jax.Array], template: AbstractModel, leaves: dict[str, jax.Array]
 ) -> None:

@@ -80,6 +80,7 @@ def test_padding_changes_nothing(leaves: Leaves, forward: Callable[..., jax.Arra
         close(left[b, 12 - n :], hidden[b, :n])
 
 
+@pytest.mark.extended
 def test_segments_of_a_packed_row_do_not_see_each_other(leaves: Leaves, forward: Callable[..., jax.Array]) -> None:
     tokens = draw(2, 2, 12)
     apart = forward(leaves, tokens, positions_right_padded(jnp.array([7, 5]), 12))
@@ -182,6 +183,7 @@ def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
     assert new.layers is None
 
 
+@pytest.mark.extended
 def test_low_precision_keeps_its_dtype(
     template: params.AbstractModel, leaves: Leaves, forward: Callable[..., jax.Array]
 ) -> None:

@@ -83,6 +83,7 @@ def test_parameters_and_their_axes(layer: Layer) -> None:
             GatedDeltaNetConfig(**fields, key_head_dim=4, value_head_dim=4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "chunk"),
     [
@@ -96,11 +97,13 @@ def test_as_transformers_has_it(name: str, chunk: int) -> None:
     check_reference(load(name, chunk), WEIGHTS, out=2e-6, memory=5e-5, to_x=5e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_the_prompt_of_a_pair_is_computed_once(layer: Layer, gradients: bool) -> None:
     check_pairs(layer, gradients)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_rows_of_pairs_side_by_side(layer: Layer, gradients: bool) -> None:
     check_packed_rows(layer, gradients)
@@ -125,6 +128,7 @@ def one_by_one(tokens: Tokens, memory: jax.Array) -> tuple[jax.Array, jax.Array]
     return jnp.moveaxis(out, 0, 1), memory
 
 
+@pytest.mark.extended
 def test_memories_that_keep_all_or_nothing() -> None:
     """One key for all tokens, corrected in full: the inverse's powers would overflow; decays whose products vanish."""
     rng = np.random.default_rng(0)

@@ -54,10 +54,12 @@ def stored() -> tuple[DecoderConfig, Leaves]:
     return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
 
 
+@pytest.mark.extended
 def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
     assert difference(*stored) < 3e-5
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("left_out", ["per_layer.embedding", "per_layer.projection.kernel", "per_layer.output.kernel"])
 def test_each_part_of_the_embeddings_counts(stored: tuple[DecoderConfig, Leaves], left_out: str) -> None:
     config, leaves = stored

@@ -88,6 +88,7 @@ def drawn(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]
     }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None:
     beside, parameters, gradients = stored(name)
@@ -246,6 +247,7 @@ def stacked_layers(layers: int) -> tuple[Any, dict[str, jax.Array], jax.Array]:
     return one, weights, jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, EMBED)), jnp.float32)
 
 
+@pytest.mark.extended
 def test_layers_in_a_scan_with_rematerialisation() -> None:
     one, weights, x = stacked_layers(2)
 

@@ -89,6 +89,7 @@ def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
         close(left[row, size - n :], wanted[row, :n])
 
 
+@pytest.mark.default_variants(1)
 def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
     parts = [row[:n] for row, n in zip(tokens, lengths, strict=True)]
@@ -160,6 +161,7 @@ def written(name: str, target: Path) -> None:
     hf.write(target, reader.config, {path: reader.leaf(path) for path in template.variables}, like=kind)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_written_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     written(name, tmp_path)

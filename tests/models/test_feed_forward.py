@@ -8,6 +8,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -50,6 +51,7 @@ class SquaredReLU(nnx.Module):
 CONFIG = attrs.evolve(LLAMA3["tiny"], vocab_size=32, feed_forward=SquaredReLUConfig(), dense_layers=1)
 
 
+@pytest.mark.extended
 def test_it_runs_in_the_stack_behind_a_dense_layer() -> None:
     template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
     leaves = jax.jit(lambda: params.flatten(Decoder(CONFIG, rngs=nnx.Rngs(0))))()

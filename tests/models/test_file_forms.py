@@ -38,6 +38,7 @@ def write_shards(name: str, directory: Path, dtype: np.dtype) -> None:
     (directory / "config.json").write_text(json.dumps(fields_of(name)))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_several_files_are_one(name: str, dtype: np.dtype, tmp_path: Path) -> None:

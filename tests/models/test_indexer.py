@@ -78,6 +78,7 @@ def test_the_largest_scores_are_chosen_among_equal_ones_the_first(
         assert set(np.flatnonzero(chosen)) == set(wanted)
 
 
+@pytest.mark.extended
 def test_rows_of_no_more_tokens_than_are_selected_have_dense_attention(
     config: DecoderConfig, leaves: dict[str, jax.Array]
 ) -> None:
@@ -97,6 +98,7 @@ def test_rows_of_no_more_tokens_than_are_selected_have_dense_attention(
     assert float(jnp.abs(sparse - dense).max()) > 0.1  # else nothing is tested here
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kernel", [pytest.param("dense", marks=pytest.mark.slow), "chunked"])
 def test_branches_select_as_separate_sequences(
     config: DecoderConfig, leaves: dict[str, jax.Array], kernel: rows.Kernel
@@ -119,6 +121,7 @@ def test_branches_select_as_separate_sequences(
         np.testing.assert_allclose(found, wanted, atol=TOLERANCE * float(jnp.abs(wanted).max()))
 
 
+@pytest.mark.extended
 def test_blocks_of_queries_select_as_one_product(config: DecoderConfig, leaves: dict[str, jax.Array]) -> None:
     tokens = np.random.default_rng(2).integers(0, config.vocab_size, (2, 17))
     places = positions_right_padded(jnp.array([17, 11]), 17)

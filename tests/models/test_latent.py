@@ -155,6 +155,7 @@ PROMPT, RESPONSE = 9, 6
 lengths = st.tuples(st.integers(1, PROMPT), st.integers(0, RESPONSE), st.integers(0, RESPONSE))
 
 
+@pytest.mark.extended
 def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
     row, size = rows.pair(PROMPT, RESPONSE), PROMPT + RESPONSE
 

@@ -108,6 +108,7 @@ def test_branches_of_a_packed_pair_equal_two_rows(loaded: Loaded) -> None:
     close(packed[0, prompt + first :], apart[0, prompt:])
 
 
+@pytest.mark.default_variants(1)
 def test_greedy_answers_through_the_cache_equal_transformers_and_the_whole_forward(loaded: Loaded) -> None:
     prompt, wanted = int(loaded.expected["prompt"]), loaded.expected["greedy"]
     rows, new = wanted.shape

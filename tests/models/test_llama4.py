@@ -72,10 +72,12 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.extended
 def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
     assert difference(*stored) < 1e-5
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_each_ingredient_counts(stored: tuple[DecoderConfig, Leaves], left_out: str) -> None:
     config, leaves = stored
@@ -118,6 +120,7 @@ ROWS = {
 }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", ROWS)
 def test_blocks_of_chunks_are_the_dense_product(name: str) -> None:
     row, positions = ROWS[name]

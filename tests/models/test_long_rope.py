@@ -56,6 +56,7 @@ def with_scaling(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return attrs.evolve(config, rope_global=attrs.evolve(rope, scaling=attrs.evolve(rope.scaling, **changes)))
 
 
+@pytest.mark.extended
 def test_each_ingredient_matters(reader: hf.HubReader, leaves: dict[str, jax.Array]) -> None:
     """Factors of the other length, or no attention factor, move logits by more than 1e-2 of the largest."""
     expected = np.load(REFERENCE / "expected.npz")
@@ -76,6 +77,7 @@ def test_each_ingredient_matters(reader: hf.HubReader, leaves: dict[str, jax.Arr
         assert np.abs(wrong).max() > 1e-2 * largest
 
 
+@pytest.mark.extended
 def test_a_sequence_is_as_long_as_its_longest_branch(reader: hf.HubReader, leaves: dict[str, jax.Array]) -> None:
     """A prompt of 20 tokens with answers of 3 and of 10: all of it has the positions of a long sequence."""
     tokens = np.random.default_rng(0).integers(0, 96, (1, 33))
@@ -90,6 +92,7 @@ def test_a_sequence_is_as_long_as_its_longest_branch(reader: hf.HubReader, leave
         np.testing.assert_allclose(got[own], alone[20:], atol=1e-5 * np.abs(alone).max(), rtol=0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("prompt", [pytest.param(8, marks=pytest.mark.slow), 30])
 def test_generation_on_either_side_of_the_short_length(
     reader: hf.HubReader, leaves: dict[str, jax.Array], prompt: int

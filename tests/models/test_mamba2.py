@@ -89,6 +89,7 @@ def test_parameters_and_their_axes(layer: Layer) -> None:
     assert layer.config.divided(4) == layer.config
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("name", "chunk"),
     [
@@ -103,6 +104,7 @@ def test_as_transformers_has_it(name: str, chunk: int) -> None:
     check_reference(load(name, chunk), WEIGHTS, out=1e-5, memory=1e-5, to_x=2e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_the_prompt_of_a_pair_is_computed_once(layer: Layer, gradients: bool) -> None:
     check_pairs(layer, gradients)

@@ -8,6 +8,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -65,6 +66,7 @@ CONFIG = attrs.evolve(
 )
 
 
+@pytest.mark.extended
 def test_it_runs_in_the_stack_and_with_a_cache() -> None:
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 6)))
     positions = positions_right_padded(jnp.full((2,), 6), 6)

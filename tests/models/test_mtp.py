@@ -58,6 +58,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> None:
     reader = hf.HubReader(FIGURES / name)

@@ -58,6 +58,7 @@ def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
     assert difference(*stored) < 1e-5
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_each_ingredient_counts(stored: tuple[DecoderConfig, Leaves], left_out: str) -> None:
     config, leaves = stored

@@ -36,6 +36,7 @@ ZEROS = (
 )
 
 
+@pytest.mark.extended
 def test_each_array_counts() -> None:
     config, leaves = read("nemotron_h")
     difference = compared("nemotron_h", config)
@@ -79,6 +80,7 @@ LEFT_OUT: dict[str, Callable[[DecoderConfig], DecoderConfig]] = {
 }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_each_ingredient_counts(left_out: str) -> None:
     config, leaves = read("nemotron_h")
@@ -104,6 +106,7 @@ PATCHED: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "left_out",
     [

@@ -24,6 +24,7 @@ def affine(weights: jax.Array, x: jax.Array, context: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda x, w: (x * w + context[:, None, None], None), x, weights)[0]
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("stages", "parts"), [(1, 1), (2, 1), (2, 4), (3, 2), (6, 8)])
 def test_stages_are_the_stack(stages: int, parts: int) -> None:
     draw = np.random.default_rng(stages * 10 + parts)
@@ -52,6 +53,7 @@ def test_time_that_a_pipeline_waits() -> None:
     assert idle_share(4, 12) == pytest.approx(3 / 15)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "config",
     [

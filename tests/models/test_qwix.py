@@ -154,6 +154,7 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
         np.testing.assert_allclose(tuned, run(base, jnp.float32)(merged), atol=2e-5, rtol=0)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", ["nf4", "int8"])
 def test_the_backward_pass_keeps_no_unpacked_weight(name: str) -> None:
     """What is kept has the size of the few bits: an unpacked copy would be as large as the weight was before."""

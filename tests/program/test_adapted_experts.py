@@ -45,6 +45,7 @@ def leaves(module: nnx.Module) -> tuple[params.AbstractModel, dict[str, jax.Arra
     return params.AbstractModel(graphdef, nnx.to_flat_state(state)), params.flatten(module)
 
 
+@pytest.mark.extended
 def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     rng = np.random.default_rng(0)
     x, expert = slots(rng)
@@ -141,6 +142,7 @@ def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
     assert (COUNT, IN, OUT) not in kept
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
 @pytest.mark.parametrize("quantization", [None, FEW["nf4"]], ids=["lora", "qlora"])
 def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization: Any) -> None:

@@ -35,6 +35,7 @@ SUBSETS: dict[tuple[str, ...], set[str]] = {
 }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("targets", SUBSETS)
 def test_adapters_are_exactly_at_the_targets(targets: tuple[str, ...], experiment: Callable[..., Experiment]) -> None:
     model = Small(layers=3)  # one period of two blocks, a tail of one
@@ -88,6 +89,7 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
     ).replace("4 problems", "5 problems")
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "quantization", [Quantization.NF4(block_size=8), Quantization.Int8(block_size=4)], ids=["nf4", "int8"]
 )

@@ -61,6 +61,7 @@ def test_a_compilers_refusal_is_one_line(message: str, problem: str, peak: int |
     assert aot._compile_problem(message) == (problem, peak)
 
 
+@pytest.mark.extended
 def test_one_cpu_in_this_process(experiment: Callable[..., Experiment]) -> None:
     report = aot.compile_ahead(experiment(objective=Objective.SFT(loss_on="all")), "cpu", 1)
     assert report["problem"] is None

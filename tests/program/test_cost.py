@@ -74,6 +74,7 @@ def test_without_a_reference_there_is_no_pass_of_it(asked: Callable[..., Experim
     assert of(text).flops == 4 * (3 * (2 * N * 32 + scores) + 4 * 2 * VD * 31)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("adapter", [None, Adapter.LoRA(rank=RANK)], ids=["everything", "adapters"])
 def test_xla_counts_as_many(asked: Callable[..., Experiment], adapter: Any, remat: Any) -> None:

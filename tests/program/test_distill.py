@@ -56,6 +56,7 @@ def in_float64(s: np.ndarray, t: np.ndarray, beta: str) -> np.ndarray:
     return (b * np.exp(p) * (p - m) + (1 - b) * np.exp(q) * (q - m)).sum(-1)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("beta", ["0.0", "0.25", "1.0"])
 def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A student and a teacher of other widths, capped logits, 3 chunks by 5 tiles of which the last overlaps, a mask.
@@ -105,6 +106,7 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(frozen, tiled[1][0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_equal_models_are_no_distance_apart() -> None:
     draw = np.random.default_rng(4)
     hidden, head = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((1, 4, 6), (20, 6)))

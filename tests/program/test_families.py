@@ -17,6 +17,7 @@ DENSE = ("qwen3_moe_dense_list", "qwen3_moe_dense_step")
 LARGE = [Model.Gemma2("27b"), Model.Mixtral("8x7b"), Model.Olmo3("32b"), Model.Qwen2("72b")]
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("model", LARGE, ids=lambda model: type(model).__name__)
 def test_large_ones_fit_a_mesh(model: Model, experiment: Callable[..., Experiment]) -> None:
     lora, few = Adapter.LoRA(rank=8), Quantization.NF4(block_size=32)

@@ -72,6 +72,7 @@ def test_a_step_that_is_not_finite_is_the_last_that_changes_anything(
     assert int(after.step) == -2
 
 
+@pytest.mark.extended
 def test_a_skipped_step_is_no_step(program: Callable[[Guard], Program], sequences: Callable[..., Any]) -> None:
     skipping, plain = program(Guard.Skip()), program(Guard.Stop())
     first, second = (sequences(4, length=16, seed=seed) for seed in (0, 1))
@@ -152,6 +153,7 @@ def diverging(guard: Guard) -> Experiment:
     )
 
 
+@pytest.mark.extended
 def test_a_run_that_diverges_ends_with_the_weights_that_it_had(tmp_path: Path) -> None:
     experiment = diverging(Guard.Stop())
     with pytest.raises(TrainingError) as caught:

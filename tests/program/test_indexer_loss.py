@@ -73,6 +73,7 @@ def check_indexers(found: dict[str, np.ndarray], name: str, stage: str, coef: fl
         np.testing.assert_allclose(found[path], theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max(), err_msg=path)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -106,6 +107,7 @@ def test_sparse_stage_equals_the_reference(
     assert norm == pytest.approx(float(figures["sparse/norm"]), rel=TOLERANCE)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -128,6 +130,7 @@ def test_dense_warmup_equals_the_reference(
     check_indexers(found, name, "dense_warmup", 1.0)
 
 
+@pytest.mark.extended
 def test_neither_loss_reaches_the_arrays_of_the_other(experiment: Callable[..., Experiment]) -> None:
     model = Model.DeepSeekV32("tiny", indexer_loss_coef=1.0)
     program = compile(experiment(model=model, objective=SFT, data=Data.Text("none.jsonl", max_length=48)))
@@ -153,6 +156,7 @@ def test_neither_loss_reaches_the_arrays_of_the_other(experiment: Callable[..., 
         np.testing.assert_array_equal(other[path], 0.0, err_msg=path)
 
 
+@pytest.mark.extended
 def test_without_the_loss_indexers_stay_as_they_are(experiment: Callable[..., Experiment]) -> None:
     for fields in (
         {"objective": SFT},
@@ -222,6 +226,7 @@ def test_meshes_agree(on_eight_devices: Callable[..., Any]) -> None:
         assert found["away"] < TOLERANCE, name  # of the largest weight, after two steps
 
 
+@pytest.mark.extended
 def test_plans_count_the_selection_the_indexers_and_their_cache(experiment: Callable[..., Experiment]) -> None:
     tokens = np.zeros((1, 48), np.int32)
     batch = SequenceBatch(tokens, np.array([48], np.int32), tokens >= 0, np.ones(1, np.float32))

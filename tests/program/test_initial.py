@@ -17,6 +17,7 @@ from nnxdsl.program import init
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(  # one of them with experts, which are stacked, too
     ("family", "memory"), [("mistral_global", Memory(offload=("frozen",))), ("mixtral", Memory())]
 )
@@ -51,5 +52,6 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
     assert single == {2**28: 0, 1: layers}
 
 
+@pytest.mark.extended
 def test_parts_that_several_devices_have_are_read_once(on_eight_devices: Callable[..., Any]) -> None:
     assert on_eight_devices("on_parts.py") == {"reads": 2, "equal": True}

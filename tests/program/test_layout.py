@@ -119,6 +119,7 @@ def test_every_array_of_the_other_models_with_adapters_and_four_bits(name: str) 
     with_adapters(name)
 
 
+@pytest.mark.extended
 def test_every_axis_of_the_models_has_a_rule() -> None:
     known = {logical for logical, _ in DEFAULT_RULES}
     assert set(ACTIVATION_AXES) <= known

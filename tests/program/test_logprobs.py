@@ -85,6 +85,7 @@ def test_equal_to_the_naive(
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.extended
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @cases
 def test_gradients_of_hidden_states_and_head(
@@ -114,6 +115,7 @@ def test_gradients_of_hidden_states_and_head(
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(hidden, head), for_hidden, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("limit", [1, 2 * B, 1000])
 def test_a_limit_on_tokens_changes_nothing(limit: int) -> None:
     args = inputs()
@@ -171,12 +173,14 @@ def test_a_sure_models_entropy_and_gradient_are_not_lost_to_rounding() -> None:
     np.testing.assert_array_equal(found.correct, 1)
 
 
+@pytest.mark.extended
 def test_words_that_are_equally_likely_are_all_correct() -> None:
     hidden, head = jnp.ones((1, 3, 2)), jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     found = token_stats(hidden, head, jnp.array([[0, 1, 2]]), jnp.ones((1, 3), bool))
     np.testing.assert_array_equal(found.correct[0], [1, 1, 0])
 
 
+@pytest.mark.extended
 def test_bfloat16_hidden_states_are_multiplied_into_float32() -> None:
     hidden, head, targets, mask = inputs()
     low_hidden, low_head = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
@@ -216,6 +220,7 @@ def test_masked_positions_may_hold_anything(trained: bool) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.extended
 def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("on_cut_heads.py")
     assert set(report) == {"frozen", "trained"}
@@ -240,6 +245,7 @@ def model_of(experiment: Experiment, trained: Callable[..., TrainState]) -> Deco
     return model
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("model", [Small(), Small(layers=3, window=3)], ids=["periods", "tail"])
 def test_packed_pairs_equal_ordinary_rows(
     model: Small,

@@ -53,6 +53,7 @@ def logits(program: Program, template: Any, leaves: dict[str, jax.Array]) -> np.
     return np.asarray(run(leaves))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -212,6 +213,7 @@ def left(rows: jax.Array, length: int, *, layer: int = 0, salt: int = 1, is_on: 
     return np.asarray(drop(rows, is_on, layer))
 
 
+@pytest.mark.extended
 def test_what_is_left_out_goes_by_row_position_layer_and_module() -> None:
     whole = left(keys(4), 16)
     assert set(np.unique(whole)) == {np.float32(0), np.float32(1 / 0.75)}

@@ -50,6 +50,7 @@ def parts_of(experiment: Experiment, trace: Trace | None = None) -> dict[str, Pa
     return {part.name: part for part in parts}
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("trained", ["everything", "adapters of few bits"])
 @pytest.mark.parametrize("place", PLACES)
 def test_exact_parts_are_the_layouts(experiment: Callable[..., Experiment], place: str, trained: str) -> None:
@@ -73,6 +74,7 @@ def test_what_is_offloaded_counts_in_the_hosts_memory(experiment: Callable[..., 
     assert {name: part.bytes for name, part in away.items()} == {name: part.bytes for name, part in here.items()}
 
 
+@pytest.mark.extended
 def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callable[..., Experiment]) -> None:
     lora = experiment(model=BROAD, batch_size=8, adapter=Adapter.LoRA(rank=4), mesh=Mesh(fsdp=2))
     again = parts_of(lora, untraced)["frozen weights, again"]
@@ -83,6 +85,7 @@ def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callabl
     assert "frozen weights, again" not in parts_of(attrs.evolve(lora, memory=Memory(offload=("frozen",))))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_activations_grow_with_rows_by_a_line(experiment: Callable[..., Experiment], remat: Any) -> None:
     asked = experiment(model=BROAD, batch_size=64, memory=Memory(remat=remat))
@@ -96,6 +99,7 @@ def test_activations_grow_with_rows_by_a_line(experiment: Callable[..., Experime
         assert twelve == pytest.approx(one + 11 * (two - one), rel=0.01)
 
 
+@pytest.mark.extended
 def test_activations_shrink_where_the_work_is_shared(experiment: Callable[..., Experiment]) -> None:
     base = experiment(model=BROAD, batch_size=8)
 

@@ -117,6 +117,7 @@ def compare(expected: dict[str, np.ndarray], name: str, found: Any) -> None:
         np.testing.assert_allclose(gradients[path], wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max(), err_msg=path)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kto", "orpo"))])
 def test_losses_and_gradients_are_those_of_rows_that_share_nothing(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], name: str
@@ -128,6 +129,7 @@ def test_losses_and_gradients_are_those_of_rows_that_share_nothing(
     compare(expected, name, grads_of(compile(whole), packed(batch)))
 
 
+@pytest.mark.extended
 def test_beside_an_adapter_the_layer_is_trained_whole(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray]
 ) -> None:
@@ -151,6 +153,7 @@ def test_beside_an_adapter_the_layer_is_trained_whole(
     }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "fields",
     [

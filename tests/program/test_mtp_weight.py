@@ -65,6 +65,7 @@ def rollout_batch(expected: dict[str, np.ndarray]) -> SequenceBatch:
     return SequenceBatch(expected["tokens"], expected["lengths"], targets, np.ones(len(targets), np.float32))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
     experiment: Callable[..., Experiment], name: str
@@ -88,6 +89,7 @@ def test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches(
         np.testing.assert_allclose(gradients[path], wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max(), err_msg=path)
 
 
+@pytest.mark.extended
 def test_evaluations_have_it_beside_their_loss_and_without_it_all_is_as_it_was(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], batch: SequenceBatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_evaluations_have_it_beside_their_loss_and_without_it_all_is_as_it_was(
             assert value == pytest.approx(float(expected[name]), rel=TOLERANCE)
 
 
+@pytest.mark.extended
 def test_it_is_added_to_distillation(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], batch: SequenceBatch
 ) -> None:

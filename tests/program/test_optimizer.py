@@ -122,6 +122,7 @@ def test_sgd(momentum: float | None) -> None:
         np.testing.assert_allclose(params[path], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_norms_are_not_decayed_however_many_layers_are_stacked(experiment: Callable[..., Experiment]) -> None:
     spec = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.1), weight_decay=0.5)
     for adapter in (None, Adapter.LoRA(rank=2)):
@@ -222,6 +223,7 @@ def unstacked(path: str, leaf: Any) -> list[Any]:
     return list(np.asarray(leaf).reshape(-1, *leaf.shape[leaf.ndim - own :]))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("scale", ["weights", "one"])
 def test_adafactor_is_that_of_optax_for_each_weight_of_a_stack(scale: Any) -> None:
     params, roles = many()

@@ -121,6 +121,7 @@ def agree(state: TrainState, expected: ByHand) -> None:
         np.testing.assert_allclose(together.workers.leaves[path], theirs, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.extended
 def test_the_algorithm_by_hand(
     program: Program,
     experiment: Callable[..., Experiment],

@@ -49,6 +49,7 @@ def read(directory: Path, name: str) -> peft.PeftAdapter:
     return peft.read(directory, reader.config, base)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", BASES)
 def test_logits_equal_those_of_peft(name: str) -> None:
     found = read(REFERENCE / "peft" / name, name)
@@ -99,6 +100,7 @@ def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
     assert all(np.array_equal(again.leaves[path], leaf) for path, leaf in found.leaves.items())
 
 
+@pytest.mark.extended
 def test_names_of_other_bases(tmp_path: Path) -> None:
     found = read(REFERENCE / "peft" / "gemma3", "gemma3")
     reader, _ = base_of("gemma3")
@@ -156,6 +158,7 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
     }
 
 
+@pytest.mark.extended
 def test_patterns_of_ranks(changed: Callable[..., str], tmp_path: Path) -> None:
     said = changed({"alpha_pattern": {"layers.0.self_attn.q_proj": 6}})
     assert said == (

@@ -31,6 +31,7 @@ def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
     return make
 
 
+@pytest.mark.extended
 def test_it_is_plain_json(asked: Callable[..., Experiment]) -> None:
     for fields in ({}, {"mesh": Mesh(fsdp=2, tensor=2, rules=(("mlp", None),))}, {"memory": Memory(remat="full")}):
         for device in (None, H200, hardware.device("cpu")):
@@ -38,6 +39,7 @@ def test_it_is_plain_json(asked: Callable[..., Experiment]) -> None:
             assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.extended
 def test_sums_are_of_their_parts(asked: Callable[..., Experiment]) -> None:
     found = plan(asked(memory=Memory(offload=("optimizer",)), mesh=Mesh(fsdp=2)))
     sizes = {
@@ -56,6 +58,7 @@ def test_sums_are_of_their_parts(asked: Callable[..., Experiment]) -> None:
     assert other["remat"] == "full"
 
 
+@pytest.mark.extended
 def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None:
     experiment = asked(memory=Memory(remat="none", reference="online"))
     needed = plan(experiment, "gpu")["bytes_per_device"]
@@ -108,12 +111,14 @@ def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> 
     assert cpu["device"]["memory"] is None
 
 
+@pytest.mark.extended
 def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(fsdp=2))
     expected = attrs.asdict(cost(build_blueprint(experiment, "gpu"), lengths(experiment.data), H200))
     assert plan(experiment, "gpu", H200)["step_seconds"] == expected
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -137,6 +142,7 @@ def test_the_reference_in_words(asked: Callable[..., Experiment], fields: dict[s
     assert plan(asked(**fields))["reference"] == words
 
 
+@pytest.mark.extended
 def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(data=2, fsdp=2, tensor=2, slices=2), adapter=Adapter.LoRA(rank=2))
     found, layout = plan(experiment), build_blueprint(experiment).layout

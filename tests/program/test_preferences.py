@@ -152,6 +152,7 @@ def test_swapping_negates_the_margin(name: str) -> None:
     assert mean(back.loss) != mean(there.loss)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_rows_of_weight_zero_do_not_matter_whatever_they_hold(name: str) -> None:
     objective = OF_PAIRS[name]

@@ -71,6 +71,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", ["mha", "gqa", "mla", pytest.param("mla-full-queries", marks=pytest.mark.slow)])
 def test_steps_equal_the_replay(name: str, experiment: Callable[..., Experiment]) -> None:
     stored = REPLAYS[name]
@@ -137,6 +138,7 @@ def test_only_the_heads_own_columns_are_scaled() -> None:
     assert (np.asarray(found["embed.embedding"]) == leaves["embed.embedding"]).all()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_maxima_of_blocks_are_those_of_all_scores(window: int | None, pairs: Callable[..., PairBatch]) -> None:
     batch = pairs(3, prompt=16, response=16)
@@ -212,6 +214,7 @@ def test_a_loss_that_compares_micro_batches(
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
+@pytest.mark.extended
 def test_a_rejected_step_clips_nothing(
     experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:

@@ -19,6 +19,7 @@ QUANTISED = {**LORA, "quantization": Quantization.NF4(block_size=8)}
 WAYS: dict[str, dict[str, Any]] = {"full": {"model": Small(layers=2, pattern=1)}, "lora": LORA, "nf4": QUANTISED}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way != "lora" else way for way in WAYS])
 def test_asked_once_or_at_every_step_the_steps_are_equal(
     way: str,
@@ -49,6 +50,7 @@ def test_asked_once_or_at_every_step_the_steps_are_equal(
         assert judged[name].count == count
 
 
+@pytest.mark.extended
 def test_asked_once_no_copy_is_held(experiment: Callable[..., Experiment]) -> None:
     once, always = (compile(experiment(memory=Memory(reference=mode))) for mode in ("cached", "online"))
     assert "reference" not in once.layout.arrays

@@ -59,6 +59,7 @@ class Trained:
         return (draw.standard_normal(shape) * spread).astype(np.float32)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_it_follows_every_so_many_steps(
     way: str,
@@ -134,6 +135,7 @@ def test_where_it_takes_all_of_the_policy_it_is_the_policy(
 OTHER = Reference.Checkpoint(Weights.HF("another"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_other_weights_are_asked_beside_the_policy(
     way: str,
@@ -202,6 +204,7 @@ def test_a_program_without_a_model_has_none(experiment: Callable[..., Experiment
     assert not compile(asked).blueprint.reference.exists
 
 
+@pytest.mark.extended
 def test_plans_say_which_and_why(experiment: Callable[..., Experiment]) -> None:
     def said(**fields: Any) -> str:
         return plan(experiment(**SMALL, **fields), "cpu", None)["reference"]

@@ -17,6 +17,7 @@ from nnxdsl.program.memory import memory, rollout_memory
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4)])
 def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Callable[..., Experiment]) -> None:
     asked = experiment(

@@ -60,6 +60,7 @@ def test_formats_are_those_of_their_definitions(kind: str) -> None:
     np.testing.assert_array_equal(again, found)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_counts_their_bytes(kind: str, experiment: Callable[..., Experiment]) -> None:
     blueprint = build_blueprint(experiment(quantization=KINDS[kind](block_size=8), adapter=Adapter.LoRA(rank=2)))
@@ -118,6 +119,7 @@ FORMATS = {
 """What is asked for, the dtypes of values and of gradients, and how many products of seven layers have the latter."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_all_products_of_linear_layers_are_rounded(
     kind: str, experiment: Callable[..., Experiment], trained: Callable[..., Any], sequences: Callable[..., Any]

@@ -60,6 +60,7 @@ EQUAL: dict[str, tuple[dict[str, Any], int, int]] = {
 SLOW = set(EQUAL) - {"lora, 4 in 2, bfloat16"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in EQUAL])
 def test_policy_and_reference_are_equal_at_first(
     name: str,
@@ -143,6 +144,7 @@ def test_swapping_negates_the_margin(
         np.testing.assert_allclose(there[name].total, back[name].total, rtol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("adapter", [pytest.param(None, marks=pytest.mark.slow), LORA], ids=["full", "lora"])
 @pytest.mark.parametrize(
     "objective",
@@ -190,6 +192,7 @@ def assert_same_metrics(found: dict[str, Any], expected: dict[str, Any]) -> None
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=atol, err_msg=name)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("objective", [Objective.DPO(beta=0.5), Objective.SFT(loss_on="all")], ids=["dpo", "sft"])
 def test_no_weight_is_no_loss_and_no_gradient(
     objective: Objective,
@@ -210,6 +213,7 @@ def test_no_weight_is_no_loss_and_no_gradient(
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(state.trainable)))
 
 
+@pytest.mark.extended
 def test_the_two_turns_stay_one_loop(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:

@@ -80,6 +80,7 @@ def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> Non
         build_blueprint(experiment(objective=objective(top_k=49), model=STUDENT))
 
 
+@pytest.mark.extended
 def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:

@@ -80,6 +80,7 @@ def test_simpo_trains(
     assert found[0]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
 
 
+@pytest.mark.extended
 def test_an_objective_over_other_data_trains_from_three_files(
     experiment: Callable[..., Experiment], trained: Callable[..., TrainState], tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ class E5M2(InBlocks):
     weight_dtype: ClassVar[str] = "float8_e5m2"
 
 
+@pytest.mark.extended
 def test_a_quantization_of_one_class_trains(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
@@ -187,6 +189,7 @@ def _(schedule: Halving, steps: int) -> Curve:
     return lambda step: schedule.lr * 0.5**step
 
 
+@pytest.mark.extended
 def test_an_optimizer_and_a_schedule_of_one_class_train(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
@@ -285,6 +288,7 @@ def test_memory_of_the_compiled_step(
     assert temporaries["full"] < 0.7 * temporaries["none"]
 
 
+@pytest.mark.extended
 def test_the_plan_needs_no_more_than_the_blueprint(experiment: Callable[..., Experiment]) -> None:
     found = plan(experiment(model=Small(layers=3)))
     blueprint = build_blueprint(experiment(model=Small(layers=3)))

@@ -33,6 +33,7 @@ CASES = [(beta, temperature, top_k) for beta in DISTANCES for temperature in (1.
 SHORT = [("0.0", 2.5, 4), ("0.5", 1.0, 1)]
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("beta", "temperature", "top_k"),
     [case if case in SHORT else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

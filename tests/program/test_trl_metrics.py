@@ -180,6 +180,7 @@ def test_the_definitions_differ_on_these_pairs(step: int) -> None:
     assert min(high - low for low, high in pairwise(entropies)) > 1e-4
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("microbatch", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_step_logs_the_statistics_of_its_whole_batch(microbatch: int) -> None:
     """The same figures for any micro-batch size, with each prompt counted once."""

@@ -21,6 +21,7 @@ def forgotten() -> Iterator[None]:
     xla_options.options.cache_clear()
 
 
+@pytest.mark.extended
 def test_a_step_takes_less_memory_with_them_than_without(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_step_takes_less_memory_with_them_than_without(
     assert told.temp_size_in_bytes < without.temp_size_in_bytes
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("forgotten")
 def test_one_that_xla_does_not_know_is_left_out(
     monkeypatch: pytest.MonkeyPatch,

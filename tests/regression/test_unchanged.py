@@ -27,6 +27,7 @@ def record(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
 
 
+@pytest.mark.extended
 def test_a_few_cases() -> None:
     record(*QUICK, "--jobs", "1")
 

@@ -61,6 +61,7 @@ def put_aside(compiled: Compiled, home: Path) -> Path:
     return place / source.name
 
 
+@pytest.mark.extended
 def test_a_step_on_eight_devices(compiled: Compiled) -> None:
     report = compiled.report
     assert report["problem"] is None

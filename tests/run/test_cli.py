@@ -105,6 +105,7 @@ def test_runs_lists_all_and_what_is_damaged(place: Path, finished: Any, capsys: 
     assert lines["damaged-00000000"].split()[1] == "damaged"
 
 
+@pytest.mark.extended
 def test_a_file_and_nnxdsl_are_one_command_line(lab: Any) -> None:
     for verb in ("show", "plan"):
         own = lab.python("dpo.py", verb, "steps=5", "--json")

@@ -74,6 +74,7 @@ def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
     assert said == ""
 
 
+@pytest.mark.extended
 def test_the_users_own_place_and_refusal_are_heeded(tmp_path: Path) -> None:
     own = tmp_path / "own"
     work(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")

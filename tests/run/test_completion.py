@@ -28,6 +28,7 @@ def test_settings_are_those_of_all_members() -> None:
     assert len(found) < 2000
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(BASH is None or not REGISTER.exists(), reason="needs bash and argcomplete's script")
 def test_bash_completes(tmp_path: Path) -> None:
     data = Data.Preferences("pairs.jsonl", max_prompt_length=8, max_completion_length=8)

@@ -119,6 +119,7 @@ def test_held_out_rows_are_evaluated_and_never_trained_on(experiment: Experiment
     assert outcome.evaluations[0]["eval/loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.extended
 def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experiment) -> None:
     program = nnxdsl.compile(experiment)
     with pytest.raises(PlanError, match="epochs: 2 of rows that have not been counted"):
@@ -128,6 +129,7 @@ def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experime
     assert nnxdsl.compile(experiment, steps=STEPS).blueprint.total_steps == STEPS
 
 
+@pytest.mark.extended
 def test_a_plan_of_epochs_reads_no_rows(experiment: Experiment) -> None:
     found = plan(experiment)
     assert (found["steps"], found["epochs"], found["rows"], found["tokens_at_most"]) == (None, 2.0, None, None)

@@ -36,6 +36,7 @@ def evaluator(program: Program) -> Evaluator:
     return Evaluator(program, evaluation, load(evaluation.data, tokenizer, max_position=1024), tokenizer, is_chat=True)
 
 
+@pytest.mark.extended
 def test_batches_with_a_partial_last_one_equal_one_batch(finished: Any, program: Program, evaluator: Evaluator) -> None:
     dataset = evaluator.dataset
     assert dataset is not None

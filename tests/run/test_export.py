@@ -97,6 +97,7 @@ def test_the_byte_tokenizer_as_a_file(base: Exported) -> None:
     assert [getattr(theirs, name) for name in names] == [getattr(ours, name) for name in names]
 
 
+@pytest.mark.extended
 def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Path) -> None:
     run = finished.run("dpo")
     wanted = logits_of_run(run)
@@ -126,6 +127,7 @@ def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Pa
         export(finished.run("sft"), tmp_path / "none", adapter=True)
 
 
+@pytest.mark.extended
 def test_an_earlier_step_in_fewer_bits_and_several_files(finished: Any, tmp_path: Path) -> None:
     run = finished.run("sft")
     done = export(run / "checkpoints" / "00000054", tmp_path / "out", dtype="bfloat16", max_shard_bytes=500_000)
@@ -226,6 +228,7 @@ def test_words(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert refused(str(copied), out) == f"WeightsError: {copied} has no checkpoint yet; run its experiment first"
 
 
+@pytest.mark.extended
 def test_a_quantized_model(finished: Any, tmp_path: Path) -> None:
     """In integers of 8 bits: read back within the bound of the format; an adapter alone cannot be quantized."""
     run = finished.run("sft")

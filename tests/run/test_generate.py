@@ -82,6 +82,7 @@ def test_greedy_is_the_naive_loop(sampler: Sampler, leaves: Leaves, last_logits:
     assert all(len(set(answer)) > 2 for answer in found)
 
 
+@pytest.mark.extended
 def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leaves: Leaves) -> None:
     together = sampler(leaves, PROMPTS, Sampling(NEW))
     assert [sampler(leaves, [prompt], Sampling(NEW))[0] for prompt in PROMPTS[:2]] == together[:2]
@@ -103,6 +104,7 @@ def test_an_answer_ends_before_the_stop_token(
     assert len(found[0]) <= 3
 
 
+@pytest.mark.extended
 def test_a_prompt_too_long_keeps_its_end(
     sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
 ) -> None:
@@ -111,12 +113,14 @@ def test_a_prompt_too_long_keeps_its_end(
     assert sampler(leaves, [prompt], Sampling(NEW)) == [naive(last_logits, kept, NEW)]
 
 
+@pytest.mark.extended
 def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> None:
     one, same, other = (sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, seed=seed)) for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
+@pytest.mark.extended
 def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
     config = attrs.evolve(CONFIG, logit_soft_cap=1e-4)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
@@ -136,6 +140,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leave
     assert first != again  # the same prompt given twice has two answers
 
 
+@pytest.mark.extended
 def test_models_answer_together_as_each_alone(
     template: params.AbstractModel, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +164,7 @@ def test_models_answer_together_as_each_alone(
     assert not any("tensor<2x32x64xf32>" in line for line in products)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("sampling", [Sampling(NEW), Sampling(NEW, temperature=1.5, top_k=20, top_p=0.9, seed=4)])
 def test_a_stream_has_the_tokens_of_one_loop(
     template: params.AbstractModel, sampler: Sampler, leaves: Leaves, sampling: Sampling
@@ -181,6 +187,7 @@ def test_a_stream_has_the_tokens_of_one_loop(
         next(sampler.stream(leaves, PROMPTS, Sampling(64)))
 
 
+@pytest.mark.extended
 def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> None:
     _, advance = sampler._pieces
     compiled = advance._cache_size()
@@ -189,6 +196,7 @@ def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> 
     assert advance._cache_size() == compiled + 1
 
 
+@pytest.mark.extended
 def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: Leaves) -> None:
     drawn = sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, top_k=7, top_p=1e-6))
     assert drawn == sampler(leaves, PROMPTS, Sampling(NEW))

@@ -160,6 +160,7 @@ def test_a_finished_run_is_shown_and_not_run_again(finished: Any) -> None:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("file", "owner"), [("pairs.jsonl", "dpo"), ("chats.jsonl", "sft")])
 def test_a_finished_run_over_other_data_is_refused(lab: Any, finished: Any, file: str, owner: str) -> None:
     for name in ("sft", "dpo"):
@@ -189,6 +190,7 @@ def test_restart_moves_away_and_begins_again(lab: Any, finished: Any) -> None:
     assert losses == again
 
 
+@pytest.mark.extended
 def test_a_run_in_use_is_refused(lab: Any, finished: Any) -> None:
     run = lab.place / "runs" / finished.run("sft").name
     shutil.copytree(finished.run("sft"), run)

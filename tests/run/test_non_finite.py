@@ -67,6 +67,7 @@ def merged_adapter(place: Path, allow: bool) -> Experiment:
     return experiment(Weights.Merged(Weights.HF(str(BASE)), adapters=adapters, coefficients=(1.0,)))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("make", [hub_weights, weights_alone, peft_adapter, merged_adapter])
 def test_refused_unless_asked(make: Callable[[Path, bool], Experiment], tmp_path: Path) -> None:
     refused = compile_experiment(make(tmp_path / "refused", False))

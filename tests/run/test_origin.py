@@ -118,6 +118,7 @@ def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:
     assert str(raised.value) == f"{run.path} has no checkpoint yet; run its experiment first"
 
 
+@pytest.mark.extended
 def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_path: Path) -> None:
     run, saved = tmp_path / "run", saved_experiment(finished.run("sft"))
     run.mkdir()

@@ -46,6 +46,7 @@ def table(models: ModelPair) -> dict[str, Any]:
     return pairs(models, {}, silent)
 
 
+@pytest.mark.extended
 def test_pairs_are_what_the_run_itself_wrote(models: ModelPair, table: dict[str, Any]) -> None:
     wrote = {row["step"]: row for row in RunDirectory(models.directory).evaluations()}[DPO_STEPS]
     assert table["recorded"]["eval/rewards/margins"] == wrote["eval/rewards/margins"]
@@ -65,6 +66,7 @@ def test_the_first_policy_is_the_reference_to_the_bit(models: ModelPair, table: 
     assert any(row["policy"] != row["other"] for row in table["rows"])
 
 
+@pytest.mark.extended
 def test_tokens_sum_to_the_pair_and_to_its_margin(models: ModelPair, table: dict[str, Any]) -> None:
     row = next(row for row in table["rows"] if row["row"] == ROW)
     found = tokens(models, {"row": ROW}, silent)["sides"]
@@ -160,6 +162,7 @@ def test_several_answers_to_one_prompt(models: ModelPair) -> None:
         assert len({tuple(said["ids"]) for said in (three[side], *three[side]["more"])}) == 3
 
 
+@pytest.mark.extended
 def test_text_is_told_while_it_is_decoded(models: ModelPair) -> None:
     told: list[dict[str, Any]] = []
 
@@ -216,6 +219,7 @@ def test_progress_has_the_text_and_keeps_its_distance(monkeypatch: pytest.Monkey
     assert json.loads(output.getvalue().splitlines()[-1]) == {"id": 7, "stage": "reading weights"}
 
 
+@pytest.mark.extended
 def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) -> None:
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     given = {"messages": messages, "max_new_tokens": 2, "sides": ["policy"]}

@@ -58,6 +58,7 @@ def nnxdsl(place: Path, capsys: pytest.CaptureFixture[str]) -> Terminal:
 # What is planned
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("file", ["sft.py", pytest.param("dpo.py", marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_arrays(place: Path, file: str) -> None:
     experiment = evolve(load(file, HERE), {"model.weights": load("sft.py", HERE).model.weights})
@@ -76,6 +77,7 @@ def test_bytes_are_those_of_the_arrays(place: Path, file: str) -> None:
     assert found["bytes_per_device"] == sum(part["bytes"] for part in found["memory"])
 
 
+@pytest.mark.extended
 def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
     for file in lab.place.glob("*.jsonl"):
         file.unlink()
@@ -119,6 +121,7 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("device", "sign"), [("h200", "✔ fits: "), ("rtx4090", "✘ does not fit: ")])
 def test_whether_a_device_holds_it_is_an_answer(nnxdsl: Terminal, device: str, sign: str) -> None:
     words = ("model=Model.Llama3('1b')", "adapter=None", "memory.remat=full", "batch_size=8")
@@ -194,6 +197,7 @@ each cell is a device, with the number and colour of its block
 EIGHT = ("mesh.fsdp=4", "mesh.tensor=2", "batch_size=8")
 
 
+@pytest.mark.extended
 def test_one_array_why_and_drawn(nnxdsl: Terminal) -> None:
     assert nnxdsl("plan", "dpo.py", *EIGHT, "--why", "mlp.up.kernel") == WHY + RULES
     assert nnxdsl("plan", "dpo.py", *EIGHT, "--draw", "mlp.up.kernel") == WHY + GRID
@@ -202,6 +206,7 @@ def test_one_array_why_and_drawn(nnxdsl: Terminal) -> None:
     )
 
 
+@pytest.mark.extended
 def test_the_layout_as_text(nnxdsl: Terminal) -> None:
     dumped = nnxdsl("plan", "dpo.py", *EIGHT, "--dump")
     assert dumped == build_blueprint(cli.override(load("dpo.py", HERE), EIGHT)).layout.dump()
@@ -210,6 +215,7 @@ def test_the_layout_as_text(nnxdsl: Terminal) -> None:
     assert "frozen layers.blocks.0.mlp.up.kernel 1x128x384 bfloat16 (None, 'fsdp', 'tensor') 12288\n" in in_bfloat16
 
 
+@pytest.mark.extended
 def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
     found = json.loads(nnxdsl("plan", "dpo.py", QUICK, *EIGHT, "--device", "h100", "--json"))
     assert found == plan(cli.override(load("dpo.py", HERE), (QUICK, *EIGHT)), "gpu", hardware.device("h100"))
@@ -328,6 +334,7 @@ def test_where_nothing_fits(nnxdsl: Terminal) -> None:
 # Comparing
 
 
+@pytest.mark.extended
 def test_layouts_are_compared(nnxdsl: Terminal) -> None:
     sft = load("sft.py", HERE)
     left = evolve(sft, {"mesh.fsdp": 2})

@@ -52,6 +52,7 @@ class Ended(Listener):
         self.phases.append(phase)
 
 
+@pytest.mark.extended
 def test_a_compilation_says_what_was_compiled_and_whether_it_came_from_the_cache(tmp_path: Path) -> None:
     def lines(**environment: str) -> list[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}

@@ -98,6 +98,7 @@ def files(home: Path) -> set[Path]:
     return set((home / REFERENCE).glob("*/*.npz"))
 
 
+@pytest.mark.extended
 def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: TrainState, dataset: Pairs) -> None:
     logps = ask()
     batch = dataset.batch(range(4, 8), 4)
@@ -144,6 +145,7 @@ def test_a_damaged_file_is_asked_again(ask: Ask, tmp_path: Path, damage: Callabl
     np.testing.assert_array_equal(ask(), logps)
 
 
+@pytest.mark.extended
 def test_another_base_or_other_ids_are_other_questions(ask: Ask, experiment: Experiment, tmp_path: Path) -> None:
     ask()
     ask(weights="another base")

@@ -200,6 +200,7 @@ def test_changed_data_are_refused(stopped: tuple[Any, Path]) -> None:
     assert (run / "status.json").read_text() == status
 
 
+@pytest.mark.extended
 def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
     before = contents(run)
@@ -223,6 +224,7 @@ def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
     assert contents(run) == before
 
 
+@pytest.mark.extended
 def test_a_changed_tokenizer_is_refused(stopped: tuple[Any, Path]) -> None:
     lab, run = stopped
     with CheckpointReader(run / "checkpoints") as checkpoints:

@@ -117,6 +117,7 @@ def test_each_rollout_is_written_once_and_changes_nothing(place: Path) -> None:
     assert lines(parts, "metrics.jsonl") == lines(without, "metrics.jsonl") == metrics
 
 
+@pytest.mark.extended
 def test_a_row_has_what_the_step_trained_on(place: Path) -> None:
     made = experiment(place, "all-prompts", RolloutLog(every_steps=1, prompts=100))
     result = trained(made, place / "runs")

@@ -79,6 +79,7 @@ def equal(one: Any, other: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one.batch, other.batch, strict=True))
 
 
+@pytest.mark.extended
 def test_answers_are_a_function_of_seed_step_and_weights(program: Program, prompts: Prompts) -> None:
     state = program.init()
     first = rollouts(program, prompts)

@@ -225,6 +225,7 @@ def check(case: int, base: str, bases: Bases, place: Path, command: Callable[...
     shutil.rmtree(home)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("base", ["finished", "killed"])
 @pytest.mark.parametrize(
     "cases", [range(FIRST), pytest.param(range(FIRST, CASES // 2), marks=pytest.mark.slow)], ids=["first", "rest"]
@@ -277,6 +278,7 @@ def no_number(run: Path) -> None:
     (run / "status.json").write_text(json.dumps({**status, "checkpoint": "two"}))
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -86,6 +86,7 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
     return attrs.evolve(sampling, num_speculative_tokens=drafts)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("name", "sampling", "drafts"),
     [
@@ -120,6 +121,7 @@ def test_tokens_are_those_without_drafts(
     assert all(-(-(NEW - 1) // (drafts + 1)) <= count <= NEW - 1 for count in passes)
 
 
+@pytest.mark.extended
 def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -> None:
     template, config, leaves = build("windowed")
     plain = Sampler(template, config, jnp.float32, stop_ids=())
@@ -146,6 +148,7 @@ def test_a_row_does_not_depend_on_others_nor_on_what_they_accept(build: Callable
     assert together == ending.together([leaves, changed], PROMPTS, HOT)
 
 
+@pytest.mark.extended
 def test_a_perfect_draft_is_always_accepted(build: Callable[[str], Built]) -> None:
     """A model that repeats its last token, and a layer that does so, too: each pass yields all of its tokens."""
     template, config, leaves = build("windowed")
@@ -176,6 +179,7 @@ def test_what_cannot_draft_is_refused(build: Callable[[str], Built]) -> None:
         with_drafts(Sampling(NEW), -1)
 
 
+@pytest.mark.extended
 def test_an_evaluation_and_a_pretrained_model_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     speculate = SpeculativeLoop.begin

@@ -186,6 +186,7 @@ def test_a_run_that_goes_on_from_a_run(finished: Any) -> None:
         sources.open_source(build_blueprint(trained), dpo.parent)
 
 
+@pytest.mark.extended
 def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
     model = Weights.HF(str(REPLAY / "model"))
     shutil.copytree(REPLAY / "adapter", tmp_path / "high")

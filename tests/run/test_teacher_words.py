@@ -118,6 +118,7 @@ def files(home: Path) -> list[Path]:
     return sorted((home / TEACHER).glob("*/*.npz"))
 
 
+@pytest.mark.extended
 def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher: Any) -> None:
     dataset = ask()
     batch = dataset.batch([4, 9, 4], 4)
@@ -137,6 +138,7 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, teacher
     assert pairs == sorted(zip(padded.tokens[there].tolist(), padded.teacher_top_logps[there].tolist(), strict=True))
 
 
+@pytest.mark.extended
 def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experiment, tmp_path: Path) -> None:
     known = ask([1, 2, 3])
     assert np.isfinite(known.batch([1, 2, 3], 3).teacher_top_logps).all()

@@ -100,6 +100,7 @@ def test_no_field_of_any_spec_imports_a_class(name: str) -> None:
             refused({"type": cls.tag, field: value}, cls)
 
 
+@pytest.mark.extended
 def test_one_file_imports_what_data_names() -> None:
     """Elsewhere modules are imported by names that stand in the code."""
     root = Path(nnxdsl.__file__).parent

@@ -7,6 +7,7 @@ import json
 import pickle  # noqa: TID251 - of objects that this test made itself
 import sys
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_evolving_by_the_difference_gives_the_other(left: Experiment, right: Exp
     assert diff(right, evolve(left, changes)) == {}
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY, ANY)
 def test_equal_if_and_only_if_same_json(left: Experiment, right: Experiment) -> None:
@@ -77,6 +79,7 @@ def test_equal_if_and_only_if_same_json(left: Experiment, right: Experiment) -> 
             assert hash(one) == hash(other)
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY, ANY)
 def test_same_identity_if_and_only_if_same_mathematics(left: Experiment, right: Experiment) -> None:
@@ -89,6 +92,7 @@ def test_same_identity_if_and_only_if_same_mathematics(left: Experiment, right: 
         assert (fingerprint(one) == fingerprint(other)) == same
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY)
 def test_generated_python_builds_an_equal_object(experiment: Experiment) -> None:
@@ -98,6 +102,7 @@ def test_generated_python_builds_an_equal_object(experiment: Experiment) -> None
     assert eval(repr(experiment), dict(SPECS)) == experiment
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY)
 def test_copies_and_pickles_are_equal(experiment: Experiment) -> None:
@@ -106,6 +111,7 @@ def test_copies_and_pickles_are_equal(experiment: Experiment) -> None:
         assert hash(other) == hash(experiment)
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY)
 def test_every_leaf_has_a_path_that_reads_and_writes_it(experiment: Experiment) -> None:

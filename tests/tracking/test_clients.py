@@ -48,6 +48,7 @@ def check(metric: held.Held) -> None:
     assert [value for _, value in metric("steps/s")] == [1] * 6 + [2] * 4
 
 
+@pytest.mark.extended
 def test_tensorboard(written: Written, tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "events" / "written-00000000"

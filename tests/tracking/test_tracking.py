@@ -272,6 +272,7 @@ def result(experiment: Experiment, home: Path) -> tuple[list[float], dict[str, n
     return losses, {path: np.asarray(jax.device_get(leaf)) for path, leaf in arrays["trainable"].items()}
 
 
+@pytest.mark.extended
 def test_a_run_does_not_depend_on_its_trackers(tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     tracked = attrs.evolve(SMALL, tracking=(Lines(str(lines)),))
