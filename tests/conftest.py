@@ -45,6 +45,7 @@ if JAXLIB < (0, 11):  # later ones have no other fusions on CPUs, and end the pr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bounds", metavar="FILE", help="write how much of its bound each comparison used")
+    parser.addoption("--max-isa", metavar="ISA", help="compile for a lesser x86 processor: SSE4_2, AVX, AVX2 or AVX512")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         bounds.watch()
         config.pluginmanager.register(bounds)
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
+    if (isa := config.getoption("max_isa")) and not hasattr(config, "workerinput"):
+        os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
     if allocator.one_arena():
         allocator.keep_memory(0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # a worker has what its controller was told
@@ -94,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the first N variants of a test with `default_variants(N)` to the default suite; the others are extended."""
+    """Leaves the first N variants of a test with `default_variants(N)` to the default suite; others are extended."""
     seen: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("default_variants"):
