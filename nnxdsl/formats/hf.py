@@ -15,6 +15,7 @@ import numpy as np
 
 from nnxdsl.errors import Problem, WeightsError
 from nnxdsl.formats import hf_names, quantize, safetensors
+from nnxdsl.formats.even_parts import recut
 from nnxdsl.formats.files import PICKLE_REFUSED, read_json
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_names import HEAD, copies, has_mtp, is_auxiliary, is_unread, tensor_sources
@@ -131,6 +132,7 @@ class HubReader:
                 pass
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in mtp_numbers):
                 self._others[name] = tensor
+        self._tensors.update(recut(self._tensors, {} if family is None else family.even_parts))
         if with_mtp.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
             self.config = with_mtp
 

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 
 

@@ -16,8 +16,9 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.gqa import GQAConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.family import decoder
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.registry import FAMILIES, from_hf, to_hf
@@ -145,7 +146,7 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             | {
                 "final_logit_softcapping": "30",
                 "hidden_size": "1152",
-                "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+                "rope_scaling": {"rope_type": "ntk_by_parts", "factor": 4.0},
                 "num_experts": 8,
                 "sliding_windows": 12,
                 "use_qk_clip": False,
@@ -160,8 +161,8 @@ def test_every_field_that_is_not_understood_is_named() -> None:
             "sliding_windows=12: not understood, and it could change the mathematics",
             "layer_types: expected 26 layers of the kinds 'sliding_attention' and 'full_attention', got "
             + repr(["full_attention", "sliding_attention"] * 12),
-            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
-            "got 'dynamic'",
+            "rope_scaling: only rope_type 'default', 'linear', 'dynamic', 'llama3', 'proportional' and 'yarn' are "
+            "implemented, got 'ntk_by_parts'",
             "final_logit_softcapping: expected a number above 0 or null, got '30'",
         ]
     )

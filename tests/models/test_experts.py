@@ -32,9 +32,7 @@ CONFIGS = {
     "mixtral": MoEConfig(**_SIZES),
     "qwen3_moe": MoEConfig(**_SIZES),
     "qwen3_moe_as_scored": MoEConfig(**_SIZES, norm_topk_prob=False),
-    "gpt_oss": MoEConfig(
-        **_SIZES, scoring="softmax_of_chosen", router_bias=True, expert_bias=True, activation="clamped_swiglu"
-    ),
+    "gpt_oss": MoEConfig(**_SIZES, scoring="softmax_of_chosen", router_bias=True, expert_bias=True, swiglu_limit=7.0),
     "deepseek_v3": MoEConfig(**_SIZES, **_DEEPSEEK, n_group=4, topk_group=2),
     "deepseek_v3_one_group": MoEConfig(**_SIZES, **_DEEPSEEK),
     "qwen3_next": MoEConfig(**_SIZES, shared_expert_dim=20, shared_expert_gate=True),

@@ -41,6 +41,7 @@ LONG = {
     ),
     "qwen3_moe_dense_step",
     *("gemma4_e4b", "llama4_plain", "nemotron_h_dense"),
+    *("deepseek_v2_biased", "nemotron_h_biased", "smollm3_windows"),
 }
 TOLERANCE = 1e-5
 """Of the largest logit, of the loss, of the gradient's length."""

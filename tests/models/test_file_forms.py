@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from nnxdsl.formats import hf
+from nnxdsl.models import params
+from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import from_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
@@ -107,3 +112,25 @@ def test_transformers_reads_the_older_spelling_alike(name: str) -> None:
         kept = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # beside what it makes of them
         both.append({key: value for key, value in config.to_dict().items() if key not in kept})
     assert both[0] == both[1]
+
+
+def test_parts_that_transformers_cuts_evenly(tmp_path: Path) -> None:
+    """OLMo Hybrid's convolutions: transformers joins those of queries, keys and values, and writes thirds of that."""
+    config = hf.read_config(REFERENCE / "olmo_hybrid")
+    assert isinstance(config.linear_attention, GatedDeltaNetConfig)
+    wide = attrs.evolve(config, linear_attention=attrs.evolve(config.linear_attention, value_head_dim=20))
+    template = params.abstract(lambda: Decoder(wide, rngs=nnx.Rngs(0)))
+    draw = np.random.default_rng(0)
+    leaves = {path: draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in template.variables.items()}
+    hf.write(tmp_path, wide, leaves, like="olmo_hybrid")
+    tensors = load_file(tmp_path / "model.safetensors")
+    names = [f"model.layers.0.linear_attn.{name}_conv1d.weight" for name in "qkv"]
+    joined = np.concatenate([tensors[name] for name in names])
+    assert [len(tensors[name]) for name in names] == [16, 16, 40]
+    save_file(tensors | dict(zip(names, np.split(joined, 3), strict=True)), tmp_path / "model.safetensors")
+    reader = hf.HubReader(tmp_path)
+    assert reader.check(template) == []
+    for path, leaf in leaves.items():
+        np.testing.assert_array_equal(reader.leaf(path), leaf, err_msg=path)
+    save_file(tensors | {names[0]: tensors[names[0]][:8]}, tmp_path / "model.safetensors")  # no parts of the same rows
+    assert "q_conv1d.weight: expected shape (16, 1, 4), got (8, 1, 4)" in str(hf.HubReader(tmp_path).check(template)[0])

@@ -16,7 +16,8 @@ from nnxdsl import Model
 from nnxdsl.config.core.fields import resolve
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope, Yarn, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Llama3RopeScaling, Rope, Yarn
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
@@ -168,30 +169,31 @@ def test_every_field_that_is_not_understood_is_named() -> None:
         from_hf(
             EIGHT_BILLION
             | {
-                "attention_bias": True,
-                "mlp_bias": True,
-                "hidden_act": "gelu",
+                "attention_bias": 1,
+                "mlp_bias": "yes",
+                "hidden_act": "mish",
                 "hidden_size": None,
                 "rms_norm_eps": "1e-5",
                 "sliding_window": 4096,
                 "tie_word_embeddings": "no",
                 "quantization_config": {"bits": 4},
-                "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+                "rope_scaling": {"rope_type": "ntk_by_parts", "factor": 4.0},
             }
         )
     assert str(caught.value) == "\n  ".join(
         [
             "config.json is not a Llama 3 that can be read:",
-            "attention_bias: only False is implemented, got True",
-            "hidden_act: only 'silu' is implemented, got 'gelu'",
             "hidden_size: expected an integer above 0, got None",
-            "mlp_bias: only False is implemented, got True",
             "rms_norm_eps: expected a number above 0, got '1e-5'",
             "sliding_window=4096: not understood, and it could change the mathematics",
             "quantization_config: only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read, got {'bits': 4}; "
             "convert the weights to bfloat16",
-            "rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
-            "got 'dynamic'",
+            "attention_bias: expected true or false, got 1",
+            "mlp_bias: expected true or false, got 'yes'",
+            "hidden_act: expected one of 'silu', 'swish', 'gelu_pytorch_tanh', 'gelu_new', 'gelu', 'relu' and 'relu2', "
+            "got 'mish'",
+            "rope_scaling: only rope_type 'default', 'linear', 'dynamic', 'llama3', 'proportional' and 'yarn' are "
+            "implemented, got 'ntk_by_parts'",
             "tie_word_embeddings: expected true or false, got 'no'",
         ]
     )

@@ -21,8 +21,9 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_right_pa
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import DecoderConfig, Llama3RopeScaling, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.parts import QueryTemperature
+from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.layers.rope import rope_tables
@@ -208,7 +209,7 @@ def test_published_spellings() -> None:
         ({"layer_types": ["sliding_attention"] * 6}, "layer_types: expected 6 of"),
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types: layer 2 has chunks, but no rotary positions"),
         ({"attention_chunk_size": None}, "attention_chunk_size: expected an integer from 1 to"),
-        ({"attention_bias": True}, "attention_bias: only False is implemented, got True"),
+        ({"attention_bias": 1}, "attention_bias: expected true or false, got 1"),
         ({"floor_scale": 2.5}, "floor_scale: expected a whole number, got 2.5"),
     ],
 )

@@ -20,7 +20,8 @@ from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig, LongRope
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.rope import LongRope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.phi3 import PHI3
 from nnxdsl.models.families.registry import from_hf, to_hf

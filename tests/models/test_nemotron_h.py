@@ -23,7 +23,6 @@ from nnxdsl.models.families.nemotron_h import NEMOTRON_H
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.layers import mlp
 from nnxdsl.models.mamba2 import layer as mamba2
-from nnxdsl.models.moe import layer as moe
 from tests.models.stored import FAMILIES, compared, read
 
 WITHOUT = 5e-3
@@ -97,7 +96,7 @@ def _norm_of_all_heads(eps: float, dtype: Any, out: jax.Array, gate: jax.Array, 
 
 mamba2_norm = mamba2._gated_norm
 PATCHED: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
-    "squares of the ReLU": [(module, "squared_relu", jax.nn.relu) for module in (mlp, moe)],
+    "squares of the ReLU": [(mlp, "ACTIVATIONS", mlp.ACTIVATIONS | {"relu2": jax.nn.relu})],
     "softplus": [(mamba2, "_time_steps", lambda rates, limit: jax.nn.relu(rates))],
     "groups of the gated norm": [(mamba2, "_gated_norm", _norm_of_all_heads)],
     "the gate before the norm": [
@@ -218,8 +217,8 @@ def test_spellings() -> None:
         ({"layers_block_type": None}, "hybrid_override_pattern: expected one of 'M', "),
         ({"num_hidden_layers": 14}, "num_hidden_layers=14: layers_block_type has 13 layers"),
         ({"time_step_limit": [0.5]}, "time_step_limit: expected the least and the largest time step, got"),
-        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act: only 'relu2' is implemented, got 'silu'"),
-        ({"use_bias": True}, "use_bias: only False is implemented, got True"),
+        ({"mlp_hidden_act": "mish"}, "mlp_hidden_act: expected one of 'silu', .* and 'relu2', got 'mish'"),
+        ({"use_bias": "yes"}, "use_bias: expected true or false, got 'yes'"),
         ({"residual_in_fp32": True}, "residual_in_fp32: only False is implemented, got True"),
         ({"sliding_window": 6}, "sliding_window: only None is implemented, got 6"),
         ({"n_groups": 4, "mamba_num_heads": 6}, "num_heads=6 is not a multiple of n_groups=4"),

@@ -203,8 +203,8 @@ def test_what_would_change_the_mathematics_is_refused(file: dict[str, Any], conf
     assert str(caught.value).splitlines()[1:] == [
         "  num_experts=8: not understood, and it could change the mathematics",
         "  attention_multiplier=0.5: not understood, and it could change the mathematics",
-        "  rope_scaling: only rope_type 'default', 'linear', 'llama3', 'proportional' and 'yarn' are implemented, "
-        "got 'su'",
+        "  rope_scaling: only rope_type 'default', 'linear', 'dynamic', 'llama3', 'proportional' and 'yarn' are "
+        "implemented, got 'su'",
     ]
 
 
@@ -221,10 +221,9 @@ def test_windows_of_the_later_layers() -> None:
 
 
 def test_an_activation_that_is_not_said() -> None:
-    with pytest.raises(
-        WeightsError, match="hidden_act: only 'gelu_pytorch_tanh' is implemented, got 'gelu'; if the model"
-    ):
+    with pytest.raises(WeightsError, match="hidden_act: 'gelu' has two meanings in files of this family: set hidden"):
         from_hf(GEMMA_2B | {"hidden_activation": None})
+    assert from_hf(GEMMA_2B | {"hidden_activation": "gelu"}).activation == "gelu"
 
 
 def test_yarn_without_its_amplitude() -> None:

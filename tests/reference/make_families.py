@@ -390,6 +390,67 @@ FAMILIES |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
 }
+FAMILIES |= {
+    # Biases of all linear layers, another activation, and a base of RoPE that grows from 16 tokens on.
+    "llama3_biased": {
+        "num_hidden_layers": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0},
+    },
+    # Windows of the layers without rotary positions.
+    "smollm3_windows": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": True,
+                        "sliding_window": 6, "attention_bias": True, "tie_word_embeddings": True},
+    "deepseek_v2_biased": {**LATENT, "num_hidden_layers": 2, "first_k_dense_replace": 1, "q_lora_rank": 16,
+                           "attention_bias": True, "mlp_bias": True, "topk_method": "greedy"},
+    "nemotron_h_biased": {
+        **NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4,
+        "moe_latent_size": 12,
+        "use_bias": True,
+        "mlp_bias": True,
+        "mlp_hidden_act": "gelu",
+    },
+}  # fmt: skip
+BIASED: dict[str, Any] = {"attention_bias": True, "hidden_act": "gelu"}
+# Fields that few files have; each is of the family of the same first word, and nothing of them is stored.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama3 relu": {"hidden_act": "relu"},
+    "llama3 relu2": {"hidden_act": "relu2"},
+    "qwen2 gelu": {"hidden_act": "gelu"},
+    "qwen3 biased": BIASED,
+    "qwen3_moe biased": BIASED,
+    "qwen3_next biased": {**BIASED, "mlp_only_layers": [1]},
+    "qwen3_5 biased": BIASED,
+    "qwen3_5_moe biased": BIASED,
+    "smollm3 windows": {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+                        "use_sliding_window": True, "sliding_window": 6, "mlp_bias": True},
+    "granite biased": {**BIASED, "mlp_bias": True},
+    "glm4_moe biased": BIASED,
+    "glm4_moe_lite biased": BIASED,
+    "glm_moe_dsa biased": BIASED,
+    "deepseek_v2_lite biased": {**BIASED, "mlp_bias": True},
+    "deepseek_v3 biased": BIASED,
+    "deepseek_v32 biased": BIASED,
+    "mistral gelu": {"hidden_act": "gelu"},
+    "mistral4 biased": BIASED,
+    "mixtral gelu": {"hidden_act": "gelu"},
+    "minimax_m2 gelu": {"hidden_act": "gelu"},
+    "gemma biased": {"attention_bias": True, "hidden_act": "relu"},
+    "gemma2 biased": {"attention_bias": True, "hidden_activation": "gelu"},
+    "gemma3 biased": {"attention_bias": True, "hidden_activation": "silu"},
+    "gemma4_moe biased": {"attention_bias": True, "hidden_activation": "gelu"},
+    "gemma4_e2b biased": {"attention_bias": True, "hidden_activation": "gelu"},
+    "olmo3 biased": BIASED,
+    "olmo_hybrid biased": BIASED,
+    "olmo_hybrid wide values": {"linear_value_head_dim": 16},
+    "llama4 biased": BIASED,
+    "muse_glimmer biased": {"attention_bias": True, "hidden_activation": "gelu"},
+    "gpt_oss limits": {"swiglu_limit": 0.5, "swiglu_alpha": 1.2, "attention_bias": False},
+}  # fmt: skip
 CLASSES = {
     "gpt_oss": "GptOss",
     "deepseek_v2": "DeepseekV2",
@@ -465,13 +526,18 @@ def drawn(model: torch.nn.Module, scale: float = 1.0) -> None:
 
 
 def forward(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Logits `[B, T, V]`; under LongRoPE of each row by itself, whose length then decides, not the batch's."""
+    """Logits `[B, T, V]`; where RoPE depends on a length of each row by itself: its length then decides.
+
+    Short rows come first: under dynamic scaling transformers keeps the base of the longest row so far.
+    """
     config = model.config.get_text_config()
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") != "longrope":
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in ("longrope", "dynamic"):
         return model(input_ids=tokens, attention_mask=mask.long()).logits
-    size = tokens.shape[1]
-    rows = [model(input_ids=row[None, :n]).logits[0] for row, n in zip(tokens, mask.sum(1).tolist(), strict=True)]
-    return torch.stack([torch.nn.functional.pad(row, (0, 0, 0, size - len(row))) for row in rows])
+    size, rows = tokens.shape[1], {}
+    for number in mask.sum(1).argsort().tolist():
+        row = model(input_ids=tokens[number : number + 1, : mask[number].sum()]).logits[0]
+        rows[number] = torch.nn.functional.pad(row, (0, 0, 0, size - len(row)))
+    return torch.stack([rows[number] for number in range(len(tokens))])
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 
 LENGTH, NEW = 64, 9

@@ -39,8 +39,9 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.generate.speculative import SpeculativeLoop
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.program.blueprint import build_blueprint

@@ -37,6 +37,7 @@ class LatentAttention(nnx.Module):
         config: the widths.
         query_scale: factor of the scores, which includes YaRN's `mscale`.
         query_temperature: a factor of queries by position; None for none.
+        bias: whether the linear layers from and to the residual stream have a bias.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -49,11 +50,12 @@ class LatentAttention(nnx.Module):
         *,
         query_scale: float,
         query_temperature: QueryTemperature | None = None,
+        bias: bool = False,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
-        def linear(width: int, out: int, *axes: str) -> Linear:
-            return Linear(width, out, axes=(axes[0], axes[1]), rngs=rngs, param_dtype=param_dtype)
+        def linear(width: int, out: int, *axes: str, bias: bool = False) -> Linear:
+            return Linear(width, out, axes=(axes[0], axes[1]), rngs=rngs, param_dtype=param_dtype, bias=bias)
 
         def norm(features: int) -> RMSNorm:
             return RMSNorm(features, axis="norm", eps=config.norm_eps, kind="plain", param_dtype=param_dtype)
@@ -64,21 +66,29 @@ class LatentAttention(nnx.Module):
         rank, shared = config.q_lora_rank, config.kv_lora_rank
         queries, values = num_heads * config.qk_head_dim, num_heads * config.v_head_dim
         self.query = linear(embed_dim, queries, "embed", "heads") if rank is None else None
-        self.query_down = None if rank is None else linear(embed_dim, rank, "embed", "latent")
+        self.query_down = None if rank is None else linear(embed_dim, rank, "embed", "latent", bias=bias)
         self.query_norm = None if rank is None else norm(rank)
         self.query_up = None if rank is None else linear(rank, queries, "latent", "heads")
-        self.key_value_down = linear(embed_dim, shared + config.qk_rope_head_dim, "embed", "latent")
+        self.key_value_down = linear(embed_dim, shared + config.qk_rope_head_dim, "embed", "latent", bias=bias)
         self.key_value_norm = norm(shared)
         self.key_value_up = linear(shared, num_heads * config.qk_nope_head_dim + values, "latent", "heads")
-        self.output = linear(values, embed_dim, "heads", "embed")
+        self.output = linear(values, embed_dim, "heads", "embed", bias=bias)
         self.indexer = config.indexer and Indexer(embed_dim, config, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """Latent attention of this decoder."""
         assert config.mla is not None  # its config names this class
-        scores = {"query_scale": config.query_scale, "query_temperature": config.query_temperature}
-        return cls(config.embed_dim, config.num_heads, config.mla, **scores, rngs=rngs, param_dtype=param_dtype)
+        return cls(
+            config.embed_dim,
+            config.num_heads,
+            config.mla,
+            query_scale=config.query_scale,
+            query_temperature=config.query_temperature,
+            bias=config.attention_bias != "none",
+            rngs=rngs,
+            param_dtype=param_dtype,
+        )
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV | IndexedKV:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding, QueryTemperature, Values
+from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 
 EntryT = TypeVar("EntryT")
 LayerKind = Literal["local", "global", "linear", "nope", "none"]
@@ -26,8 +26,7 @@ QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
 OutputGate = Literal["none", "query", "own"]
 WindowKind = Literal["sliding", "chunks"]
 AttentionBias = Literal["none", "qkv", "all"]
-Activation = Literal["silu", "gelu_tanh", "relu2"]
-PartialRotary = Literal["first", "proportional"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 _CHOICES = {
     "sublayers": get_args(Sublayers),
@@ -41,130 +40,6 @@ _CHOICES = {
     "activation": get_args(Activation),
     "values": get_args(Values),
 }
-
-
-@attrs.frozen(kw_only=True)
-class Llama3RopeScaling:
-    """RoPE scaling of Llama 3 (arXiv:2407.21783), transformers' rope_type "llama3": low frequencies are divided.
-
-    A frequency is classified by rotations over `original_max_position_embeddings` positions. Below `low_freq_factor`
-    rotations it is divided by `Rope.factor`, above `high_freq_factor` it is unchanged, and between the two it is
-    interpolated linearly in the number of rotations. The two may be equal (Llama 4 Scout).
-
-    Attributes:
-        low_freq_factor: rotations below which a frequency is divided.
-        high_freq_factor: rotations above which it is unchanged.
-        original_max_position_embeddings: context length before the extension.
-    """
-
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def __attrs_post_init__(self) -> None:
-        low, high = ("low_freq_factor", self.low_freq_factor), ("high_freq_factor", self.high_freq_factor)
-        if self.low_freq_factor != self.high_freq_factor or not self.low_freq_factor > 0:
-            _check_scaling(low, high, self.original_max_position_embeddings)
-        elif not self.original_max_position_embeddings > 0:
-            raise ValueError(
-                f"original_max_position_embeddings must be above 0, got {self.original_max_position_embeddings}"
-            )
-
-
-@attrs.frozen(kw_only=True)
-class Yarn:
-    """RoPE scaling of YaRN (Peng et al. 2023, arXiv:2309.00071), transformers' rope_type "yarn".
-
-    As `Llama3RopeScaling`, but interpolated linearly in the frequency's index, not in its rotations.
-
-    Attributes:
-        beta_slow: rotations below which a frequency is divided.
-        beta_fast: rotations above which it is unchanged.
-        original_max_position_embeddings: context length before the extension.
-        attention_factor: factor of sines and cosines, which sharpens attention.
-        truncate: whether the first and last interpolated index are rounded.
-    """
-
-    beta_slow: float = 1.0
-    beta_fast: float = 32.0
-    original_max_position_embeddings: int
-    attention_factor: float
-    truncate: bool = True
-
-    def __attrs_post_init__(self) -> None:
-        if self.beta_slow != self.beta_fast:  # equal ones are a step between two frequencies (Kimi K2)
-            _check_scaling(
-                ("beta_slow", self.beta_slow), ("beta_fast", self.beta_fast), self.original_max_position_embeddings
-            )
-        if not self.attention_factor > 0:
-            raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
-
-
-@attrs.frozen(kw_only=True)
-class LongRope:
-    """RoPE scaling of LongRoPE (Ding et al. 2024, arXiv:2402.13753), transformers' rope_type "longrope".
-
-    Each frequency is divided by a factor of its own. Sequences of more than `original_max_position_embeddings` tokens
-    have other factors than shorter ones; `Rope.factor` has no effect.
-
-    Attributes:
-        short_factor: of each frequency in a short sequence.
-        long_factor: of each frequency in a long sequence.
-        original_max_position_embeddings: context length before the extension.
-        attention_factor: factor of sines and cosines in all sequences, which sharpens attention.
-    """
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_position_embeddings: int
-    attention_factor: float
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("short_factor", "long_factor"):
-            if not all(0 < value < math.inf for value in getattr(self, name)):
-                raise ValueError(f"{name}: expected numbers above 0, got {getattr(self, name)}")
-        if not self.original_max_position_embeddings > 1:
-            raise ValueError(
-                f"original_max_position_embeddings must be above 1, got {self.original_max_position_embeddings}"
-            )
-        if not self.attention_factor > 0:
-            raise ValueError(f"attention_factor must be above 0, got {self.attention_factor}")
-
-
-def _check_scaling(low: tuple[str, float], high: tuple[str, float], length: int) -> None:
-    if not 0 < low[1] < high[1]:
-        raise ValueError(f"expected 0 < {low[0]} < {high[0]}, got {low[0]}={low[1]} and {high[0]}={high[1]}")
-    if not length > 0:
-        raise ValueError(f"original_max_position_embeddings must be above 0, got {length}")
-
-
-@attrs.frozen(kw_only=True)
-class Rope:
-    """Rotary position embeddings of one kind of layers (Su et al., arXiv:2104.09864), with transformers' names.
-
-    Attributes:
-        theta: base wavelength.
-        factor: frequencies are divided by it.
-        scaling: which frequencies `factor` applies to; None for all of them (linear scaling).
-        partial_rotary_factor: fraction of a head's dimensions that is rotated.
-        partial: which those are: "first": the first, as if they were a head of their own; "proportional": the shortest
-            wavelengths of the whole head, the others being infinite (Gemma 4).
-        interleaved: whether pairs of neighbours are rotated (Llama 4); else the two halves. MLA has a field of its own.
-    """
-
-    theta: float
-    factor: float = 1.0
-    scaling: Llama3RopeScaling | Yarn | LongRope | None = None
-    partial_rotary_factor: float = 1.0
-    partial: PartialRotary = "first"
-    interleaved: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("theta", "factor", "partial_rotary_factor"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
-        if self.partial not in get_args(PartialRotary):
-            raise ValueError(f"rope: partial: expected one of {get_args(PartialRotary)}, got {self.partial!r}")
 
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
@@ -271,7 +146,8 @@ class DecoderConfig:
         query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
             all heads of a token together; "unscaled": of each head, without scale (Muse Glimmer); "rotated": of each
             head after its rotation, without scale, and not in layers without rotary positions (Llama 4).
-        attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output too.
+        attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output
+            too; of latent attention "all" are those from and to the residual stream.
         values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
             norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see `kv_sharing`).
         value_norm: each head's value goes through an RMSNorm without scale (Gemma 4).
@@ -279,7 +155,11 @@ class DecoderConfig:
         kv_sharing: the last layers without keys and values of their own; None for none.
         per_layer_embedding: embeddings of each layer, which a gate adds to its output; None for none.
         layer_scalar: a layer's output is multiplied by a number, which is read and never trained (Gemma 4).
-        activation: of the MLP's gate; "relu2": the MLP has no gate, and is `down(relu(up(x))^2)` (arXiv:2109.08668).
+        activation: of MLPs and experts, and of DeltaNet's convolutions; "relu2": `relu(x)^2` (arXiv:2109.08668).
+        mlp_gate: MLPs and experts have a gate, and are `down(activation(gate(x)) * up(x))`; else
+            `down(activation(up(x)))` (Nemotron-H).
+        mlp_bias: the linear layers of MLPs and shared experts have a bias, and those around experts with a
+            `latent_dim`.
         embedding_norm: embeddings go through an RMSNorm without scale (Muse Glimmer).
         scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
         embedding_multiplier: embeddings are multiplied by it (Granite).
@@ -312,8 +192,8 @@ class DecoderConfig:
     pattern: tuple[LayerKind, ...] = local_then_global(6)
     tail_pattern: tuple[LayerKind, ...] = ()
     sublayers: Sublayers = "both"
-    rope_local: Rope | None = Rope(theta=10_000.0)
-    rope_global: Rope = Rope(theta=1_000_000.0)
+    rope_local: Rope | None = Rope(theta=10_000.0)  # noqa: RUF009 - frozen
+    rope_global: Rope = Rope(theta=1_000_000.0)  # noqa: RUF009 - frozen
     query_scale: float
     query_temperature: QueryTemperature | None = None
     sinks: bool = False
@@ -336,6 +216,8 @@ class DecoderConfig:
     per_layer_embedding: PerLayerEmbedding | None = None
     layer_scalar: bool = False
     activation: Activation = "gelu_tanh"
+    mlp_gate: bool = True
+    mlp_bias: bool = False
     embedding_norm: bool = False
     scale_embedding: bool = True
     embedding_multiplier: float = 1.0
@@ -382,6 +264,8 @@ class DecoderConfig:
                 raise ValueError(
                     f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
                 )
+            if isinstance(rope.scaling, DynamicNTK) and self.head_dim * rope.partial_rotary_factor <= 2:
+                raise ValueError(f"head_dim={self.head_dim}: dynamic RoPE needs a rotary width above 2")
             if isinstance(rope.scaling, LongRope):
                 self._check_long_rope(rope.scaling, int(self.head_dim * rope.partial_rotary_factor) // 2)
         if self.global_heads is not None:
@@ -488,21 +372,24 @@ class DecoderConfig:
 
     @property
     def short_length(self) -> int | None:
-        """Tokens of a sequence above which its rotary positions are others (LongRoPE); None where they never are."""
+        """Tokens of a sequence above which its rotary positions are others; None where they never are."""
         scalings = [rope.scaling for rope in (self.rope_local, self.rope_global) if rope is not None]
-        lengths = [scaling.original_max_position_embeddings for scaling in scalings if isinstance(scaling, LongRope)]
+        by_length = [scaling for scaling in scalings if isinstance(scaling, LongRope | DynamicNTK)]
+        lengths = [scaling.original_max_position_embeddings for scaling in by_length]
         return min(lengths, default=None)
 
     def generation_problem(self, prompt: int, new: int) -> str | None:
-        """Why `new` tokens cannot be generated after a prompt of `prompt` tokens under LongRoPE; None if they can.
+        """Why `new` tokens cannot be generated after a prompt of `prompt` tokens; None if they can.
 
-        The keys of a cache are rotated by the length that a sequence has when they are computed.
+        The keys of a cache are rotated by the length that a sequence has when they are computed. Under LongRoPE those
+        of a long sequence stay as they are, under dynamic scaling they change with every token.
         """
         short = self.short_length
-        if short is None or not prompt <= short < prompt + new:
+        is_dynamic = isinstance(self.rope_global.scaling, DynamicNTK)
+        if short is None or prompt + new <= short or (prompt > short and not is_dynamic):
             return None
         sizes = f"{prompt:,} prompt tokens and {new:,} new ones"
-        return f"{sizes} pass {short:,} tokens, above which this model has other rotary positions (LongRoPE)"
+        return f"{sizes} pass {short:,} tokens, above which this model has other rotary positions"
 
     @property
     def speculative_problem(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
 
-from nnxdsl.models.config.tensors import TensorSource, linears
+from nnxdsl.models.config.tensors import TensorSource, biases, linears
 
 if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
@@ -41,11 +41,6 @@ class FeedForwardConfig:
         return size
 
 
-def has_gate(activation: str) -> bool:
-    """Whether an MLP with this activation has a gate, which is what its activation applies to."""
-    return activation != "relu2"
-
-
 @attrs.frozen
 class MLPConfig(FeedForwardConfig):
     """The MLP, in most families a gated one: its width and activation are fields of the decoder's config."""
@@ -54,5 +49,7 @@ class MLPConfig(FeedForwardConfig):
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        names = ("gate", "up", "down") if has_gate(decoder.activation) else ("up", "down")
-        return linears({f"mlp.{name}": f"mlp.{name}_proj" for name in names})
+        names = {
+            f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down") if name != "gate" or decoder.mlp_gate
+        }
+        return linears(names) | (biases(names) if decoder.mlp_bias else {})

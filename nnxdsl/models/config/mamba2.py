@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import attrs
 
 from nnxdsl.models.config.mixer import MixerConfig
-from nnxdsl.models.config.tensors import TensorSource, linears, norms
+from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
@@ -25,6 +25,7 @@ class Mamba2Config(MixerConfig):
         n_groups: the heads of a group share B and C, and their outputs are normed together.
         conv_kernel: kernel size of the causal convolution over tokens.
         conv_bias: whether the convolution has a bias.
+        proj_bias: whether the projections from and to the residual stream have a bias.
         time_step_limit: the least and the largest time step, after softplus; (0, infinity) for no limits.
     """
 
@@ -37,6 +38,7 @@ class Mamba2Config(MixerConfig):
     n_groups: int = 1
     conv_kernel: int = 4
     conv_bias: bool = True
+    proj_bias: bool = False
     time_step_limit: tuple[float, float] = (0.0, math.inf)
 
     def __attrs_post_init__(self) -> None:
@@ -69,8 +71,10 @@ class Mamba2Config(MixerConfig):
         own = {"attention.conv.weight": "conv1d.weight", "attention.a_log": "A_log"}
         own |= {"attention.dt_bias": "dt_bias", "attention.skip": "D"}
         own |= {"attention.conv.bias": "conv1d.bias"} if self.conv_bias else {}
+        names = {"attention.inputs": "mixer.in_proj", "attention.output": "mixer.out_proj"}
         return {
-            **linears({"attention.inputs": "mixer.in_proj", "attention.output": "mixer.out_proj"}),
+            **linears(names),
+            **(biases(names) if self.proj_bias else {}),
             **norms({"attention.norm": "mixer.norm"}),
             **{ours: TensorSource((f"mixer.{theirs}",)) for ours, theirs in own.items()},
         }

@@ -8,10 +8,13 @@ import attrs
 
 from nnxdsl.models.config.indexer import IndexerConfig
 from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
-from nnxdsl.models.config.tensors import TensorSource, linears, norms
+from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
+
+
+_BIASED = ("attention.query_down", "attention.key_value_down", "attention.output")
 
 
 @attrs.frozen(kw_only=True)
@@ -89,4 +92,7 @@ class MLAConfig(MixerConfig):
             "attention.output": "self_attn.o_proj",
         }
         scales = norms({**query_norm, "attention.key_value_norm": "self_attn.kv_a_layernorm"})
-        return linears(names) | scales | ({} if self.indexer is None else self.indexer.tensors())
+        biased = {
+            ours: theirs for ours, theirs in names.items() if ours in _BIASED and decoder.attention_bias != "none"
+        }
+        return linears(names) | biases(biased) | scales | ({} if self.indexer is None else self.indexer.tensors())

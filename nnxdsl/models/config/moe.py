@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import attrs
 
-from nnxdsl.models.config.feed_forward import FeedForwardConfig, has_gate
-from nnxdsl.models.config.tensors import TensorSource, joined, linears, norms
+from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
+from nnxdsl.models.config.tensors import TensorSource, biases, joined, linears, norms
 
 if TYPE_CHECKING:
     from nnxdsl.models.config.decoder import DecoderConfig
 
 Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
 GroupScore = Literal["best_two", "best"]
-ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
 
-_CHOICES = {"scoring": get_args(Scoring), "group_score": get_args(GroupScore), "activation": get_args(ExpertActivation)}
+_CHOICES = {"scoring": get_args(Scoring), "group_score": get_args(GroupScore)}
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +51,9 @@ class MoEConfig(FeedForwardConfig):
             by the root of 1 / its width (Gemma 4).
         scales_input: an expert's input is multiplied by its weight, and not its output (Llama 4).
         per_expert_scale: an expert's weight is multiplied by a learned number of its own (Gemma 4).
-        activation: "silu": `silu(gate) * up`, and "gelu_tanh" alike; "clamped_swiglu": that of GPT-OSS, see
-            `models.moe.layer`; "relu2": no gate: `relu(up)^2` (Nemotron-H). The shared expert has it as well.
+        swiglu_limit: the bound of gate and up in GPT-OSS's activation of experts, see `models.moe.layer`; None for the
+            decoder's activation.
+        swiglu_alpha: the slope of the sigmoid in that activation.
         latent_dim: width of a projection of the tokens, between which and its inverse the experts stand; None where
             they stand between the tokens themselves, as router and shared expert do (LatentMoE of Nemotron 3 Super).
     """
@@ -77,7 +77,8 @@ class MoEConfig(FeedForwardConfig):
     router_norm: bool = False
     scales_input: bool = False
     per_expert_scale: bool = False
-    activation: ExpertActivation = "silu"
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
     latent_dim: int | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -119,7 +120,7 @@ class MoEConfig(FeedForwardConfig):
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer, under the names that most families use."""
-        return moe_tensors(self)
+        return moe_tensors(self, decoder)
 
     def divided(self, cut: Callable[[str, int], int]) -> Self:
         """The config of one device's share of each expert."""
@@ -157,8 +158,8 @@ class DenseBesideExperts(FeedForwardConfig):
             "mlp.expert_norm": "pre_feedforward_layernorm_2",
             "mlp.expert_after": "post_feedforward_layernorm_2",
         }
-        dense = linears({f"mlp.dense.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")})
-        routed = moe_tensors(self.experts, router="router")
+        dense = {path.replace("mlp.", "mlp.dense.", 1): one for path, one in MLPConfig().tensors(decoder).items()}
+        routed = moe_tensors(self.experts, decoder, router="router")
         routed["mlp.router.weight"] = TensorSource(("router.proj.weight",))
         width = self.experts.mlp_dim
         routed |= joined("experts.gate_up_proj", {"mlp.gate.kernel": width, "mlp.up.kernel": width})
@@ -180,6 +181,7 @@ class DenseBesideExperts(FeedForwardConfig):
 
 def moe_tensors(
     config: MoEConfig,
+    decoder: DecoderConfig,
     *,
     router: str = "mlp.gate",
     experts: str = "mlp.experts",
@@ -189,12 +191,13 @@ def moe_tensors(
 
     Args:
         config: the experts.
+        decoder: the config of their layer.
         router: the file's name of the router.
         experts: the file's prefix of the experts' numbers.
         matrices: the file's names of an expert's gate, up and down.
     """
     names = dict(zip(("gate", "up", "down"), matrices, strict=True))
-    if not has_gate(config.activation):
+    if not decoder.mlp_gate:
         del names["gate"]
     found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
     if config.e_score_correction_bias:
@@ -203,13 +206,15 @@ def moe_tensors(
         found["mlp.router.scale"] = TensorSource((f"{router}.scale",))
     if config.per_expert_scale:
         found["mlp.router.expert_scale"] = TensorSource((f"{router}.per_expert_scale",))
+    plain: dict[str, str] = {}  # linear layers that are no experts
     if config.shared_expert_dim is not None:
         shared = "mlp.shared_expert" if config.shared_expert_gate else "mlp.shared_experts"
-        found |= linears({f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()})
+        plain |= {f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()}
     if config.shared_expert_gate:
         found["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
     if config.latent_dim is not None:
-        found |= linears({"mlp.latent_down": "mlp.fc1_latent_proj", "mlp.latent_up": "mlp.fc2_latent_proj"})
+        plain |= {"mlp.latent_down": "mlp.fc1_latent_proj", "mlp.latent_up": "mlp.fc2_latent_proj"}
+    found |= linears(plain) | (biases(plain) if decoder.mlp_bias else {})
     count = config.num_experts
     for ours, theirs in names.items():
         each = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))

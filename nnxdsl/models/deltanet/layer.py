@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.decoder import Activation, DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.deltanet.recurrence import Tokens, chunked_delta_rule, step
 from nnxdsl.models.layers.linear import Linear, rows_of
+from nnxdsl.models.layers.mlp import ACTIVATIONS
 from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.recurrent.order import CHUNK, Order
@@ -49,6 +50,7 @@ class GatedDeltaNet(nnx.Module):
         embed_dim: width of the residual stream.
         config: the heads.
         norm_eps: added to the mean square in the norm of each head.
+        activation: after the convolution.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
         chunk: tokens of a chunk, a power of two.
@@ -60,6 +62,7 @@ class GatedDeltaNet(nnx.Module):
         config: GatedDeltaNetConfig,
         *,
         norm_eps: float,
+        activation: Activation = "silu",
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
         chunk: int = CHUNK,
@@ -69,6 +72,7 @@ class GatedDeltaNet(nnx.Module):
 
         self.config = config
         self.chunk = chunk
+        self.activation: Activation = activation
         heads, values = config.value_heads, config.value_heads * config.value_head_dim
         if config.projections == "joined":
             self.inputs = linear(embed_dim, config.channels + values, "embed", "heads")
@@ -105,7 +109,8 @@ class GatedDeltaNet(nnx.Module):
         """A gated DeltaNet of this decoder."""
         delta = config.linear_attention
         assert isinstance(delta, GatedDeltaNetConfig)  # it names this class
-        return cls(config.embed_dim, delta, norm_eps=config.norm_eps, rngs=rngs, param_dtype=param_dtype)
+        given = {"norm_eps": config.norm_eps, "activation": config.activation}
+        return cls(config.embed_dim, delta, **given, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> RecurrentState:
@@ -134,7 +139,7 @@ class GatedDeltaNet(nnx.Module):
         else:
             conv = self.conv.weight[...]
         weights = _Weights(conv, self.decay_log[...], self.decay_bias[...])
-        numbers, row = _Numbers(config, self.chunk), view.method.row
+        numbers, row = _Numbers(config, self.chunk, self.activation), view.method.row
         state = empty_state(config, batch, x.dtype) if past is None else past
 
         def run(weights: _Weights, inputs: Inputs, state: RecurrentState) -> tuple[jax.Array, RecurrentState]:
@@ -184,6 +189,7 @@ class _Numbers(NamedTuple):
 
     config: GatedDeltaNetConfig
     chunk: int
+    activation: Activation
 
 
 class _Weights(NamedTuple):
@@ -202,7 +208,7 @@ def _continue_from(
         return jnp.zeros((batch, 0, keys, groups, config.value_head_dim), jnp.float32), state
     width = keys * config.key_head_dim
     kernel = by_group(weights.conv[:, 0], (width, width, config.channels - 2 * width), keys)  # [K, 2 H + G V, size]
-    mixed, conv_state = short_conv(inputs, state.conv_state, kernel)
+    mixed, conv_state = short_conv(inputs, state.conv_state, kernel, activation=ACTIVATIONS[numbers.activation])
     query, key, value = jnp.split(mixed, [config.key_head_dim, 2 * config.key_head_dim], axis=-1)
     value = value.reshape(batch, length, keys, groups, -1)
     rate, decay = jnp.split(inputs.rates, 2, axis=-1)  # [B, T, K, G]

@@ -20,6 +20,7 @@ from nnxdsl.models.families.deepseek_v3 import MLA, Experts, MLARope, mla_size
 from nnxdsl.models.families.family import Family, transformers_defaults
 from nnxdsl.models.families.fields import TiedHead
 from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -111,15 +112,13 @@ FAMILY = register(
                                        n_routed_experts=64, num_experts_per_tok=None, q_lora_rank=None,
                                        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
-            "mlp_bias": False,
             "scoring_func": "softmax",
             "norm_topk_prob": False,
             "moe_layer_freq": 1,
         },
         ignored=("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "auto_map"),
+        layers=LayerFields(mlp_bias=True),
         fields=(
             _MLA(),
             _Experts(others={}, norm_topk_prob=None, constants=_CONSTANTS, dense_layers=0, scale=1.0),

@@ -15,9 +15,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, Yarn, dense_fields
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope, Yarn
 from nnxdsl.models.config.tensors import MTPTensors
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, MoE, SharedRope, TiedHead
@@ -175,12 +176,13 @@ class MLARope(SharedRope):
     decides: ClassVar[tuple[str, ...]] = ("rope_global", "query_scale")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        rope: Rope = super().read(file, decoder)["rope_global"]
+        found = super().read(file, decoder)
+        rope: Rope = found["rope_global"]
         entry = file.fields.get("rope_parameters") or file.fields.get("rope_scaling") or {}
-        is_yarn = isinstance(entry, Mapping) and rope.scaling is not None
+        is_yarn = isinstance(entry, Mapping) and isinstance(rope.scaling, Yarn)
         mscale = entry.get("mscale_all_dim") or 0.0 if is_yarn else 0.0
         width = file.numbers["qk_nope_head_dim"] + file.numbers["qk_rope_head_dim"]
-        return {"rope_global": rope, "query_scale": score_scale(width, rope.factor, mscale)}
+        return {**found, "query_scale": score_scale(width, rope.factor, mscale)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
@@ -298,8 +300,6 @@ FAMILY = register(
         model_types=("deepseek_v3",),
         defaults=_DEFAULTS,
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",

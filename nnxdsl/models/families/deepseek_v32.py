@@ -95,8 +95,6 @@ class SparseMLA(MLA):
 
 
 FIXED = {
-    "hidden_act": "silu",
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "mlp_bias": False,
     "scoring_func": "sigmoid",

@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
 from nnxdsl.models.families.hf_config import NUMBERS, ConfigFile, numbers_to_hf
+from nnxdsl.models.families.layer_fields import LayerFields
 
 Tensors = dict[str, TensorSource]
 """Sources of a layer's arrays, by path in the layer."""
@@ -37,6 +39,8 @@ CHOICES: dict[str, Any] = {
     "layer_scalar": False,
     "output_gate": "none",
     "activation": "silu",
+    "mlp_gate": True,
+    "mlp_bias": False,
     "embedding_norm": False,
     "scale_embedding": False,
     "embedding_multiplier": 1.0,
@@ -160,6 +164,7 @@ class Family:
         defaults: transformers' value of each number that a `config.json` may leave out, see `transformers_defaults`.
         fixed: fields of `config.json` that would change the computation, with the only implemented value.
         ignored: fields of `config.json` that have no effect on the forward pass in this family.
+        layers: which fields of any linear layer and activation transformers reads in this family.
         fields: readers and writers of the other fields, in their order.
         prepare: applied to the fields of a file first: second spellings.
         spellings: names of this family for numbers of `NUMBERS` in `config.json`, by the names that most families use.
@@ -171,6 +176,8 @@ class Family:
         outside: names of the tensors outside of the layers, without prefix, by path.
         prefix: before the names of tensors in files.
         aliases: other names of modules in files, and those of `layer_tensors`.
+        even_parts: tensors of a layer that transformers joins in memory, in their order, and for each another with as
+            many rows: it writes them as equal parts, whatever their lengths.
         is_general: whether it is written only where no other family fits: its members can be those of others.
         mtp: names of the multi-token-prediction layer's tensors; None for a family without one.
     """
@@ -184,6 +191,7 @@ class Family:
     defaults: Mapping[str, Any]
     fixed: Mapping[str, Any] = attrs.Factory(dict)
     ignored: tuple[str, ...] = ()
+    layers: LayerFields = LayerFields()  # noqa: RUF009 - frozen
     fields: tuple[Fields, ...]
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda fields: fields
     spellings: Mapping[str, str] = attrs.Factory(dict)
@@ -193,8 +201,14 @@ class Family:
     outside: Mapping[str, str] = attrs.Factory(lambda: OUTSIDE)
     prefix: str = "model."
     aliases: Mapping[str, str] = attrs.Factory(dict)
+    even_parts: Mapping[str, str] = attrs.Factory(dict)
     is_general: bool = False
     mtp: MTPTensors | None = None
+
+    @property
+    def _parts(self) -> tuple[Fields, ...]:
+        """All readers and writers: those of layers first."""
+        return (self.layers, *self.fields)
 
     def read(self, fields: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a parsed `config.json`.
@@ -202,11 +216,11 @@ class Family:
         Raises:
             WeightsError: all fields that are wrong or not implemented.
         """
-        names = {name for part in self.fields for name in part.reads()}
+        names = {name for part in self._parts for name in part.reads()}
         others = names.union(self.ignored)
         file = ConfigFile(self.title, self.prepare(fields), self.defaults, self.fixed, others, self.spellings)
         found: dict[str, Any] = {**CHOICES, **self.choices}
-        for part in self.fields:
+        for part in self._parts:
             found |= part.read(file, found)
         numbers = {ours: file.numbers[theirs] for theirs, ours in NUMBERS.items()}
         return file.decoder(**{**numbers, **found})
@@ -215,18 +229,18 @@ class Family:
         """The fields of `config.json` for a decoder without `differences`."""
         numbers = {self.spellings.get(name, name): value for name, value in numbers_to_hf(config).items()}
         written = {"model_type": self.model_types[0], **numbers}
-        for part in self.fields:
+        for part in self._parts:
             written |= part.write(config)
         written |= self.fixed
         return written if self.written_in is None else {**self.written_in, "text_config": written}
 
     def differences(self, config: DecoderConfig) -> list[str]:
         """Every field in which a decoder differs from those of this family, as "field=value here (not value there)"."""
-        decided = {name for part in self.fields for name in part.decides}
+        decided = {name for part in self._parts for name in part.decided()}
         if self.mtp is not None:
             decided.add("mtp_layers")
         expected = {name: value for name, value in {**CHOICES, **self.choices}.items() if name not in decided}
-        for part in self.fields:
+        for part in self._parts:
             expected |= part.expected(config)
         return [
             f"{name}={value!r} (not {getattr(config, name)!r})"

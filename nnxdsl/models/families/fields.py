@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, LongRope, dense_fields, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 from nnxdsl.models.families import hf_rope
 from nnxdsl.models.families.hf_config import ConfigFile, layer_types
 
@@ -30,6 +32,10 @@ class Fields:
     def reads(self) -> tuple[str, ...]:
         """`names`, and those that an object adds to them."""
         return self.names
+
+    def decided(self) -> tuple[str, ...]:
+        """`decides`, or those of them that an object decides."""
+        return self.decides
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of DecoderConfig.
@@ -108,19 +114,31 @@ class SharedRope(Fields):
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         rope = hf_rope.read_rope(file, self.theta, self.partial_rotary_factor, self.ignored, self.has_long)
-        return {"rope_global": attrs.evolve(rope, interleaved=True) if self.interleaved else rope}
+        rope = attrs.evolve(rope, interleaved=True) if self.interleaved else rope
+        return {"rope_global": rope, **_extended(rope)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         rope = config.rope_global
         partial = {} if self.partial_rotary_factor is None else {"partial_rotary_factor": rope.partial_rotary_factor}
-        short = {} if config.short_length is None else {"original_max_position_embeddings": config.short_length}
+        short: dict[str, Any] = {}
+        if isinstance(rope.scaling, LongRope | DynamicNTK):
+            is_long = isinstance(rope.scaling, LongRope)
+            name = "original_max_position_embeddings" if is_long else "max_position_embeddings"
+            short = {name: rope.scaling.original_max_position_embeddings}
         return partial | short | hf_rope.rope_to_hf(rope)
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         rope = attrs.evolve(config.rope_global, interleaved=self.interleaved)
         if isinstance(rope.scaling, LongRope) and not self.has_long:
             rope = attrs.evolve(rope, scaling=None)
-        return {"rope_global": rope}
+        return {"rope_global": rope, **_extended(rope)}
+
+
+def _extended(rope: Rope) -> dict[str, Any]:
+    """The context length, where it is not the file's `max_position_embeddings` but follows from it."""
+    if not isinstance(rope.scaling, DynamicNTK):
+        return {}
+    return {"max_length": math.ceil(rope.factor * rope.scaling.original_max_position_embeddings)}
 
 
 @attrs.frozen(kw_only=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
-from nnxdsl.models.families.fields import Fields, Heads, SharedRope
+from nnxdsl.models.families.fields import Heads, SharedRope
 from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -43,25 +44,18 @@ GEMMA = {
     "2b": _size(layers=18, embed=2048, mlp=16_384, heads=8, kv_heads=1),
     "7b": _size(layers=28, embed=3072, mlp=24_576, heads=16, kv_heads=16),
 }
-_ACTIVATION = "gelu_pytorch_tanh"
 
 
-class _Activation(Fields):
-    """The activation, in both spellings: the first files have "gelu" for its tanh approximation."""
-
-    names: ClassVar[tuple[str, ...]] = ("hidden_activation", "hidden_act")
+class _Layers(LayerFields):
+    """The activation in both spellings: the first files have "gelu" for its tanh approximation."""
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        activation = file.fields.get("hidden_activation") or file.fields.get("hidden_act", _ACTIVATION)
-        if activation != _ACTIVATION:
+        if file.fields.get("hidden_activation") is None and file.fields.get("hidden_act") == "gelu":
             file.problems.append(
-                f"hidden_act: only {_ACTIVATION!r} is implemented, got {activation!r}; if the model was trained with "
-                f"the approximation, as Google's were, set hidden_activation to it"
+                "hidden_act: 'gelu' has two meanings in files of this family: set hidden_activation to "
+                "'gelu_pytorch_tanh' if the model was trained with the approximation, as Google's were, else to 'gelu'"
             )
-        return {}
-
-    def write(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"hidden_act": _ACTIVATION}
+        return super().read(file, decoder)
 
 
 _DEFAULTS = transformers_defaults(layers=28, embed=3072, mlp=24_576, heads=16, kv_heads=16, head_dim=256,
@@ -77,11 +71,11 @@ FAMILY = register(
         choices=CHOICES,
         defaults=_DEFAULTS,
         fixed={
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,
             "use_bidirectional_attention": False,
         },
-        fields=(Heads(), SharedRope(), _Activation()),
+        layers=_Layers(activation=("hidden_activation", "hidden_act")),
+        fields=(Heads(), SharedRope()),
     )
 )

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import Rope, local_then_global
+from nnxdsl.models.config.decoder import local_then_global
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import ScaledQueries, SharedRope, SoftCaps, WindowPattern
 from nnxdsl.models.families.gemma import CHOICES
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -54,13 +56,12 @@ FAMILY = register(
         choices=_CHOICES,
         defaults=_DEFAULTS,
         fixed={
-            "hidden_activation": "gelu_pytorch_tanh",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,
             "use_bidirectional_attention": False,
         },
         ignored=("hidden_act", "sliding_window_size"),  # not read by transformers; of the first files
+        layers=LayerFields(activation=("hidden_activation",)),
         fields=(
             WindowPattern(pattern=_PATTERN, default=4096),
             SharedRope(),

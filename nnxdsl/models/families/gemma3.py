@@ -9,12 +9,14 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, ScaledQueries, SoftCaps, WindowPattern
 from nnxdsl.models.families.gemma import CHOICES
 from nnxdsl.models.families.hf_config import ConfigFile
 from nnxdsl.models.families.hf_rope import NAMES, read_entry, read_ropes, rope_to_hf
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -106,13 +108,12 @@ FAMILY = register(
         choices=_CHOICES,
         defaults=_DEFAULTS,
         fixed={
-            "hidden_activation": "gelu_pytorch_tanh",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "use_bidirectional_attention": False,
             "tie_word_embeddings": True,
         },
         ignored=("hidden_act",),  # not read by transformers
+        layers=LayerFields(activation=("hidden_activation",)),
         fields=(
             _Windows(pattern=local_then_global(6), default=4096),
             _Ropes(),

@@ -13,15 +13,17 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, local_then_global, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, local_then_global, period_of
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
 from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SoftCaps
 from nnxdsl.models.families.gemma import CHOICES
 from nnxdsl.models.families.hf_config import ConfigFile, layer_types
 from nnxdsl.models.families.hf_rope import read_ropes, rope_to_hf
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -48,7 +50,7 @@ _CHOICES: dict[str, Any] = {
     "value_norm": True,
     "layer_scalar": True,
 }
-_EXPERTS: dict[str, Any] = {"activation": "gelu_tanh", "router_norm": True, "per_expert_scale": True}
+_EXPERTS: dict[str, Any] = {"router_norm": True, "per_expert_scale": True}
 _LOCAL = Rope(theta=10_000.0)
 _GLOBAL = Rope(theta=1e6, partial_rotary_factor=0.25, partial="proportional")
 _size = partial(decoder, scalar=1, pattern=local_then_global(6), rope_local=_LOCAL, rope=_GLOBAL, logit_soft_cap=30.0,
@@ -268,11 +270,10 @@ FAMILY = register(
                                        vocab=262_144, length=131_072, sliding_window=512, num_experts=None,
                                        top_k_experts=None, moe_intermediate_size=None),
         fixed={
-            "hidden_activation": "gelu_pytorch_tanh",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,
         },
+        layers=LayerFields(activation=("hidden_activation",)),
         fields=(_Windows(), _Heads(), _Ropes(), SoftCaps(), _Experts(), _EdgeSizes()),
         prepare=_prepared,
     )

@@ -13,13 +13,15 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors
 from nnxdsl.models.families.deepseek_v3 import SCORING, Experts
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead
 from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -74,24 +76,21 @@ GLM4_MOE = {
 class _Attention(Fields):
     """Biases of queries, keys and values, and norms of queries and keys, which differ between sizes."""
 
-    names: ClassVar[tuple[str, ...]] = ("attention_bias", "use_qk_norm")
-    decides: ClassVar[tuple[str, ...]] = ("attention_bias", "query_key_norm")
+    names: ClassVar[tuple[str, ...]] = ("use_qk_norm",)
+    decides: ClassVar[tuple[str, ...]] = ("query_key_norm",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "attention_bias": "qkv" if file.flag("attention_bias", False) else "none",
             "query_key_norm": "head" if file.flag("use_qk_norm", False) else "none",
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "attention_bias": config.attention_bias != "none",
             "use_qk_norm": config.query_key_norm != "none",
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "attention_bias": "none" if config.attention_bias == "none" else "qkv",
             "query_key_norm": "none" if config.query_key_norm == "none" else "head",
         }
 
@@ -107,8 +106,9 @@ FAMILY = register(
                                        vocab=151_552, length=131_072, norm_eps=1e-5, moe_intermediate_size=1408,
                                        n_shared_experts=1, n_routed_experts=128, num_experts_per_tok=8, n_group=1,
                                        topk_group=1),
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         ignored=("num_nextn_predict_layers", "num_mtp_layers"),
+        layers=LayerFields(attention_bias="qkv"),
         fields=(
             Heads(),
             _Attention(),

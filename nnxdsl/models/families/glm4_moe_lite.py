@@ -71,8 +71,6 @@ FAMILY = register(
                                        topk_group=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=192,
                                        qk_rope_head_dim=64, v_head_dim=256),
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "topk_method": "noaux_tc",
             "partial_rotary_factor": 1.0,

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope, Yarn
 from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead, WindowPattern
+from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -37,8 +40,9 @@ _EXPERTS: dict[str, Any] = {
     "scoring": "softmax_of_chosen",
     "router_bias": True,
     "expert_bias": True,
-    "activation": "clamped_swiglu",
 }
+_SWIGLU = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
+"""Of the activation of experts; transformers' defaults."""
 _YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -68,7 +72,9 @@ def _size(*, experts: int, per_tok: int = 4, mlp: int = 2880, original: int = 40
     }  # fmt: skip
     return decoder(
         mlp=mlp,
-        feed_forward=MoEConfig(num_experts=experts, num_experts_per_tok=per_tok, mlp_dim=mlp, **_EXPERTS),
+        feed_forward=MoEConfig(
+            num_experts=experts, num_experts_per_tok=per_tok, mlp_dim=mlp, swiglu_limit=7.0, **_EXPERTS
+        ),
         pattern=("local", "global"),
         rope=Rope(theta=150_000.0, factor=32.0, scaling=scaling),
         norm_eps=1e-5,
@@ -84,6 +90,23 @@ GPT_OSS = {
     "20b": _size(layers=24, experts=32),
     "120b": _size(layers=36, experts=128),
 }  # fmt: skip
+
+
+class _Experts(MoE):
+    """Experts, and the numbers of their activation."""
+
+    names: ClassVar[tuple[str, ...]] = (*MoE.names, *_SWIGLU)
+
+    def values(self, file: ConfigFile) -> dict[str, Any]:
+        return super().values(file) | {name: file.number(name, default) for name, default in _SWIGLU.items()}
+
+    def write(self, config: DecoderConfig) -> dict[str, Any]:
+        return super().write(config) | {name: getattr(config.moe, name) for name in _SWIGLU}
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        moe, found = config.moe, super().expected(config)["feed_forward"]
+        numbers = {name: (moe and getattr(moe, name)) or default for name, default in _SWIGLU.items()}
+        return {"feed_forward": attrs.evolve(found, **numbers)}
 
 
 def _with_rope(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,16 +130,13 @@ FAMILY = register(
         choices=_CHOICES,
         defaults=_DEFAULTS,
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": True,
             "attention_dropout": 0.0,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
         },
-        ignored=("experts_per_token", "initial_context_length"),  # second names of other fields
+        ignored=("experts_per_token", "initial_context_length", "hidden_act"),  # second names; not read by transformers
+        layers=LayerFields(activation=()),
         fields=(
             Heads(),
-            MoE(
+            _Experts(
                 count="num_local_experts",
                 width="intermediate_size",
                 constants=_EXPERTS,

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead
 from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -76,7 +78,8 @@ FAMILY = register(
         model_types=("granite",),
         defaults=transformers_defaults(layers=32, embed=4096, mlp=11_008, heads=32, kv_heads=None, head_dim=None,
                                        vocab=32_000, length=2048),
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
+        fixed={"attention_dropout": 0.0},
+        layers=LayerFields(mlp_bias=True),
         fields=(_Heads(), _Multipliers(), SharedRope(), TiedHead()),
         is_general=True,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from nnxdsl.models.config.decoder import Llama3RopeScaling, LongRope, Rope, Yarn
+from nnxdsl.models.config.rope import DynamicNTK, Llama3RopeScaling, LongRope, Rope, Yarn
 from nnxdsl.models.families.hf_config import KINDS, ConfigFile
 
 NAMES = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -22,6 +22,7 @@ _YARN = ("beta_slow", "beta_fast", "original_max_position_embeddings")
 _ROPE_TYPES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "default": ((), {}),
     "linear": (("factor",), {}),
+    "dynamic": (("factor",), {}),
     "llama3": (("factor", *_LLAMA3), {}),
     "longrope": (("original_max_position_embeddings",), {"factor": None, "attention_factor": None}),
     "proportional": ((), {"factor": 1.0, "partial_rotary_factor": 1.0}),
@@ -91,6 +92,8 @@ def read_entry(file: ConfigFile, entry: Any, theta: Any, field: str, *, has_long
             )
             values = {name: numbers[name] for name in _YARN}
             scaling = Yarn(**values, attention_factor=attention, truncate=bool(truncate))
+        elif kind == "dynamic":
+            scaling = DynamicNTK(original_max_position_embeddings=file.numbers["max_position_embeddings"])
         elif kind == "longrope":
             original, factor = numbers["original_max_position_embeddings"], 1.0
             extension = numbers["factor"] or file.numbers["max_position_embeddings"] / original
@@ -174,6 +177,8 @@ def rope_to_hf(rope: Rope) -> dict[str, Any]:
         case LongRope():
             lists = {name: list(getattr(rope.scaling, name)) for name in _LONG}
             scaling = {"rope_type": "longrope", **attrs.asdict(rope.scaling), **lists}
+        case DynamicNTK():
+            scaling = {"rope_type": "dynamic", "factor": rope.factor}
         case None if rope.partial == "proportional":
             part = {"partial_rotary_factor": rope.partial_rotary_factor}
             scaling = {"rope_type": "proportional", "factor": rope.factor, **part}

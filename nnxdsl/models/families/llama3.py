@@ -8,9 +8,10 @@ from typing import Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import Llama3RopeScaling, Rope
+from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -55,8 +56,9 @@ FAMILY = register(
         architecture="LlamaForCausalLM",
         model_types=("llama",),
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
+        fixed={"attention_dropout": 0.0},
         ignored=("pretraining_tp",),  # which once split sums without changing them
+        layers=LayerFields(mlp_bias=True),
         fields=(Heads(), SharedRope(), TiedHead()),
     )
 )

@@ -12,9 +12,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Llama3RopeScaling, Rope, dense_fields, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.parts import QueryTemperature
+from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.config.tensors import TensorSource, joined
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead
@@ -220,7 +221,7 @@ FAMILY = register(
         defaults=transformers_defaults(layers=48, embed=5120, mlp=8192, heads=40, kv_heads=8, head_dim=128,
                                        vocab=202_048, length=131_072, norm_eps=1e-5, intermediate_size_mlp=16_384,
                                        num_local_experts=16, num_experts_per_tok=1),
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         ignored=("for_llm_compressor",),
         fields=(Heads(), _Layers(), _Experts(), SharedRope(theta=500_000.0, interleaved=True), TiedHead()),
         layer_tensors=_tensors,

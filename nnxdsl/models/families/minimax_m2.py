@@ -12,12 +12,14 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig, moe_tensors
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.families.deepseek_v3 import SCORING
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -64,7 +66,7 @@ def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:
     assert config.moe is not None  # of this family
     names = {"router": "block_sparse_moe.gate", "experts": "block_sparse_moe.experts"}
     correction = {"mlp.router.correction": TensorSource(("block_sparse_moe.e_score_correction_bias",))}
-    return tensors | moe_tensors(config.moe, **names, matrices=("w1", "w3", "w2")) | correction
+    return tensors | moe_tensors(config.moe, config, **names, matrices=("w1", "w3", "w2")) | correction
 
 
 FAMILY = register(
@@ -78,7 +80,6 @@ FAMILY = register(
         defaults=transformers_defaults(layers=62, embed=3072, mlp=1536, heads=48, kv_heads=8, head_dim=128,
                                        vocab=200_064, length=196_608, num_local_experts=256, num_experts_per_tok=8),
         fixed={
-            "hidden_act": "silu",
             "attention_dropout": 0.0,
             "router_jitter_noise": 0.0,
             "sliding_window": None,
@@ -95,6 +96,7 @@ FAMILY = register(
             *("layernorm_linear_attention_beta", "mlp_intermediate_size", "shared_moe_mode"),  # of layers it has not
             "auto_map",
         ),
+        layers=LayerFields(attention_bias=None),
         fields=(
             Heads(),
             MoE(count="num_local_experts", width="intermediate_size", constants=SCORING),

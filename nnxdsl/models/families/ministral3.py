@@ -11,11 +11,13 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.parts import QueryTemperature
+from nnxdsl.models.config.rope import Rope, Yarn
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead, UniformWindow
 from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -117,7 +119,8 @@ FAMILY = register(
         wrappers=("mistral3",),
         defaults=transformers_defaults(layers=34, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=128,
                                        vocab=131_072, length=262_144, norm_eps=1e-5),
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
+        layers=LayerFields(attention_bias=None),
         fields=(
             Heads(),
             UniformWindow(default=None),

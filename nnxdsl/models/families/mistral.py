@@ -8,9 +8,10 @@ from typing import Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import Rope
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead, UniformWindow
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -50,7 +51,8 @@ FAMILY = register(
         architecture="MistralForCausalLM",
         model_types=("mistral",),
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
+        layers=LayerFields(attention_bias=None),
         fields=(Heads(), UniformWindow(default=4096), SharedRope(), TiedHead()),
     )
 )

@@ -108,7 +108,7 @@ FAMILY = register(
                                        n_routed_experts=128, num_experts_per_tok=4, n_group=1, topk_group=1,
                                        q_lora_rank=None, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=64,
                                        v_head_dim=128),
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         ignored=("pretraining_tp",),
         fields=(
             MLA(q_lora_rank=1024),

@@ -11,10 +11,12 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig, moe_tensors
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, SharedRope, TiedHead, UniformWindow
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -47,7 +49,7 @@ MIXTRAL = {
 def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:
     assert config.moe is not None  # of this family
     names = {"router": "block_sparse_moe.gate", "experts": "block_sparse_moe.experts"}
-    return tensors | moe_tensors(config.moe, **names, matrices=("w1", "w3", "w2"))
+    return tensors | moe_tensors(config.moe, config, **names, matrices=("w1", "w3", "w2"))
 
 
 _DEFAULTS = transformers_defaults(layers=32, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=None,
@@ -62,7 +64,8 @@ FAMILY = register(
         architecture="MixtralForCausalLM",
         model_types=("mixtral",),
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0, "router_jitter_noise": 0.0},
+        fixed={"attention_dropout": 0.0, "router_jitter_noise": 0.0},
+        layers=LayerFields(attention_bias=None),
         fields=(
             Heads(),
             MoE(

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SharedRope
 from nnxdsl.models.families.hf_config import KINDS, ConfigFile, layer_types
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -177,11 +179,10 @@ FAMILY = register(
         defaults=transformers_defaults(layers=52, embed=6656, mlp=19_968, heads=32, kv_heads=2, head_dim=128,
                                        vocab=202_048, length=131_072, norm_eps=1e-5),
         fixed={
-            "hidden_activation": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": False,
         },
+        layers=LayerFields(activation=("hidden_activation",)),
         fields=(SharedRope(), _Layers(), _Scales()),
     )
 )  # fmt: skip

@@ -13,14 +13,16 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, dense_fields, with_tail
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, with_tail
 from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.mamba2 import Mamba2Config
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.deepseek_v3 import SCORING
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, MoE, PadToken
 from nnxdsl.models.families.hf_config import MOST, ConfigFile
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -44,10 +46,10 @@ _CHOICES: dict[str, Any] = {
     "sublayers": "one",
     "norm_scale": "wide",
     "activation": "relu2",
+    "mlp_gate": False,
     "rope_global": _ROPE,
     "tied_head": False,
 }
-_EXPERTS: dict[str, Any] = {**SCORING, "activation": "relu2"}
 _NO_LIMIT = (0.0, math.inf)
 _KINDS: dict[str, LayerKind] = {"M": "linear", "*": "nope", "E": "none", "-": "none"}
 _TYPES = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-", "mamba": "M", "attention": "*"}
@@ -96,7 +98,7 @@ NEMOTRON_H = {
         kv_heads=2,
         head_dim=32,
         mamba=Mamba2Config(num_heads=8, head_dim=16, state_size=16, n_groups=2),
-        moe=MoEConfig(num_experts=8, num_experts_per_tok=2, mlp_dim=64, shared_expert_dim=128, **_EXPERTS),
+        moe=MoEConfig(num_experts=8, num_experts_per_tok=2, mlp_dim=64, shared_expert_dim=128, **SCORING),
         vocab=320,
         length=1024,
     ),
@@ -136,7 +138,7 @@ NEMOTRON_H = {
             mlp_dim=1856,
             shared_expert_dim=3712,
             routed_scaling_factor=2.5,
-            **_EXPERTS,
+            **SCORING,
         ),
         vocab=131_072,
         length=262_144,
@@ -156,7 +158,7 @@ NEMOTRON_H = {
             shared_expert_dim=5376,
             latent_dim=1024,
             routed_scaling_factor=5.0,
-            **_EXPERTS,
+            **SCORING,
         ),
         vocab=131_072,
         length=262_144,
@@ -180,7 +182,7 @@ class _Layers(MoE):
     names: ClassVar[tuple[str, ...]] = (
         *("output_router_logits", "router_aux_loss_coef"),
         *("layers_block_type", "layer_types", "hybrid_override_pattern"),
-        *("use_conv_bias", "time_step_limit", "routed_scaling_factor"),
+        *("use_conv_bias", "use_bias", "time_step_limit", "routed_scaling_factor"),
     )
     decides: ClassVar[tuple[str, ...]] = (
         *("pattern", "tail_pattern", "dense_layers", "dense_pattern"),
@@ -193,6 +195,7 @@ class _Layers(MoE):
             return {}
         numbers = {ours: file.numbers[theirs] for theirs, ours in _MAMBA.items()}
         others = {"conv_bias": file.flag("use_conv_bias", True), "time_step_limit": _read_limit(file)}
+        others["proj_bias"] = file.flag("use_bias", False)
         return {
             "num_layers": len(letters),
             **_layers(letters),
@@ -211,7 +214,8 @@ class _Layers(MoE):
         if isinstance(mamba, Mamba2Config):
             written |= {theirs: getattr(mamba, ours) for theirs, ours in _MAMBA.items()}
             # transformers 5.23 takes the least time step from `time_step_min`, whose logarithm it needs.
-            written |= {"use_conv_bias": mamba.conv_bias, "time_step_min": max(mamba.time_step_limit[0], 1e-12)}
+            written |= {"use_bias": mamba.proj_bias, "use_conv_bias": mamba.conv_bias}
+            written |= {"time_step_min": max(mamba.time_step_limit[0], 1e-12)}
             if mamba.time_step_limit != _NO_LIMIT:  # JSON has no infinity
                 written["time_step_limit"] = list(mamba.time_step_limit)
         return written
@@ -292,12 +296,7 @@ FAMILY = register(
         defaults=_DEFAULTS,
         spellings={"rms_norm_eps": "layer_norm_epsilon"},
         fixed={
-            "mlp_hidden_act": "relu2",
             "mamba_hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "use_bias": False,
-            "mamba_proj_bias": False,
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
             "residual_in_fp32": False,
@@ -311,7 +310,9 @@ FAMILY = register(
             *("chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
             *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),  # beside the decoder
             *("norm_eps", "auto_map"),  # published files have the first twice
+            *("attention_bias", "mamba_proj_bias"),  # which transformers does not read
         ),
+        layers=LayerFields(attention_bias=None, mlp_bias=True, activation=("mlp_hidden_act",)),
         fields=(
             Heads(),
             _Layers(
@@ -322,7 +323,7 @@ FAMILY = register(
                     "moe_latent_size": "latent_dim",
                 },
                 norm_topk_prob=True,
-                constants=_EXPERTS,
+                constants=SCORING,
             ),
             PadToken(),
         ),

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope, Yarn, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.rope import Rope, Yarn
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead, WindowPattern
 from nnxdsl.models.families.hf_config import KINDS, ConfigFile
@@ -89,7 +90,7 @@ FAMILY = register(
         model_types=("olmo3",),
         choices=_CHOICES,
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         fields=(Heads(), WindowPattern(pattern=_PATTERN, default=4096), _Ropes(), TiedHead()),
     )
 )

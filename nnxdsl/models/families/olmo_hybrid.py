@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, PadToken, SharedRope, TiedHead
 from nnxdsl.models.families.hf_config import LINEAR_KINDS, ConfigFile, layer_types
@@ -130,10 +131,11 @@ FAMILY = register(
                                        vocab=100_352, length=65_536, linear_conv_kernel_dim=4,
                                        linear_key_head_dim=None, linear_value_head_dim=None, linear_num_key_heads=None,
                                        linear_num_value_heads=None),
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         ignored=("linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min"),
         fields=(Heads(), _Mixers(), _Rope(), TiedHead(), PadToken()),
         layer_tensors=_tensors,
         aliases=ALIASES,
+        even_parts={f"linear_attn.{name}_conv1d.weight": f"linear_attn.{name}_proj.weight" for name in "qkv"},
     )
 )  # fmt: skip

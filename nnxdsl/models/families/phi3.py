@@ -9,10 +9,12 @@ from typing import Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LongRope, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.rope import LongRope, Rope
 from nnxdsl.models.config.tensors import joined
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, PadToken, SharedRope, TiedHead, UniformWindow
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -80,13 +82,13 @@ FAMILY = register(
         defaults=transformers_defaults(layers=32, embed=3072, mlp=8192, heads=32, kv_heads=None, head_dim=None,
                                        vocab=32_064, length=4096, norm_eps=1e-5),
         fixed={
-            "hidden_act": "silu",
             "attention_bias": False,
             "attention_dropout": 0.0,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
         },
         ignored=("auto_map", "interpolate_factor", "full_attn_mod"),
+        layers=LayerFields(attention_bias=None),
         fields=(Heads(), UniformWindow(default=None), SharedRope(partial_rotary_factor=1.0, has_long=True), TiedHead(),
                 PadToken()),
         layer_tensors=_tensors,

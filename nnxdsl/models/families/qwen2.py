@@ -8,9 +8,10 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import Rope
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, LateWindows, SharedRope, TiedHead
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -54,7 +55,8 @@ FAMILY = register(
         model_types=("qwen2",),
         choices=_CHOICES,
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
+        layers=LayerFields(attention_bias=None),
         fields=(Heads(), LateWindows(), SharedRope(), TiedHead()),
     )
 )

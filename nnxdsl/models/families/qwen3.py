@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import Rope
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, LateWindows, SharedRope, TiedHead
 from nnxdsl.models.families.registry import register
@@ -53,7 +53,7 @@ FAMILY = register(
         model_types=("qwen3",),
         choices=_CHOICES,
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_dropout": 0.0, "attention_bias": False},
+        fixed={"attention_dropout": 0.0},
         fields=(Heads(), LateWindows(), SharedRope(), TiedHead()),
     )
 )

@@ -12,8 +12,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead
 from nnxdsl.models.families.qwen3_next import CHOICES, MTP, PARTIAL_ROTARY, Mixers
@@ -64,7 +65,7 @@ DELTA_DEFAULTS = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }  # fmt: skip
-FIXED = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True}
+FIXED = {"attention_dropout": 0.0, "attn_output_gate": True}
 IGNORED = ("mamba_ssm_dtype", "mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 ROPE = SharedRope(partial_rotary_factor=PARTIAL_ROTARY, ignored=("mrope_section", "mrope_interleaved"))
 """Positions of text: the three of multimodal rotary positions are equal there."""

@@ -11,8 +11,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, Rope
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import DenseLayers, Heads, MoE, SharedRope, TiedHead, UniformWindow, with_num_experts
 from nnxdsl.models.families.registry import register
@@ -60,7 +61,7 @@ FAMILY = register(
         model_types=("qwen3_moe",),
         choices=_CHOICES,
         defaults=_DEFAULTS,
-        fixed={"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0},
+        fixed={"attention_dropout": 0.0},
         ignored=("max_window_layers",),  # which counts in the dense models of the family alone
         fields=(
             Heads(),

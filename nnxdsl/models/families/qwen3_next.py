@@ -14,12 +14,13 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig, Projections
 from nnxdsl.models.config.moe import MoEConfig
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
-from nnxdsl.models.families.fields import Fields, Heads, MoE, SharedRope, TiedHead, with_num_experts
+from nnxdsl.models.families.fields import DenseLayers, Fields, Heads, MoE, SharedRope, TiedHead, with_num_experts
 from nnxdsl.models.families.hf_config import LINEAR_KINDS, ConfigFile, layer_types
 from nnxdsl.models.families.registry import register
 
@@ -140,11 +141,7 @@ FAMILY = register(
         choices=CHOICES,
         defaults=_DEFAULTS,
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
         },
         fields=(
             Heads(),
@@ -154,6 +151,7 @@ FAMILY = register(
                 norm_topk_prob=True,
                 constants={"shared_expert_gate": True},
             ),
+            DenseLayers(),
             SharedRope(partial_rotary_factor=PARTIAL_ROTARY),
             TiedHead(),
         ),

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Rope, period_of
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, PadToken, SharedRope, TiedHead
-from nnxdsl.models.families.hf_config import ConfigFile
+from nnxdsl.models.families.hf_config import KINDS, ConfigFile, layer_types
+from nnxdsl.models.families.layer_fields import LayerFields
 from nnxdsl.models.families.registry import register
 
 
@@ -37,11 +39,20 @@ SMOLLM3 = {
 }  # fmt: skip
 
 
-class _Positions(Fields):
-    """Layers without rotary positions: `no_rope_layers`, a 0 for each, or every `no_rope_layer_interval`th layer."""
+_NO_ROPE = Rope(theta=1.0, partial_rotary_factor=0.0)
+"""Of local layers without rotary positions."""
 
-    names: ClassVar[tuple[str, ...]] = ("no_rope_layers", "no_rope_layer_interval", "layer_types")
-    decides: ClassVar[tuple[str, ...]] = ("pattern",)
+
+class _Positions(Fields):
+    """Layers without rotary positions, `no_rope_layers` or every `no_rope_layer_interval`th one, and their windows.
+
+    A window is that of the layers that `layer_types` names; without it of those without rotary positions.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (
+        *("no_rope_layers", "no_rope_layer_interval", "layer_types", "use_sliding_window", "sliding_window"),
+    )
+    decides: ClassVar[tuple[str, ...]] = ("pattern", "window", "rope_local")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         layers = file.numbers["num_hidden_layers"]
@@ -52,18 +63,49 @@ class _Positions(Fields):
         if not isinstance(flags, Sequence) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
             file.problems.append(f"no_rope_layers: expected 0 or 1 for each of {layers} layers, got {flags!r}")
             return {}
-        attention = file.fields.get("layer_types") or []
-        if not isinstance(attention, list) or any(kind != "full_attention" for kind in attention):
-            file.problems.append("layer_types: only 'full_attention' is implemented")
-        kinds: list[LayerKind] = ["global" if flag else "nope" for flag in flags[:layers]]
-        return {"pattern": period_of(kinds)}
+        flags = flags[:layers]
+        window = file.window(None) if file.flag("use_sliding_window", False) else None
+        types = file.fields.get("layer_types") or None
+        if types is None:
+            types = ["full_attention" if flag or window is None else "sliding_attention" for flag in flags]
+        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(KINDS):
+            file.problems.append(f"layer_types: expected {layers} of {', '.join(map(repr, KINDS))}, got {types!r}")
+            return {}
+        with_window = {flag for flag, name in zip(flags, types, strict=True) if name == "sliding_attention"}
+        if with_window and window is None:
+            file.problems.append("layer_types: 'sliding_attention' needs use_sliding_window=true and a sliding_window")
+            return {}
+        if len(with_window) > 1:
+            file.problems.append(
+                "layer_types: expected layers with a window either all with rotary positions or all without, got both"
+            )
+            return {}
+        kinds = [_kind(bool(flag), name) for flag, name in zip(flags, types, strict=True)]
+        return {
+            "pattern": period_of(kinds),
+            "window": window if with_window else None,
+            "rope_local": _NO_ROPE if with_window == {0} else None,
+        }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"no_rope_layers": [int(kind != "nope") for kind in config.layers]}
+        without = {"nope", "local"} if config.rope_local == _NO_ROPE else {"nope"}
+        return {
+            "no_rope_layers": [int(kind not in without) for kind in config.layers],
+            "layer_types": layer_types(config),
+            "use_sliding_window": config.window is not None,
+            "sliding_window": config.window,
+        }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        kinds: list[LayerKind] = ["nope" if kind == "nope" else "global" for kind in config.layers]
-        return {"pattern": period_of(kinds)}
+        kinds: list[LayerKind] = [kind if kind in ("nope", "local") else "global" for kind in config.layers]
+        rope = _NO_ROPE if config.rope_local == _NO_ROPE else None
+        return {"pattern": period_of(kinds), "window": config.window if "local" in kinds else None, "rope_local": rope}
+
+
+def _kind(has_rope: bool, name: str) -> LayerKind:
+    if name == "sliding_attention":
+        return "local"
+    return "global" if has_rope else "nope"
 
 
 FAMILY = register(
@@ -76,13 +118,10 @@ FAMILY = register(
         defaults=transformers_defaults(layers=36, embed=2048, mlp=11_008, heads=16, kv_heads=4, head_dim=None,
                                        vocab=128_256, length=32_768),
         fixed={
-            "hidden_act": "silu",
-            "attention_bias": False,
             "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "use_sliding_window": False,
         },
-        ignored=("sliding_window", "max_window_layers"),  # which no layer has
+        ignored=("max_window_layers",),
+        layers=LayerFields(mlp_bias=True),
         fields=(Heads(), _Positions(), SharedRope(theta=2e6), TiedHead(default=True), PadToken()),
     )
 )  # fmt: skip

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.config.decoder import Activation, DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
-from nnxdsl.models.layers.mlp import gated
+from nnxdsl.models.layers.mlp import activate
 from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.logical_axes import constrain
 
@@ -81,5 +81,5 @@ class LayerEmbeddingGate(nnx.Module):
 
     def __call__(self, x: jax.Array, own: jax.Array) -> jax.Array:
         """`[B, T, D]` and the layer's vectors `[B, T, P]` to `[B, T, D]`."""
-        hidden = gated(self.activation, self.gate(rows_of(x)), rows_of(own))
+        hidden = activate(self.activation, rows_of(own), self.gate(rows_of(x)))
         return self.norm(self.output(hidden).reshape(x.shape))

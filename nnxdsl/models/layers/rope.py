@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.decoder import Llama3RopeScaling, LongRope, Rope, Yarn
 from nnxdsl.models.config.parts import QueryTemperature
+from nnxdsl.models.config.rope import DynamicNTK, Llama3RopeScaling, LongRope, Rope, Yarn
 
 
 def rope_tables(
@@ -21,7 +21,7 @@ def rope_tables(
         position: `[B, T]` integers.
         head_dim: width of a head.
         rope: base wavelength, scaling and the rotary part of a head.
-        length: tokens of the sequence of each token, `[B, T]`, which LongRoPE needs; None for short sequences.
+        length: tokens of the sequence of each token, `[B, T]`, where positions depend on it; None for short sequences.
 
     Returns:
         (sin, cos), each `[B, T, rotary dimensions // 2]` float32.
@@ -34,7 +34,9 @@ def rope_tables(
         frequency[int(rope.partial_rotary_factor * head_dim // 2) :] = 0
     scaled: np.ndarray | jax.Array
     scaled, amplitude = frequency / np.float32(rope.factor), 1.0
-    if isinstance(rope.scaling, Llama3RopeScaling):
+    if isinstance(rope.scaling, DynamicNTK):
+        scaled = frequency if length is None else _dynamic(rope.scaling, rope, head_dim, exponent, length)
+    elif isinstance(rope.scaling, Llama3RopeScaling):
         ramp = rope.scaling
         rotations = frequency * np.float32(ramp.original_max_position_embeddings / (2 * np.pi))
         low, high = np.float32(ramp.low_freq_factor), np.float32(ramp.high_freq_factor)
@@ -54,6 +56,14 @@ def rope_tables(
     if amplitude == 1.0:
         return jnp.sin(angle), jnp.cos(angle)
     return jnp.sin(angle) * np.float32(amplitude), jnp.cos(angle) * np.float32(amplitude)
+
+
+def _dynamic(scaling: DynamicNTK, rope: Rope, width: int, exponent: np.ndarray, length: jax.Array) -> jax.Array:
+    """The frequencies of tokens whose sequences have so many tokens, `[B, T, width // 2]`."""
+    original, factor = scaling.original_max_position_embeddings, rope.factor
+    ratio = jnp.maximum(length, original).astype(jnp.float32) / original  # [B, T]
+    base = rope.theta * (factor * ratio - (factor - 1)) ** (width / (width - 2))
+    return 1.0 / base[..., None] ** exponent
 
 
 def query_factor(position: jax.Array, temperature: QueryTemperature) -> jax.Array:

@@ -53,7 +53,8 @@ class Mamba2(nnx.Module):
         given = {"rngs": rngs, "param_dtype": param_dtype}
         self.config, self.chunk, self.norm_eps = config, chunk, norm_eps
         heads, inner, channels = config.num_heads, config.inner_dim, sum(config.conv_widths)
-        self.inputs = Linear(embed_dim, inner + channels + heads, axes=("embed", "heads"), **given)
+        width, bias = inner + channels + heads, config.proj_bias
+        self.inputs = Linear(embed_dim, width, axes=("embed", "heads"), bias=bias, **given)
         self.conv = Conv(channels, config.conv_kernel, bias=config.conv_bias, **given)
         # Initial values of the paper's code: A uniform in [1, 16], time steps log-uniform in [0.001, 0.1].
         rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1.0, 16.0)
@@ -62,7 +63,7 @@ class Mamba2(nnx.Module):
         self.dt_bias = nnx.Param((first + jnp.log(-jnp.expm1(-first))).astype(param_dtype), axes=("heads",))
         self.skip = nnx.Param(jnp.ones((heads,), param_dtype), axes=("heads",))
         self.norm = GroupScale(inner, param_dtype=param_dtype)
-        self.output = Linear(inner, embed_dim, axes=("heads", "embed"), **given)
+        self.output = Linear(inner, embed_dim, axes=("heads", "embed"), bias=bias, **given)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:

@@ -11,17 +11,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.config.decoder import Activation, DecoderConfig
-from nnxdsl.models.config.feed_forward import has_gate
-from nnxdsl.models.config.moe import ExpertActivation, MoEConfig
+from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.layers.linear import Linear
-from nnxdsl.models.layers.mlp import MLP, squared_relu
+from nnxdsl.models.layers.mlp import MLP, activate
 from nnxdsl.models.logical_axes import constrain, shard_map_call
 from nnxdsl.models.moe.grouped_matmul import SLOTS, grouped_dot
 from nnxdsl.models.moe.router import Router, RouterStats, router_stats
 from nnxdsl.models.remat import from_inputs, named
-
-LIMIT, ALPHA = 7.0, 1.702
-"""GPT-OSS's activation: the bound of gate and up, and the slope of the sigmoid."""
 
 
 class ExpertLinear(nnx.Module):
@@ -85,6 +81,8 @@ class SharedExpert(MLP):
         mlp_dim: width of the expert.
         activation: of the MLP.
         gated: whether the output is multiplied by `sigmoid(x @ weight)`.
+        has_gate: see `MLP`, as `bias`.
+        bias: whether the linear layers have a bias.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -96,10 +94,13 @@ class SharedExpert(MLP):
         activation: Activation = "silu",
         *,
         gated: bool,
+        has_gate: bool = True,
+        bias: bool = False,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
-        super().__init__(embed_dim, mlp_dim, activation, rngs=rngs, param_dtype=param_dtype)
+        form = {"has_gate": has_gate, "bias": bias}
+        super().__init__(embed_dim, mlp_dim, activation, **form, rngs=rngs, param_dtype=param_dtype)
         first = jax.random.normal(rngs.params(), (embed_dim,), jnp.float32) * embed_dim**-0.5 if gated else None
         self.weight = None if first is None else nnx.Param(first.astype(param_dtype), axes=("embed",))  # [D]
 
@@ -121,22 +122,34 @@ class ExpertMLP(nnx.Module):
         rngs: draws the weights.
         param_dtype: dtype of the weights.
         norm_eps: of the router's norm, if it has one.
+        activation: of the experts and of the shared one.
+        has_gate: whether they have a gate, see `MLP`.
+        bias: whether the shared expert's linear layers have a bias, and those around experts with a `latent_dim`.
     """
 
     def __init__(
-        self, embed_dim: int, experts: MoEConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike, norm_eps: float = 1e-6
+        self,
+        embed_dim: int,
+        experts: MoEConfig,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike,
+        norm_eps: float = 1e-6,
+        activation: Activation = "silu",
+        has_gate: bool = True,
+        bias: bool = False,
     ) -> None:
         def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
             given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
             return ExpertLinear(experts.num_experts, in_features, out_features, **given)
 
-        self.activation: ExpertActivation = experts.activation
+        self.activation: Activation = activation
         self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype, norm_eps=norm_eps)
         width = experts.latent_dim or embed_dim
-        self.gate = linear(width, experts.mlp_dim, ("embed", "mlp")) if has_gate(experts.activation) else None
+        self.gate = linear(width, experts.mlp_dim, ("embed", "mlp")) if has_gate else None
         self.up = linear(width, experts.mlp_dim, ("embed", "mlp"))
         self.down = linear(experts.mlp_dim, width, ("mlp", "embed"))
-        latent: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
+        latent: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": bias}
         is_latent = experts.latent_dim is not None
         self.latent_down = Linear(embed_dim, width, axes=("embed", "mlp"), **latent) if is_latent else None
         self.latent_up = Linear(width, embed_dim, axes=("mlp", "embed"), **latent) if is_latent else None
@@ -146,8 +159,10 @@ class ExpertMLP(nnx.Module):
             else SharedExpert(
                 embed_dim,
                 experts.shared_expert_dim,
-                "silu" if experts.activation == "clamped_swiglu" else experts.activation,
+                activation,
                 gated=experts.shared_expert_gate,
+                has_gate=has_gate,
+                bias=bias,
                 rngs=rngs,
                 param_dtype=param_dtype,
             )
@@ -157,7 +172,16 @@ class ExpertMLP(nnx.Module):
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """The experts of this decoder."""
         assert config.moe is not None  # which named this class
-        return cls(config.embed_dim, config.moe, rngs=rngs, param_dtype=param_dtype, norm_eps=config.norm_eps)
+        return cls(
+            config.embed_dim,
+            config.moe,
+            rngs=rngs,
+            param_dtype=param_dtype,
+            norm_eps=config.norm_eps,
+            activation=config.activation,
+            has_gate=config.mlp_gate,
+            bias=config.mlp_bias,
+        )
 
     def __call__(
         self, x: jax.Array, real: jax.Array, routed_by: jax.Array | None = None
@@ -181,7 +205,11 @@ class ExpertMLP(nnx.Module):
             weight = jnp.broadcast_to(real[..., None], weight.shape).astype(weight.dtype)
         gate = None if self.gate is None else self.gate(tokens, slots.expert)
         up = self.up(tokens, slots.expert)
-        hidden = squared_relu(up) if gate is None else gated(self.activation, gate, up)
+        limit, alpha = self.router.experts.swiglu_limit, self.router.experts.swiglu_alpha
+        if limit is None or gate is None:
+            hidden = activate(self.activation, up, gate)
+        else:
+            hidden = from_inputs(partial(clamped_swiglu, limit, alpha))(gate, up)
         result = combine(self.down(hidden, slots.expert), weight, slots)
         result = result if self.latent_up is None else self.latent_up(result)
         result = constrain(result, "batch", "length", "activation_embed")
@@ -190,18 +218,10 @@ class ExpertMLP(nnx.Module):
         return result, router_stats(routed, real)
 
 
-def gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
-    """The hidden layer of an expert, from its gate and up projections."""
-    return from_inputs(partial(_gated, activation))(gate, up)
-
-
-def _gated(activation: ExpertActivation, gate: jax.Array, up: jax.Array) -> jax.Array:
-    if activation == "silu":
-        return jax.nn.silu(gate) * up
-    if activation == "gelu_tanh":
-        return jax.nn.gelu(gate, approximate=True) * up
-    gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
-    return (up + 1) * gate * jax.nn.sigmoid(ALPHA * gate)
+def clamped_swiglu(limit: float, alpha: float, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The hidden layer of GPT-OSS's experts, which bounds gate and up; `alpha` is the slope of the sigmoid."""
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
 
 
 class Slots(NamedTuple):

@@ -113,15 +113,20 @@ def _branches(
 
 
 def short_conv(
-    inputs: Inputs, conv_state: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+    inputs: Inputs,
+    conv_state: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
 ) -> tuple[jax.Array, jax.Array]:
-    """The causal convolution over the tokens of a row, and SiLU.
+    """The causal convolution over the tokens of a row, and an activation.
 
     Args:
         inputs: of the row.
         conv_state: see `RecurrentState`; its channels are in the order of `inputs.mixed`.
         kernel: `[K, W, size]`.
         bias: `[K, W]`, or None.
+        activation: after the convolution.
 
     Returns:
         (`[B, T, K, W]` in the dtype of `inputs.mixed`, the `conv_state` after the last real token).
@@ -131,13 +136,13 @@ def short_conv(
     tail = conv_state.astype(mixed.dtype).reshape(batch, len(kernel), -1, size - 1)
     inputs_before = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, W]
     window, kernel = _conv_inputs(mixed, inputs_before, inputs, size), kernel.astype(jnp.float32)
-    total = sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(window))
+    total: Any = sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(window))
     total = total if bias is None else total + bias.astype(jnp.float32)
     # The inputs at the last slots up to the last real token; the old ones precede the first token.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
     tail = _take_slots(inputs_before, used[:, None] + jnp.arange(size - 1))
     tail = jnp.moveaxis(tail, 1, -1).reshape(conv_state.shape)
-    return jax.nn.silu(total).astype(mixed.dtype), tail.astype(conv_state.dtype)
+    return activation(total).astype(mixed.dtype), tail.astype(conv_state.dtype)
 
 
 def _conv_inputs(mixed: jax.Array, inputs_before: jax.Array, inputs: Inputs, size: int) -> list[jax.Array]:

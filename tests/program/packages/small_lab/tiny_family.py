@@ -7,7 +7,7 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl import Model
-from nnxdsl.models.config.decoder import Rope
+from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors
 from nnxdsl.models.families.family import Family, decoder
 from nnxdsl.models.families.fields import Heads, SharedRope, TiedHead
