@@ -9,9 +9,10 @@ of transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +25,8 @@ from nnxdsl.formats import safetensors
 from nnxdsl.formats.files import PICKLE_REFUSED
 from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import PREFIXES, tensor_name
-from nnxdsl.formats.hf_names import mapped, tensor_sources
-from nnxdsl.formats.peft_config import CONFIG, Scale, problems_of, read_config, scales_of
+from nnxdsl.formats.hf_names import tensor_sources
+from nnxdsl.formats.peft_config import CONFIG, Scale, is_targeted, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.families.registry import family_named
@@ -74,7 +75,11 @@ class PeftAdapter:
 
 
 class _Part(NamedTuple):
-    """The position of a linear layer of the Hub in our arrays: the path, and the index in the stack."""
+    """The position of a linear layer of the Hub in our arrays: the path, and the index in the stack.
+
+    A layer that joins several of ours, such as `qkv_proj`, has such a part for each: A is theirs in common, and the
+    rows of B are divided among them.
+    """
 
     path: str
     number: int
@@ -118,15 +123,15 @@ def read(
         if match is None or hub_name not in parts or side not in sides:
             problems.append(Problem(name, f"is no adapter of a linear layer of this model, shape {tensor.shape}"))
             continue
-        part = parts[hub_name]
         names[hub_name] = match["module"]
-        by_side.setdefault((part.path, side), {})[part.number] = tensor
-    modules = [(_in_period(parts[hub_name].path), module) for hub_name, module in names.items()]
+        for part in parts[hub_name]:
+            by_side.setdefault((part.path, side), {})[part.number] = tensor
+    modules = [(_in_period(part.path), module) for hub_name, module in names.items() for part in parts[hub_name]]
     scales = scales_of(fields, modules, problems)
     targets = targets_of({path for path, _ in by_side}, base)
     # The targets may cover more layers than the file: those are reported as missing.
     paths = [path for path in base if path.endswith(".kernel") and any(_matches(target, path) for target in targets)]
-    problems += _misfits(by_side, sides, paths, base, sources, names, scales)
+    problems += _misfits(by_side, sides, paths, base, sources, names, scales, fields)
     if not by_side and not problems:
         problems.append(Problem(WEIGHTS, "holds no tensors"))
     if problems or scales is None:
@@ -136,8 +141,9 @@ def read(
     leaves = {
         path + _SUFFIXES[side]: _stacked(sources[path], side, by_number) for (path, side), by_number in by_side.items()
     }
-    (rank, alpha), ranks, alphas = _patterns(scales, base)
     scaling = "sqrt_rank" if fields.get("use_rslora") is True else "rank"
+    _reduce_blocks(leaves, scales, sources, parts, scaling)
+    (rank, alpha), ranks, alphas = _patterns(scales, base)
     adapter = kind(rank=rank, alpha=alpha, targets=targets, scaling=scaling, ranks=ranks, alphas=alphas)
     return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"))
 
@@ -171,26 +177,27 @@ def write(
     family = family_named(model_type)
     is_multimodal |= family is not None and family.written_in is not None
     prefix = PREFIXES[0] if is_multimodal else "model."
-    origin: dict[str, tuple[str, int]] = {}
-    modules: dict[str, str] = {}  # paths within a layer group, by module
+    own: dict[str, list[_Part]] = {}  # the parts of each module
     for path in leaves:
         side = next((side for side, ending in _SUFFIXES.items() if path.endswith(ending)), None)
         kernel = path if side is None else path.removesuffix(_SUFFIXES[side])
         source = None if side is None else sources.get(kernel)
         if source is None or not _is_linear(kernel, source):
             raise WeightsError(f"{path}: PEFT does not support this layer; export the model with its adapter merged")
-        for number, name in enumerate(source.names):
-            module = tensor_name(name, prefix).removesuffix(".weight")
-            ending = ".weight" if side in ("A", "B") else ""
-            origin[f"base_model.model.{module}.lora_{side}{ending}"] = (path, number)
-            modules[module] = _in_period(kernel)
-
-    def value(name: str) -> np.ndarray:
-        path, number = origin[name]
-        return (leaves[path][number] if sources[path.rpartition("_lora_")[0]].leading else leaves[path]).T
-
-    tensors = {name: (value(name).shape, leaves[path].dtype) for name, (path, _) in origin.items()}
-    safetensors.write(directory / WEIGHTS, tensors, value)
+        for number, name in enumerate(source.names if side == "A" else ()):
+            own.setdefault(tensor_name(name, prefix).removesuffix(".weight"), []).append(_Part(kernel, number))
+    matrices = {module: _matrices(module, parts, leaves, sources, adapter) for module, parts in own.items()}
+    # A layer that its adapter leaves out has zeros in the stack of those that it does not, see `read`.
+    if any(np.any(each.a) for each in matrices.values()):
+        matrices = {module: each for module, each in matrices.items() if np.any(each.a) or np.any(each.b)}
+    tensors = {
+        f"base_model.model.{module}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
+        for module, each in matrices.items()
+        for side, matrix in (("A", each.a.T), ("B", each.b.T), ("magnitude_vector", each.m))
+        if matrix is not None
+    }
+    shapes = {name: (array.shape, array.dtype) for name, array in tensors.items()}
+    safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
     settings = {
         "peft_type": "LORA",
@@ -198,25 +205,103 @@ def write(
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": _number(adapter.alpha),
-        "target_modules": _target_modules(set(modules), linears),
+        **_target_modules(set(matrices), linears),
         "lora_dropout": adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "use_rslora": adapter.scaling == "sqrt_rank",
         "use_dora": isinstance(adapter, DoRA),
-        "rank_pattern": {
-            module: rank for module, path in modules.items() if (rank := rank_at(adapter, path)) != adapter.rank
-        },
+        "rank_pattern": {module: each.rank for module, each in matrices.items() if each.rank != adapter.rank},
         "alpha_pattern": {
-            module: _number(alpha)
-            for module, path in modules.items()
-            if (alpha := alpha_at(adapter, path)) != adapter.alpha
+            module: _number(each.alpha) for module, each in matrices.items() if each.alpha != adapter.alpha
         },
         "modules_to_save": None,
         "inference_mode": True,
     }
     (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+class _Matrices(NamedTuple):
+    """The adapter of one module of the Hub: A `[in, r]`, B `[r, out]`, magnitudes `[out]` of DoRA, rank and alpha."""
+
+    a: np.ndarray
+    b: np.ndarray
+    m: np.ndarray | None
+    rank: int
+    alpha: float
+
+
+def _matrices(
+    module: str,
+    parts: Sequence[_Part],
+    leaves: Mapping[str, np.ndarray],
+    sources: Mapping[str, TensorSource],
+    adapter: LowRank,
+) -> _Matrices:
+    """The adapter of a module; of one that joins several layers with an A each, that of `_block_diagonal`.
+
+    Raises:
+        WeightsError: not all layers that a module joins have adapters, or their ranks or alphas differ.
+    """
+
+    def matrix(part: _Part, side: str) -> np.ndarray | None:
+        leaf = leaves.get(part.path + _SUFFIXES[side])
+        return None if leaf is None else np.asarray(leaf[part.number] if sources[part.path].leading else leaf)
+
+    parts = sorted(parts, key=lambda part: sources[part.path].columns or ())
+    each = [[matrix(part, side) for part in parts] for side in ("A", "B", "magnitude_vector")]
+    a, b, m = ([array for array in arrays if array is not None] for arrays in each)
+    scales = {(rank_at(adapter, _in_period(part.path)), alpha_at(adapter, _in_period(part.path))) for part in parts}
+    (rank, alpha), *others = scales
+    columns = sources[parts[0].path].columns
+    if others or (columns is not None and sum(array.shape[1] for array in b) != columns[2]):
+        names = ", ".join(_in_period(part.path) for part in parts)
+        raise WeightsError(
+            f"{module}: PEFT has one adapter for all layers that it joins, this adapter has {names}; target all of "
+            "them with the same rank and alpha, or export the model with its adapter merged"
+        )
+    magnitude = np.concatenate(m) if m else None
+    if all(np.array_equal(one, a[0]) for one in a) or not any(map(np.any, b)):
+        return _Matrices(a[0], np.concatenate(b, axis=1), magnitude, rank, alpha)
+    ratio = len(parts) if adapter.scaling == "rank" else math.sqrt(len(parts))
+    return _Matrices(np.concatenate(a, axis=1), _block_diagonal(b), magnitude, rank * len(parts), alpha * ratio)
+
+
+def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """`[r, out]` matrices as the blocks of one, so that each has rows of its own of the A that they share."""
+    rows = [[np.zeros((one.shape[0], other.shape[1]), one.dtype) for other in blocks] for one in blocks]
+    for number, one in enumerate(blocks):
+        rows[number][number] = one
+    return np.block(rows)
+
+
+def _reduce_blocks(
+    leaves: dict[str, np.ndarray],
+    scales: dict[str, Scale],
+    sources: Mapping[str, TensorSource],
+    parts: Mapping[str, Sequence[_Part]],
+    scaling: str,
+) -> None:
+    """Takes the blocks of `_block_diagonal` apart: each layer keeps the rank that is its own."""
+    for each in parts.values():
+        paths = sorted((part.path for part in each), key=lambda path: sources[path].columns or ())
+        b = [leaves.get(path + _SUFFIXES["B"]) for path in paths]
+        if len(paths) < 2 or each[0].number or any(one is None for one in b):
+            continue
+        rank, alpha = scales[_in_period(paths[0])]
+        own, rest = divmod(rank, len(paths))
+        used = [
+            np.flatnonzero(np.any(one, axis=(*range(one.ndim - 2), -1))) // max(own, 1) for one in b if one is not None
+        ]
+        if rest or not any(map(len, used)) or any(np.any(rows != number) for number, rows in enumerate(used)):
+            continue
+        ratio = len(paths) if scaling == "rank" else math.sqrt(len(paths))
+        for number, path in enumerate(paths):
+            rows = slice(number * own, (number + 1) * own)
+            leaves[path + _SUFFIXES["A"]] = leaves[path + _SUFFIXES["A"]][..., rows]
+            leaves[path + _SUFFIXES["B"]] = leaves[path + _SUFFIXES["B"]][..., rows, :]
+            scales[_in_period(path)] = own, float(f"{alpha / ratio:.12g}")
 
 
 def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -245,20 +330,19 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
 
 
 def _is_linear(path: str, source: TensorSource) -> bool:
-    """Whether an array holds the kernel of a linear layer; PEFT has none for experts, nor for part of a tensor."""
+    """Whether an array holds the kernel of a linear layer, or some of its columns; PEFT has none for experts."""
     periods = int(is_stacked(path))
     is_kernel = path.endswith(".kernel") and ".blocks." in path and source.names[0].endswith(".weight")
-    return is_kernel and source.transposed and source.columns is None and len(source.leading) == periods
+    return is_kernel and source.transposed and len(source.leading) == periods
 
 
-def _parts(sources: Mapping[str, TensorSource]) -> dict[str, _Part]:
-    """The position of each tensor of a linear layer, by its name without prefix."""
-    return {
-        name: _Part(path, number)
-        for path, source in sources.items()
-        if _is_linear(path, source)
-        for number, name in enumerate(source.names)
-    }
+def _parts(sources: Mapping[str, TensorSource]) -> dict[str, list[_Part]]:
+    """The positions of each tensor of a linear layer, by its name without prefix."""
+    found: dict[str, list[_Part]] = {}
+    for path, source in sources.items():
+        for number, name in enumerate(source.names if _is_linear(path, source) else ()):
+            found.setdefault(name, []).append(_Part(path, number))
+    return found
 
 
 def _index(directory: Path) -> dict[str, safetensors.Tensor]:
@@ -299,12 +383,17 @@ def _misfits(
     sources: Mapping[str, TensorSource],
     names: Mapping[str, str],
     scales: Mapping[str, Scale] | None,
+    fields: Mapping[str, Any],
 ) -> list[Problem]:
-    """Every tensor of some arrays that is missing, has another shape, or a dtype that is not supported."""
+    """Every tensor of some arrays that is missing, has another shape, or a dtype that is not supported.
+
+    LoRA's tensors of a layer that the settings leave out may be missing: they are zero.
+    """
     problems: list[Problem] = []
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
         rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
+        outputs = (sources[path].columns or (0, 0, outputs))[2]
         shapes = {"A": (rank, inputs), "B": (outputs, rank), "magnitude_vector": (outputs,)}
         for side in sides:
             tensors, shape, array = by_side.get((path, side), {}), shapes[side], path + _SUFFIXES[side]
@@ -312,9 +401,12 @@ def _misfits(
             for number, name in enumerate(sources[path].names):
                 module = names.get(name) or f"{_module_prefix(names)}{name}".removesuffix(".weight")
                 full, tensor = f"base_model.model.{module}.lora_{side}{ending}", tensors.get(number)
-                if tensor is None:
-                    message = f"expected a tensor {full}, there is none; an adapter must cover all stacked layers"
-                    problems.append(Problem(array, message))
+                if tensor is None and not is_targeted(fields, module):
+                    if "magnitude_vector" in sides:
+                        reason = "DoRA of some of the layers that are stacked is not supported; merge it with PEFT"
+                        problems.append(Problem(array, f"{module}: is left out by {CONFIG}; {reason}"))
+                elif tensor is None:
+                    problems.append(Problem(array, f"expected a tensor {full}, there is none"))
                 elif rank and tensor.shape != shape:
                     problems.append(Problem(array, f"{full}: expected shape {shape}, got {tensor.shape}"))
                 elif not tensor.readable:
@@ -329,10 +421,16 @@ def _module_prefix(names: Mapping[str, str]) -> str:
 
 
 def _stacked(source: TensorSource, side: str, tensors: Mapping[int, safetensors.Tensor]) -> np.ndarray:
-    parts = [tensors[number] for number in range(len(tensors))]
-    if side in ("A", "B"):
-        return mapped(source, parts).read()
-    return np.stack([part.read() for part in parts]) if source.leading else np.array(parts[0].read())
+    """The array of all layers; zero where a layer has no tensor."""
+
+    def array(tensor: safetensors.Tensor) -> np.ndarray:
+        values = tensor.read().T  # of B and of magnitudes, the layer's own outputs
+        return values if side == "A" or source.columns is None else values[..., slice(*source.columns[:2])]
+
+    arrays = {number: array(tensor) for number, tensor in tensors.items()}
+    missing = np.zeros_like(next(iter(arrays.values())))
+    parts = [arrays.get(number, missing) for number in range(len(source.names))]
+    return np.stack(parts) if source.leading else np.array(parts[0])
 
 
 def _number(value: float) -> int | float:
@@ -340,12 +438,21 @@ def _number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
-def _target_modules(modules: set[str], linears: set[str]) -> list[str]:
-    """Short names ("q_proj") if they cover exactly these modules, else full ones."""
+def _target_modules(modules: set[str], linears: set[str]) -> dict[str, list[str] | list[int] | None]:
+    """Short names ("q_proj"), and numbers of layers, if they cover exactly these modules; else full names."""
     short = {module.rpartition(".")[2] for module in modules}
-    if {linear for linear in linears if linear.rpartition(".")[2] in short} == modules:
-        return sorted(short)
-    return sorted(modules)
+    layers = {_layer_of(module) for module in modules}
+    named = {linear for linear in linears if linear.rpartition(".")[2] in short}
+    if named == modules:
+        return {"target_modules": sorted(short), "layers_to_transform": None}
+    if {linear for linear in named if _layer_of(linear) in layers} == modules:
+        return {"target_modules": sorted(short), "layers_to_transform": sorted(layers)}
+    return {"target_modules": sorted(modules), "layers_to_transform": None}
+
+
+def _layer_of(module: str) -> int:
+    """The number of a module's layer."""
+    return int(module.partition("layers.")[2].partition(".")[0])
 
 
 def _without_prefix(module: str) -> str:

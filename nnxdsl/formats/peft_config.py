@@ -24,6 +24,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
+_MERGE = "merge the adapter with PEFT (merge_and_unload) and load that model"
+_REASONS = {
+    "bias": f": biases that are trained beside A and B are no part of Adapter.LoRA; {_MERGE}",
+    "init_lora_weights": f": it stands on a base without some of its weights, which this does not compute; {_MERGE}",
+}
 # Fields without effect on the forward pass: the origin of an adapter, its initialization and training.
 _WITHOUT_EFFECT = frozenset(
     [
@@ -40,7 +45,7 @@ _WITHOUT_EFFECT = frozenset(
         "exclude_modules",
         "inference_mode",
         "layers_pattern",
-        "layers_to_transform",  # follows from the tensors
+        "layers_to_transform",  # read below
         "lora_dropout",
         "lora_ga_config",
         "megatron_core",
@@ -48,7 +53,7 @@ _WITHOUT_EFFECT = frozenset(
         "qalora_group_size",
         "revision",
         "runtime_config",
-        "target_modules",  # follows from the tensors
+        "target_modules",  # as `layers_to_transform`
         "use_dora",  # read below, as the next
         "use_rslora",
     ]
@@ -75,7 +80,8 @@ def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
         if name in _FIXED:
             if value not in _FIXED[name]:
                 allowed = " or ".join(map(repr, _FIXED[name]))
-                problems.append(Problem(f"{CONFIG}: {name}", f"expected {allowed}, got {value!r}"))
+                reason = _REASONS.get(name, "")
+                problems.append(Problem(f"{CONFIG}: {name}", f"expected {allowed}, got {value!r}{reason}"))
         elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
             # An unknown field has no effect only if it is off.
             problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not supported by Adapter.LoRA or Adapter.DoRA"))
@@ -131,3 +137,35 @@ def pattern_value(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
         except re.error:
             continue
     return default
+
+
+def is_targeted(fields: Mapping[str, Any], module: str) -> bool:
+    """Whether the settings give this module an adapter, as PEFT reads them.
+
+    Args:
+        fields: The adapter config.
+        module: The name of a linear layer in the base model, such as "model.layers.0.self_attn.q_proj".
+    """
+    excluded, targets = fields.get("exclude_modules"), fields.get("target_modules")
+    if excluded and _names(excluded, module):
+        return False
+    if targets and targets != "all-linear" and not _names(targets, module):
+        return False
+    layers = fields.get("layers_to_transform")
+    if layers is None or layers == []:
+        return True
+    patterns = fields.get("layers_pattern") or [r"[^.]*"]
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if match := re.match(rf".*\.{pattern}\.(\d+)\.", module):
+            return int(match[1]) in (layers if isinstance(layers, list) else [layers])
+    return False
+
+
+def _names(pattern: Any, module: str) -> bool:
+    """Whether a regular expression matches the whole name of a module, or a list names it or its end."""
+    if isinstance(pattern, str):
+        try:
+            return re.fullmatch(pattern, module) is not None
+        except re.error:
+            return True
+    return isinstance(pattern, list) and any(f".{module}".endswith(f".{name}") for name in pattern)

@@ -19,12 +19,20 @@ from nnxdsl.adapters import lora_math
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import peft, safetensors
 from nnxdsl.formats.hf import HubReader
+from nnxdsl.formats.peft_config import is_targeted
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.params import ParamSpec
 from nnxdsl.program.blueprint import template
 
 REFERENCE = Path(__file__).parent.parent / "reference"
-BASES = {"gemma3": "gemma3/plain", "llama3": "llama3/untied", "dora": "llama3/untied"}
+BASES = {
+    "gemma3": "gemma3/plain",
+    "llama3": "llama3/untied",
+    "dora": "llama3/untied",
+    "layers": "llama3/untied",
+    "phi3": "families/phi3",
+}
+KINDS = {"phi3": "phi3"}
 ADAPTERS = {
     "gemma3": Adapter.LoRA(rank=3, alpha=12.0, targets=("attention", "mlp")),
     "llama3": Adapter.LoRA(rank=4, alpha=3.0, targets=("attention.query", "attention.value", "mlp.down")),
@@ -36,6 +44,8 @@ ADAPTERS = {
         ranks=(("mlp.down", 6),),
         alphas=(("attention.query", 9.0),),
     ),
+    "layers": Adapter.LoRA(rank=4, alpha=3.0, targets=("attention.query", "mlp.up")),
+    "phi3": Adapter.LoRA(rank=4, alpha=9.0, targets=("attention", "mlp.gate", "mlp.up"), scaling="sqrt_rank"),
 }
 
 
@@ -46,7 +56,7 @@ def base_of(name: str) -> tuple[HubReader, dict[str, ParamSpec]]:
 
 def read(directory: Path, name: str) -> peft.PeftAdapter:
     reader, base = base_of(name)
-    return peft.read(directory, reader.config, base)
+    return peft.read(directory, reader.config, base, KINDS.get(name))
 
 
 @pytest.mark.default_variants(1)
@@ -81,7 +91,9 @@ def test_logits_equal_those_of_peft(name: str) -> None:
 def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
     found = read(REFERENCE / "peft" / name, name)
     reader, _ = base_of(name)
-    peft.write(tmp_path, reader.config, found.leaves, adapter=found.adapter, base=found.base)
+    peft.write(
+        tmp_path, reader.config, found.leaves, adapter=found.adapter, base=found.base, model_type=KINDS.get(name)
+    )
     mine, theirs = (safetensors.index(place / peft.WEIGHTS) for place in (tmp_path, REFERENCE / "peft" / name))
     assert mine.keys() == theirs.keys()
     for tensor in theirs:
@@ -109,8 +121,8 @@ def test_names_of_other_bases(tmp_path: Path) -> None:
     assert set(safetensors.index(tmp_path / peft.WEIGHTS)) == {
         f"base_model.model.model.language_model.layers.4.mlp.up_proj.lora_{side}.weight" for side in "AB"
     }
-    modules = json.loads((tmp_path / peft.CONFIG).read_text())["target_modules"]
-    assert modules == ["model.language_model.layers.4.mlp.up_proj"]  # not all layers have one
+    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    assert (settings["target_modules"], settings["layers_to_transform"]) == (["up_proj"], [4])
     again = read(tmp_path, "gemma3")
     assert again.adapter.targets == ("blocks.4.mlp.up",)
     assert all(np.array_equal(again.leaves[path], leaf) for path, leaf in some.items())
@@ -142,7 +154,7 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
         "init_lora_weights": "pissa",
         "modules_to_save": ["lm_head"],
         "peft_type": "IA3",
-        "bias": "all",
+        "bias": "lora_only",
         "newer": 2,
     }
     said = changed(settings).splitlines()
@@ -150,10 +162,12 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
     assert set(said[1:]) == {
         "  adapter_config.json: use_dora: expected true or false, got 'yes'",
         "  adapter_config.json: init_lora_weights: expected True or False or None or 'gaussian' or 'orthogonal' or "
-        "'eva', got 'pissa'",
+        "'eva', got 'pissa': it stands on a base without some of its weights, which this does not compute; merge the "
+        "adapter with PEFT (merge_and_unload) and load that model",
         "  adapter_config.json: modules_to_save: ['lm_head'] is not supported by Adapter.LoRA or Adapter.DoRA",
         "  adapter_config.json: peft_type: expected 'LORA', got 'IA3'",
-        "  adapter_config.json: bias: expected 'none', got 'all'",
+        "  adapter_config.json: bias: expected 'none', got 'lora_only': biases that are trained beside A and B are no "
+        "part of Adapter.LoRA; merge the adapter with PEFT (merge_and_unload) and load that model",
         "  adapter_config.json: newer: 2 is not supported by Adapter.LoRA or Adapter.DoRA",
     }
 
@@ -209,7 +223,7 @@ def test_every_tensor_that_does_not_fit(changed: Callable[..., str]) -> None:
     full = "base_model.model.model.layers"
     assert set(said[1:]) == {
         f"  layers.blocks.2.attention.query.kernel_lora_b: expected a tensor {full}.2.self_attn.q_proj.lora_B.weight, "
-        "there is none; an adapter must cover all stacked layers",
+        "there is none",
         f"  tail.blocks.1.mlp.up.kernel_lora_a: {full}.7.mlp.up_proj.lora_A.weight: expected shape (3, 24), "
         "got (4, 24)",
         f"  {full}.9.mlp.up_proj.lora_A.weight: is no adapter of a linear layer of this model, shape (3, 24)",
@@ -223,3 +237,76 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(WeightsError, match=r"adapter_model.bin would be read with pickle.*convert it with torch"):
         read(tmp_path, "gemma3")
+
+
+def written_again(directory: Path, found: peft.PeftAdapter, leaves: dict[str, np.ndarray]) -> peft.PeftAdapter:
+    reader, _ = base_of("phi3")
+    peft.write(directory, reader.config, leaves, adapter=found.adapter, base=None, model_type="phi3")
+    return read(directory, "phi3")
+
+
+def test_joined_projections_after_training_have_blocks(tmp_path: Path) -> None:
+    """Each layer has an A of its own by then: PEFT's one A holds them all, and B is block diagonal."""
+    found = read(REFERENCE / "peft" / "phi3", "phi3")
+    draw = np.random.default_rng(0)
+    trained = {path: leaf + draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in found.leaves.items()}
+    again = written_again(tmp_path, found, trained)
+    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    assert {module.rpartition(".")[2]: rank for module, rank in settings["rank_pattern"].items()} == {
+        "qkv_proj": 12,
+        "gate_up_proj": 8,
+    }
+    assert again.adapter == found.adapter
+    for path, leaf in trained.items():
+        np.testing.assert_array_equal(again.leaves[path], leaf)
+    # What PEFT computes of the file: alpha / sqrt(r) times B A.
+    tensors = {name: np.array(tensor.read()) for name, tensor in safetensors.index(tmp_path / peft.WEIGHTS).items()}
+    module = "base_model.model.model.layers.1.self_attn.qkv_proj"
+    scale = settings["alpha_pattern"]["model.layers.1.self_attn.qkv_proj"] / np.sqrt(12)
+    change = scale * tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
+    a, b = ([trained[f"layers.blocks.0.attention.{name}.kernel_lora_{side}"][1] for name in ("query", "key", "value")]
+            for side in "ab")  # fmt: skip
+    wanted = np.concatenate([4.5 * (one @ other).T for one, other in zip(a, b, strict=True)])
+    np.testing.assert_allclose(change, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_joined_projections_before_training_share_a(tmp_path: Path) -> None:
+    found = read(REFERENCE / "peft" / "phi3", "phi3")
+    draw = np.random.default_rng(0)
+    fresh = {path: draw.normal(size=leaf.shape) if path.endswith("_a") else np.zeros(leaf.shape)
+             for path, leaf in found.leaves.items()}  # fmt: skip
+    again = written_again(tmp_path, found, {path: leaf.astype(np.float32) for path, leaf in fresh.items()})
+    assert again.adapter == found.adapter
+    assert not any(np.any(leaf) for path, leaf in again.leaves.items() if path.endswith("_b"))
+
+
+def test_joined_projections_are_adapted_as_one(tmp_path: Path) -> None:
+    found = read(REFERENCE / "peft" / "phi3", "phi3")
+    some = {path: leaf for path, leaf in found.leaves.items() if ".key." not in path}
+    with pytest.raises(WeightsError, match="qkv_proj: PEFT has one adapter for all layers that it joins, this adapter"):
+        written_again(tmp_path, found, some)
+
+
+def test_a_layer_that_settings_leave_out_stays_without_change(tmp_path: Path) -> None:
+    found = read(REFERENCE / "peft" / "layers", "layers")
+    for path, leaf in found.leaves.items():
+        if path.startswith("layers."):
+            assert [bool(np.any(layer)) for layer in leaf] == [True, False, True, False][: len(leaf)], path
+
+
+@pytest.mark.parametrize(
+    ("settings", "targeted"),
+    [
+        ({"target_modules": ["q_proj"]}, True),
+        ({"target_modules": ["proj"]}, False),
+        ({"target_modules": r".*\.3\..*q_proj"}, True),
+        ({"target_modules": r".*\.q"}, False),
+        ({"target_modules": "all-linear", "exclude_modules": ["q_proj"]}, False),
+        ({"layers_to_transform": 3}, True),
+        ({"layers_to_transform": [2, 3], "layers_pattern": "layers"}, True),
+        ({"layers_to_transform": [2], "layers_pattern": ["layers"]}, False),
+        ({"layers_to_transform": [3], "layers_pattern": "h"}, False),
+    ],
+)
+def test_which_modules_settings_name(settings: dict[str, Any], targeted: bool) -> None:
+    assert is_targeted(settings, "model.layers.3.self_attn.q_proj") == targeted

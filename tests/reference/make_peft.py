@@ -45,6 +45,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_dora": True,
          "use_rslora": True, "rank_pattern": {"down_proj": 6}, "alpha_pattern": {"q_proj": 9}, "lora_dropout": 0.1},
     ),
+    # Layers that have no adapter, among those that our arrays stack.
+    "layers": ("llama3/untied", {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "up_proj"],
+                                 "layers_to_transform": [0, 2]}),
+    # Projections that join several layers: they share A, and each has rows of B.
+    "phi3": ("families/phi3", {"r": 4, "lora_alpha": 9, "target_modules": ["qkv_proj", "gate_up_proj", "o_proj"],
+                               "use_rslora": True}),
 }  # fmt: skip
 ROWS, LENGTH = 2, 20
 
