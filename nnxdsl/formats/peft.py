@@ -26,7 +26,7 @@ from nnxdsl.formats.files import PICKLE_REFUSED
 from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import PREFIXES, tensor_name
 from nnxdsl.formats.hf_names import tensor_sources
-from nnxdsl.formats.peft_config import CONFIG, Scale, is_targeted, problems_of, read_config, scales_of
+from nnxdsl.formats.peft_config import CONFIG, Scale, is_pissa, is_targeted, problems_of, read_config, scales_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.families.registry import family_named
@@ -50,11 +50,13 @@ class PeftAdapter:
         adapter: Its config as `Adapter.LoRA` or `Adapter.DoRA`.
         leaves: Its arrays by our path, in the dtype of the file.
         base: The `base_model_name_or_path` of its config: a name, a path or None.
+        is_pissa: Whether it stands on a base without its principal components, see `adapters.pissa`.
     """
 
     adapter: LowRank
     leaves: Mapping[str, np.ndarray]
     base: str | None
+    is_pissa: bool = False
 
     def unlike(self, adapter: LowRank, paths: Iterable[str]) -> Iterator[Problem]:
         """Differences to an adapter that starts from this one and has arrays at `paths`."""
@@ -132,6 +134,9 @@ def read(
     # The targets may cover more layers than the file: those are reported as missing.
     paths = [path for path in base if path.endswith(".kernel") and any(_matches(target, path) for target in targets)]
     problems += _misfits(by_side, sides, paths, base, sources, names, scales, fields)
+    if is_pissa(fields) and any(sources[path].columns is not None for path, _ in by_side):
+        reason = "of projections that join several layers is not supported; merge it with PEFT (merge_and_unload)"
+        problems.append(Problem(f"{CONFIG}: init_lora_weights", f"'pissa' {reason}"))
     if not by_side and not problems:
         problems.append(Problem(WEIGHTS, "holds no tensors"))
     if problems or scales is None:
@@ -145,7 +150,7 @@ def read(
     _reduce_blocks(leaves, scales, sources, parts, scaling)
     (rank, alpha), ranks, alphas = _patterns(scales, base)
     adapter = kind(rank=rank, alpha=alpha, targets=targets, scaling=scaling, ranks=ranks, alphas=alphas)
-    return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"))
+    return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"), is_pissa(fields))
 
 
 def write(
@@ -157,6 +162,7 @@ def write(
     base: str | None,
     is_multimodal: bool = False,
     model_type: str | None = None,
+    is_pissa: bool = False,
 ) -> None:
     """Writes an adapter that PEFT loads onto the base model.
 
@@ -168,6 +174,7 @@ def write(
         base: The base model: a directory or a repository's name; None if it is in no Hub format.
         is_multimodal: Whether transformers loads the base as a multimodal model.
         model_type: The Hub's name of the family, for names that differ between families.
+        is_pissa: Whether the adapter stands on a base without its principal components, which PEFT then computes.
 
     Raises:
         WeightsError: A path is not that of a linear layer's adapter.
@@ -209,7 +216,7 @@ def write(
         "lora_dropout": adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
-        "init_lora_weights": True,
+        "init_lora_weights": "pissa" if is_pissa else True,
         "use_rslora": adapter.scaling == "sqrt_rank",
         "use_dora": isinstance(adapter, DoRA),
         "rank_pattern": {module: each.rank for module, each in matrices.items() if each.rank != adapter.rank},

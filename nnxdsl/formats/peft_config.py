@@ -22,7 +22,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none",),
-    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "pissa"),
 }
 _MERGE = "merge the adapter with PEFT (merge_and_unload) and load that model"
 _REASONS = {
@@ -137,6 +137,11 @@ def pattern_value(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
         except re.error:
             continue
     return default
+
+
+def is_pissa(fields: Mapping[str, Any]) -> bool:
+    """Whether A and B stand on a base without its principal components."""
+    return fields.get("init_lora_weights") == "pissa"
 
 
 def is_targeted(fields: Mapping[str, Any], module: str) -> bool:

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from nnxdsl.adapters import lora_math, weight_only_quant
+from nnxdsl.adapters import lora_math, pissa, weight_only_quant
 from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.objectives.reference import Checkpoint
 from nnxdsl.config.quantization import Quantization
@@ -54,14 +54,18 @@ class AdapterSource:
     Args:
         base: Where base weights come from.
         adapter: The adapter's arrays by path.
+        is_pissa: Whether it stands on base weights without their principal components.
     """
 
-    def __init__(self, base: Source, adapter: Mapping[str, ArrayLike]) -> None:
-        self._base, self._adapter = base, adapter
+    def __init__(self, base: Source, adapter: Mapping[str, ArrayLike], *, is_pissa: bool = False) -> None:
+        self._base, self._adapter, self._is_pissa = base, adapter, is_pissa
 
     def leaf(self, path: str) -> ArrayLike:
         """The weight of a path, or an array of the adapter."""
-        return self._adapter[path] if path in self._adapter else self._base.leaf(path)
+        if path in self._adapter:
+            return self._adapter[path]
+        weight, a = self._base.leaf(path), self._adapter.get(path + lora_math.A) if self._is_pissa else None
+        return weight if a is None else pissa.residual(np.asarray(weight), np.asarray(a))
 
 
 class HubSource:
@@ -129,7 +133,7 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
             assert isinstance(adapter, LowRank)
             if problems := list(found.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")
-            return AdapterSource(base, found.leaves)
+            return AdapterSource(base, found.leaves, is_pissa=found.is_pissa)
         case start:
             raise NotRegisteredError(f"{type(start).__qualname__} is opened by nnxdsl.weights.sources.open_source")
 

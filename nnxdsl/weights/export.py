@@ -29,6 +29,7 @@ from nnxdsl.runtime.backend import host_device
 from nnxdsl.storage.atomic_dir import appearing, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights.run_weights import RunWeights
+from nnxdsl.weights.sources import starts_from_pissa
 from nnxdsl.weights.tokenizer_files import TokenizerFiles
 
 DTYPES = {
@@ -215,7 +216,8 @@ def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None,
     leaves = {path: leaf.astype(DTYPES[dtype]) for path, leaf in saved.adapter_leaves().items()}
     kind = model_type(saved.experiment)
     adapter = saved.adapter
-    peft.write(place, saved.config, leaves, adapter=adapter, base=base, is_multimodal=is_multimodal, model_type=kind)
+    form: dict[str, Any] = {"is_multimodal": is_multimodal, "is_pissa": starts_from_pissa(saved.experiment)}
+    peft.write(place, saved.config, leaves, adapter=adapter, base=base, model_type=kind, **form)
 
 
 def _compare(

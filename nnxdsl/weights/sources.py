@@ -16,7 +16,7 @@ from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.tokenizer import Auto
 from nnxdsl.config.weights import HF, PEFT, Checkpoint, From, Merged, Weights
 from nnxdsl.errors import PlanError, Problem, WeightsError
-from nnxdsl.formats import peft
+from nnxdsl.formats import peft, peft_config
 from nnxdsl.formats.finite import all_finite, require_finite
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.models.params import is_mtp_param
@@ -114,9 +114,23 @@ def _policy_source(blueprint: Blueprint, home: Path) -> Source:
     base = _model_source(blueprint, home)
     match blueprint.experiment.adapter and blueprint.experiment.adapter.start:
         case Checkpoint() | From() as place:
-            return init.AdapterSource(base, _adapter_start(place, blueprint, home))
+            leaves = _adapter_start(place, blueprint, home)
+            return init.AdapterSource(base, leaves, is_pissa=starts_from_pissa(blueprint.experiment))
         case _:
             return init.with_adapter_start(blueprint, base)
+
+
+def starts_from_pissa(experiment: Experiment) -> bool:
+    """Whether the adapter that an experiment continues, or that this one continues, is one of PEFT's with PiSSA."""
+    match experiment.adapter and experiment.adapter.start:
+        case PEFT(path=path):
+            return peft_config.is_pissa(peft_config.read_config(Path(path).expanduser()))
+        case From(experiment=earlier):
+            return starts_from_pissa(earlier)
+        case Checkpoint(path=path):
+            return starts_from_pissa(saved_experiment(Path(path).expanduser()))
+        case _:
+            return False
 
 
 def _model_source(blueprint: Blueprint, home: Path) -> Source:
@@ -239,6 +253,12 @@ def _adapter_start(place: Checkpoint | From, blueprint: Blueprint, home: Path) -
     return leaves
 
 
+_PISSA = (
+    "an adapter with init_lora_weights='pissa' stands on another base than others, with which it is not merged; merge "
+    "it with PEFT (merge_and_unload), or alone: nnxdsl export of a run with adapter.start"
+)
+
+
 class MergedSource:
     """Weights with several merged adapters: `W + sum of coefficient (V - W)`, V the weight with one of them, float32.
 
@@ -260,9 +280,13 @@ class MergedSource:
                 directory, allow = Path(place.path).expanduser(), place.allow_non_finite
                 kind = model_type(blueprint.experiment)
                 read = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
+                if read.is_pissa:
+                    raise WeightsError(f"{directory}: {_PISSA}")
                 self._parts.append((coefficient, read.adapter, read.leaves))
                 continue
             assert isinstance(place, Checkpoint | From)
+            if starts_from_pissa(saved_experiment(_path_of(place, home))):
+                raise WeightsError(f"{_path_of(place, home)}: {_PISSA}")
             self._parts.append((coefficient, *_saved_adapter(place, blueprint, home, "model.weights.adapters")))
 
     def leaf(self, path: str) -> ArrayLike:

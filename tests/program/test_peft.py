@@ -23,6 +23,7 @@ from nnxdsl.formats.peft_config import is_targeted
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.params import ParamSpec
 from nnxdsl.program.blueprint import template
+from nnxdsl.program.init import AdapterSource
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 BASES = {
@@ -30,6 +31,7 @@ BASES = {
     "llama3": "llama3/untied",
     "dora": "llama3/untied",
     "layers": "llama3/untied",
+    "pissa": "llama3/untied",
     "phi3": "families/phi3",
 }
 KINDS = {"phi3": "phi3"}
@@ -45,6 +47,7 @@ ADAPTERS = {
         alphas=(("attention.query", 9.0),),
     ),
     "layers": Adapter.LoRA(rank=4, alpha=3.0, targets=("attention.query", "mlp.up")),
+    "pissa": Adapter.LoRA(rank=3, alpha=5.0, targets=("attention.query", "mlp.down")),
     "phi3": Adapter.LoRA(rank=4, alpha=9.0, targets=("attention", "mlp.gate", "mlp.up"), scaling="sqrt_rank"),
 }
 
@@ -72,8 +75,8 @@ def test_logits_equal_those_of_peft(name: str) -> None:
     assert set(found.leaves) == {path for path in policy.variables if lora_math.is_adapter(path)}
     for path, leaf in found.leaves.items():
         assert leaf.shape == policy.variables[path].shape
-    leaves = {path: jnp.asarray(found.leaves[path] if path in found.leaves else reader.leaf(path))
-              for path in policy.variables}  # fmt: skip
+    source = AdapterSource(reader, found.leaves, is_pissa=found.is_pissa)
+    leaves = {path: jnp.asarray(source.leaf(path)) for path in policy.variables}
     tokens = jnp.asarray(expected["tokens"])
 
     @jax.jit
@@ -92,7 +95,13 @@ def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
     found = read(REFERENCE / "peft" / name, name)
     reader, _ = base_of(name)
     peft.write(
-        tmp_path, reader.config, found.leaves, adapter=found.adapter, base=found.base, model_type=KINDS.get(name)
+        tmp_path,
+        reader.config,
+        found.leaves,
+        adapter=found.adapter,
+        base=found.base,
+        model_type=KINDS.get(name),
+        is_pissa=found.is_pissa,
     )
     mine, theirs = (safetensors.index(place / peft.WEIGHTS) for place in (tmp_path, REFERENCE / "peft" / name))
     assert mine.keys() == theirs.keys()
@@ -151,7 +160,7 @@ def changed(tmp_path: Path) -> Callable[..., str]:
 def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]) -> None:
     settings = {
         "use_dora": "yes",
-        "init_lora_weights": "pissa",
+        "init_lora_weights": "pissa_niter_4",
         "modules_to_save": ["lm_head"],
         "peft_type": "IA3",
         "bias": "lora_only",
@@ -162,8 +171,8 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
     assert set(said[1:]) == {
         "  adapter_config.json: use_dora: expected true or false, got 'yes'",
         "  adapter_config.json: init_lora_weights: expected True or False or None or 'gaussian' or 'orthogonal' or "
-        "'eva', got 'pissa': it stands on a base without some of its weights, which this does not compute; merge the "
-        "adapter with PEFT (merge_and_unload) and load that model",
+        "'eva' or 'pissa', got 'pissa_niter_4': it stands on a base without some of its weights, which "
+        "this does not compute; merge the adapter with PEFT (merge_and_unload) and load that model",
         "  adapter_config.json: modules_to_save: ['lm_head'] is not supported by Adapter.LoRA or Adapter.DoRA",
         "  adapter_config.json: peft_type: expected 'LORA', got 'IA3'",
         "  adapter_config.json: bias: expected 'none', got 'lora_only': biases that are trained beside A and B are no "

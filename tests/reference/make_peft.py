@@ -51,6 +51,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Projections that join several layers: they share A, and each has rows of B.
     "phi3": ("families/phi3", {"r": 4, "lora_alpha": 9, "target_modules": ["qkv_proj", "gate_up_proj", "o_proj"],
                                "use_rslora": True}),
+    # A base without its principal components, which PEFT computes when it loads the adapter.
+    "pissa": ("llama3/untied", {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "down_proj"],
+                                "init_lora_weights": "pissa"}),
 }  # fmt: skip
 ROWS, LENGTH = 2, 20
 
@@ -89,6 +92,8 @@ def main(names: list[str]) -> None:
         (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
         tokens = np.random.default_rng(seed).integers(0, 96, (ROWS, LENGTH)).astype(np.int32)
         plain = logits_of(load(HERE / base), tokens)
+        if fields.get("init_lora_weights") == "pissa":  # as it is loaded
+            model = PeftModel.from_pretrained(load(HERE / base), directory).eval()
         logits = logits_of(model, tokens)
         assert np.abs(logits - plain).max() > 0.5  # the adapter is worth comparing
         np.savez_compressed(directory / "expected.npz", tokens=tokens, logits=logits)

@@ -243,3 +243,27 @@ def test_a_checkpoint_of_weights_alone(tmp_path: Path) -> None:
         sources.open_source(build_blueprint(other), tmp_path / "runs")
     assert str(raised.value).splitlines()[0].endswith("arrays do not fit:")
     assert any("expected an array of shape" in line for line in str(raised.value).splitlines())
+
+
+def test_a_base_without_its_principal_components(tmp_path: Path) -> None:
+    """PiSSA's: also of a run that continues a run, and not merged with other adapters."""
+    place = Path(shutil.copytree(REPLAY / "adapter", tmp_path / "adapter"))
+    config = json.loads((place / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps({**config, "init_lora_weights": "pissa"}))
+    adapter = attrs.evolve(BEGUN, start=Weights.PEFT(str(place)))
+    plain, found = (
+        sources.open_source(build_blueprint(continued(adapter=each)), tmp_path) for each in (BEGUN, adapter)
+    )
+    path = "tail.blocks.0.attention.query.kernel"
+    taken = np.asarray(plain.leaf(path), np.float64) - np.asarray(found.leaf(path), np.float64)
+    values = np.linalg.svd(np.asarray(plain.leaf(path), np.float64), compute_uv=False)
+    np.testing.assert_allclose(np.linalg.svd(taken, compute_uv=False)[:4], [*values[:3], 0], atol=1e-5)
+    for name in (path + "_lora_a", path + "_lora_b", "norm.scale"):
+        np.testing.assert_array_equal(found.leaf(name), plain.leaf(name))
+    later = continued(name="later", adapter=attrs.evolve(BEGUN, start=Weights.From(continued(adapter=adapter))))
+    assert sources.starts_from_pissa(later)
+    assert not sources.starts_from_pissa(continued())
+    merged = Weights.Merged(continued().model.weights, adapters=(Weights.PEFT(str(place)),), coefficients=(1.0,))
+    blueprint = build_blueprint(evolve(continued(adapter=None), {"model.weights": merged}))
+    with pytest.raises(WeightsError, match="stands on another base than others, with which it is not merged"):
+        sources.open_source(blueprint, tmp_path)
