@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 
-from nnxdsl.formats.quantized import StoredTensor
+from nnxdsl.formats.safetensors import Tensor
 
 
 @attrs.frozen
@@ -21,7 +22,7 @@ class JoinedRows:
         stop: The row after the last.
     """
 
-    parts: tuple[StoredTensor, ...]
+    parts: tuple[Tensor, ...]
     start: int
     stop: int
 
@@ -60,11 +61,11 @@ class JoinedRows:
         return np.concatenate([part.read() for part in self.parts])[self.start : self.stop]
 
 
-def recut(tensors: Mapping[str, StoredTensor], like: Mapping[str, str]) -> Iterator[tuple[str, JoinedRows]]:
+def recut(tensors: Mapping[str, Any], like: Mapping[str, str]) -> Iterator[tuple[str, JoinedRows]]:
     """The parts of other lengths of the joined tensors of all layers; nothing where they have their lengths already.
 
     Args:
-        tensors: Those of a checkpoint by name, such as "layers.0.linear_attn.q_conv1d.weight".
+        tensors: Those of a checkpoint by name (`StoredTensor`), such as "layers.0.linear_attn.q_conv1d.weight".
         like: The names of the parts within a layer in their order, and for each a tensor with as many rows.
     """
     (first, *_) = like or ("",)
@@ -72,10 +73,15 @@ def recut(tensors: Mapping[str, StoredTensor], like: Mapping[str, str]) -> Itera
         layer = name.removesuffix(first)
         if layer == name or not all(layer + one in tensors for pair in like.items() for one in pair):
             continue
-        parts = tuple(tensors[layer + part] for part in like)
+        parts = tuple(tensor for part in like if isinstance(tensor := tensors[layer + part], Tensor))
         rows = [tensors[layer + other].shape[0] for other in like.values()]
         stored = [part.shape[0] for part in parts]
-        if rows == stored or sum(rows) != sum(stored) or len({part.shape[1:] for part in parts}) > 1:
+        if (
+            len(parts) < len(like)
+            or rows == stored
+            or sum(rows) != sum(stored)
+            or len({part.shape[1:] for part in parts}) > 1
+        ):
             continue
         for number, part in enumerate(like):
             start = sum(rows[:number])

@@ -132,8 +132,8 @@ class HubReader:
                 pass
             elif not _UNUSED.match(name) and not ((layer := _LAYER.match(ours)) and int(layer[1]) in mtp_numbers):
                 self._others[name] = tensor
-        parts: Iterator[tuple[str, StoredTensor]] = recut(self._tensors, {} if family is None else family.even_parts)
-        self._tensors |= dict(parts)
+        for name, part in list(recut(self._tensors, {} if family is None else family.even_parts)):
+            self._tensors[name] = part
         if with_mtp.mtp_layers and self._tensors.keys() & set(self._sources["mtp.join.kernel"].names):
             self.config = with_mtp
 

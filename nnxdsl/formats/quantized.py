@@ -16,6 +16,7 @@ import attrs
 import ml_dtypes
 import numpy as np
 
+from nnxdsl.formats.even_parts import JoinedRows
 from nnxdsl.formats.safetensors import Tensor
 from nnxdsl.formats.stacked_experts import ExpertMatrix
 
@@ -153,7 +154,7 @@ def _block(length: int, count: int) -> int:
     return size
 
 
-StoredTensor = Tensor | Mxfp4 | BlockFloat8 | GroupedIntegers | ExpertMatrix
+StoredTensor = Tensor | Mxfp4 | BlockFloat8 | GroupedIntegers | ExpertMatrix | JoinedRows
 
 
 def dequantize(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, StoredTensor]]:
