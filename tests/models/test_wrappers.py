@@ -175,7 +175,7 @@ def test_published_spellings_of_later_families() -> None:
     phi, ministral = fields_of("phi3"), fields_of("ministral3")
     rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     for fields, change, message in (
-        (smol, {"use_sliding_window": True}, "use_sliding_window: only False is implemented, got True"),
+        (smol, {"layer_types": ["sliding_attention"] * 5}, "'sliding_attention' needs use_sliding_window=true"),
         (smol, {"no_rope_layers": [1, 0]}, "no_rope_layers: expected 0 or 1 for each of 5 layers"),
         (phi, {"rope_parameters": None, "rope_scaling": rope}, "short_factor: expected 4 numbers, got 1"),
         (ministral, {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta: expected a number above 0"),
@@ -185,18 +185,6 @@ def test_published_spellings_of_later_families() -> None:
     # Other families' decoders are written as theirs, although these have them, too.
     assert to_hf(LLAMA3["tiny"])["model_type"] == "llama"
     assert to_hf(MISTRAL["tiny"])["model_type"] == "mistral"
-
-
-def test_an_adapter_of_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
-    reader = hf.HubReader(REFERENCE / "phi3")
-    path = "layers.blocks.0.attention.query.kernel"
-    leaves = {
-        f"{path}_lora_{side}": np.zeros((5, *shape), np.float32) for side, shape in (("a", (32, 2)), ("b", (2, 32)))
-    }
-    with pytest.raises(
-        WeightsError, match="PEFT does not support this layer; export the model with its adapter merged"
-    ):
-        peft.write(tmp_path, reader.config, leaves, adapter=LoRA(rank=2), base=None, model_type="phi3")
 
 
 def test_mistral_small_4_without_what_follows_from_other_fields() -> None:
