@@ -28,6 +28,8 @@ _MERGE = "merge the adapter with PEFT (merge_and_unload) and load that model"
 _REASONS = {
     "bias": f": biases that are trained beside A and B are no part of Adapter.LoRA; {_MERGE}",
     "init_lora_weights": f": it stands on a base without some of its weights, which this does not compute; {_MERGE}",
+    "modules_to_save": f"; {_MERGE}",
+    "target_parameters": f"; {_MERGE}",
 }
 # Fields without effect on the forward pass: the origin of an adapter, its initialization and training.
 _WITHOUT_EFFECT = frozenset(
@@ -77,14 +79,15 @@ def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
         if not isinstance(fields.get(name, False), bool)
     ]
     for name, value in fields.items():
+        reason = _REASONS.get(name, "")
         if name in _FIXED:
             if value not in _FIXED[name]:
                 allowed = " or ".join(map(repr, _FIXED[name]))
-                reason = _REASONS.get(name, "")
                 problems.append(Problem(f"{CONFIG}: {name}", f"expected {allowed}, got {value!r}{reason}"))
         elif name not in _WITHOUT_EFFECT and value not in (None, False, [], {}):
             # An unknown field has no effect only if it is off.
-            problems.append(Problem(f"{CONFIG}: {name}", f"{value!r} is not supported by Adapter.LoRA or Adapter.DoRA"))
+            message = f"{value!r} is not supported by Adapter.LoRA or Adapter.DoRA{reason}"
+            problems.append(Problem(f"{CONFIG}: {name}", message))
     return problems
 
 
