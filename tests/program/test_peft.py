@@ -173,8 +173,8 @@ def test_settings_that_mean_something_else_are_named(changed: Callable[..., str]
         "  adapter_config.json: init_lora_weights: expected True or False or None or 'gaussian' or 'orthogonal' or "
         "'eva' or 'pissa', got 'pissa_niter_4': it stands on a base without some of its weights, which "
         "this does not compute; merge the adapter with PEFT (merge_and_unload) and load that model",
-        "  adapter_config.json: modules_to_save: ['lm_head'] is not supported by Adapter.LoRA or Adapter.DoRA; merge the "
-        "adapter with PEFT (merge_and_unload) and load that model",
+        "  adapter_config.json: modules_to_save: ['lm_head'] is not supported by Adapter.LoRA or Adapter.DoRA; merge "
+        "the adapter with PEFT (merge_and_unload) and load that model",
         "  adapter_config.json: peft_type: expected 'LORA', got 'IA3'",
         "  adapter_config.json: bias: expected 'none', got 'lora_only': biases that are trained beside A and B are no "
         "part of Adapter.LoRA; merge the adapter with PEFT (merge_and_unload) and load that model",
