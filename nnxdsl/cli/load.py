@@ -117,7 +117,7 @@ def experiment_in(module: ModuleType, path: Path) -> Experiment:
 
 
 def load_module(path: Path) -> ModuleType:
-    """Import a user's Python file.
+    """Import a user's Python file. What stands beside it can be imported from then on, also by child processes.
 
     Raises:
         RunError: executing it fails; names the line.
@@ -127,7 +127,9 @@ def load_module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))  # recipes can import modules next to them, as when run directly
+    place = str(path.parent.resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)  # as when the file is run directly
     try:
         spec.loader.exec_module(module)
     except NnxdslError:
@@ -138,8 +140,6 @@ def load_module(path: Path) -> ModuleType:
     except Exception as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         raise RunError(f"{_line_of(error, path)}: {type(error).__name__}: {what}") from error
-    finally:
-        sys.path.pop(0)
     return module
 
 

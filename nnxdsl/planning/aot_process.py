@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, PlanError, Problem, RunError, SpecError
 from nnxdsl.runs.code_digest import code_digest, code_versions
 from nnxdsl.sharding import hardware
+from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, write_json
 
 PLUGINS = "NNXDSL_PLAN_PLUGINS"
@@ -35,7 +35,6 @@ PLUGINS = "NNXDSL_PLAN_PLUGINS"
 CACHE = ".plans"
 """Directory of reports under the home of runs."""
 
-_ROOT = Path(__file__).parents[2]
 _IGNORED_FIELDS = ("name", "notes", "checkpoint", "evaluation", "rollouts", "tracking")
 _READ_BY_COMPILERS = ("XLA_", "JAX_", "LIBTPU_")
 _LAST_LINES = 12
@@ -233,11 +232,7 @@ def _environment(device: hardware.Device, count: int) -> dict[str, str]:
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if device.platform == "tpu":
         environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    if str(_ROOT) not in (
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-    ):  # imported from a source checkout
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = process_info.import_path()
     return environment
 
 

@@ -151,6 +151,11 @@ def redact(text: str) -> str:
     return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
 
 
+def import_path() -> str:
+    """The `PYTHONPATH` with which a child process finds every module that this one finds."""
+    return os.pathsep.join(dict.fromkeys(str(Path(place).resolve()) for place in sys.path))
+
+
 def git_state(directory: Path) -> dict[str, Any] | None:
     """The commit and whether files differ from it; None where git or a repository is missing or times out."""
     git = shutil.which("git")

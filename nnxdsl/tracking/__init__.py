@@ -6,6 +6,6 @@ a tracker is imported in that process alone.
 
 from nnxdsl.tracking import mlflow, tensorboard, trackio, wandb  # noqa: F401 - they register themselves
 from nnxdsl.tracking.base import End, TrackedRun, Tracker, open_tracker, problems
-from nnxdsl.tracking.handle import TrackingProcess
+from nnxdsl.tracking.handle import TrackingProcess, import_problems
 
-__all__ = ["End", "TrackedRun", "Tracker", "TrackingProcess", "open_tracker", "problems"]
+__all__ = ["End", "TrackedRun", "Tracker", "TrackingProcess", "import_problems", "open_tracker", "problems"]

@@ -80,6 +80,16 @@ def open_tracker(settings: Tracking, run: TrackedRun) -> Tracker:
     raise _not_registered(type(settings))
 
 
+def require_registered(cls: type[Tracking]) -> None:
+    """Refuses settings that no tracker takes.
+
+    Raises:
+        NotRegisteredError: No class is registered for them.
+    """
+    if open_tracker.dispatch(cls) is open_tracker.dispatch(Tracking):
+        raise _not_registered(cls)
+
+
 def problems(tracking: Sequence[Tracking]) -> Iterator[Problem]:
     """Trackers whose package is not installed; paths from the experiment.
 
@@ -88,8 +98,7 @@ def problems(tracking: Sequence[Tracking]) -> Iterator[Problem]:
     """
     for index, settings in enumerate(tracking):
         cls = type(settings)
-        if open_tracker.dispatch(cls) is open_tracker.dispatch(Tracking):
-            raise _not_registered(cls)
+        require_registered(cls)
         if cls.library and importlib.util.find_spec(cls.library) is None:
             package = f"'nnxdsl[{cls.extra}]'" if cls.extra else cls.library
             message = f"{cls.__qualname__} needs {cls.library}, which is not installed: pip install {package}"

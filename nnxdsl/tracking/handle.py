@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,14 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nnxdsl.config.core.imports import VARIABLE, names_in
+from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.recording.tracking import Tracking
-from nnxdsl.errors import RunError
+from nnxdsl.errors import Problem, RunError
+from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import open_plain
 from nnxdsl.tracking.base import End
 
 FILES = "tracking"
 """Directory of the process and of the trackers, in the run directory."""
 OUTPUT = "output.txt"
+CHECK = "--check"
 WAIT_SECONDS = 30.0
 """Longest time that a run waits at its end for trackers to take the last rows; they go on without it."""
 _POLL_SECONDS = 0.02
@@ -101,9 +105,31 @@ class TrackingProcess:
             self._process.stdout.close()
 
 
+def import_problems(tracking: Sequence[Tracking]) -> Iterator[Problem]:
+    """Third parties' trackers that the process could not open, as it cannot import them; paths from the experiment.
+
+    They are imported in such a process, as a run's own cannot refuse a run: it starts when the run has begun.
+    """
+    paths = [f"tracking.{index}" for index, settings in enumerate(tracking) if any(names_in(settings))]
+    if not paths:
+        return
+    nodes = [to_dict(settings) for settings in tracking if any(names_in(settings))]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "nnxdsl.tracking.process", CHECK],
+        input=json.dumps(nodes).encode(),
+        env=_environment(tracking),
+        capture_output=True,
+        check=False,
+    )
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    reasons = json.loads(done.stdout) if done.returncode == 0 else [f"the tracking process fails: {last}"] * len(paths)
+    for path, reason in zip(paths, reasons, strict=True):
+        if reason is not None:
+            yield Problem(path, f"cannot be imported by the process that writes to trackers: {reason}")
+
+
 def _environment(tracking: Sequence[Tracking]) -> dict[str, str]:
     """That of this process; the other one finds the same modules, and may import those of third parties' trackers."""
     names = [name for _, name in names_in(tuple(tracking))]
     allowed = ",".join(filter(None, [os.environ.get(VARIABLE), *names]))
-    paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
-    return {**os.environ, "PYTHONPATH": paths, VARIABLE: allowed, "JAX_PLATFORMS": "cpu"}
+    return {**os.environ, "PYTHONPATH": process_info.import_path(), VARIABLE: allowed, "JAX_PLATFORMS": "cpu"}

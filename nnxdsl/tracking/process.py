@@ -3,7 +3,7 @@
 A trainer starts it (`handle.py`). It reads `metrics.jsonl`, each tracker in a thread of its own; warnings go to its
 standard output, one a line, for the trainer to report. It ends when standard input does, after a last line that says
 how the run ended; there is none if the trainer was killed. What the trackers' packages print goes to standard error,
-which is `tracking/output.txt`.
+which is `tracking/output.txt`. With `--check` in place of its arguments it only imports third parties' trackers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import attrs
 
 from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.recording.tracking import Tracking
-from nnxdsl.errors import RunError
+from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage.file_mutex import turn
 from nnxdsl.storage.jsonl import read_json, write_json
-from nnxdsl.tracking.base import End, TrackedRun, open_tracker
+from nnxdsl.tracking.base import End, TrackedRun, open_tracker, require_registered
 from nnxdsl.tracking.feed import START, Feed, Position
-from nnxdsl.tracking.handle import FILES
+from nnxdsl.tracking.handle import CHECK, FILES
 
 NICENESS = 10
 POLL_SECONDS = 0.5
@@ -226,5 +226,22 @@ def main(path: str, attempt: int) -> None:
             os._exit(0)  # at a usual exit their packages may wait for their own threads
 
 
+def check() -> None:
+    """Reads settings of trackers, as JSON, from standard input; writes why each cannot be opened here, or null."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    reasons: list[str | None] = []
+    for node in json.load(sys.stdin):
+        try:
+            require_registered(type(from_dict(node, Tracking)))
+            reasons.append(None)
+        except Exception as error:  # of any module that is imported
+            reasons.append(str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}")
+    os.write(output, json.dumps(reasons).encode())
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1:] == [CHECK]:
+        check()
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

@@ -137,8 +137,9 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
 
 
 def _require_trackers(experiment: Experiment) -> None:
-    """Refuses trackers whose package is not installed where it is needed, in process 0."""
-    if problems := list(tracking.problems(experiment.tracking)):
+    """Refuses trackers that cannot be imported, or whose package is not installed, in process 0."""
+    specs = experiment.tracking
+    if problems := list(tracking.problems(specs)) or list(tracking.import_problems(specs)):
         raise PlanError(problems, f"Experiment '{experiment.name}'")
 
 

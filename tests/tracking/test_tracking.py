@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from nnxdsl import (
     NnxdslError,
     Objective,
     Optimizer,
+    PlanError,
     RunError,
     Schedule,
     SpecError,
@@ -325,6 +327,64 @@ def test_a_run_is_refused_before_anything_is_written(tracking: Tracking, message
     with pytest.raises(NnxdslError) as caught:
         run(attrs.evolve(SMALL, tracking=(tracking,)), tmp_path / "home", Display(quiet=True))
     assert message in str(caught.value)
+    assert not (tmp_path / "home").exists()
+
+
+OWN = """
+from mine_beside import Mine
+from nnxdsl import *
+
+experiment = Experiment(
+    name="own", model=Model.Gemma3("tiny"), objective=Objective.SFT(loss_on="all"), batch_size=2, steps=2,
+    data=Data.Text("none.jsonl", max_length=16), optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+    tracking=(Mine(),),
+)
+"""
+BESIDE = """
+import attrs
+from nnxdsl import Tracking
+from nnxdsl.tracking import Tracker, open_tracker
+
+@attrs.frozen(kw_only=True)
+class Mine(Tracking): ...
+
+@open_tracker.register(Mine)
+class MyTracker(Tracker): ...
+"""
+
+
+def test_child_processes_import_what_stands_beside_the_users_file(tmp_path: Path) -> None:
+    """Read by `nnxdsl VERB FILE`, which Python does not know the directory of."""
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "mine_beside.py").write_text(BESIDE, encoding="utf-8")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from nnxdsl import tracking\n"
+        "from nnxdsl.cli.load import load\n"
+        "from nnxdsl.planning.aot_process import _environment\n"
+        "from nnxdsl.sharding.hardware import device\n"
+        "experiment = load(sys.argv[1], Path('runs'))\n"
+        "print(list(tracking.import_problems(experiment.tracking)), _environment(device('h200'), 1)['PYTHONPATH'])\n"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path / "own.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ")
+    assert str(tmp_path.resolve()) in done.stdout.split()[1].split(os.pathsep)
+
+
+def test_a_tracker_that_the_process_cannot_import_is_refused_before_step_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("nowhere_on_disk")  # as a class that was defined in a notebook
+    monkeypatch.setitem(sys.modules, "nowhere_on_disk", module)
+    exec(BESIDE.replace("class Mine(Tracking): ...", "class Mine(Tracking):\n    __module__ = __name__"), vars(module))
+    with pytest.raises(PlanError) as caught:
+        run(attrs.evolve(SMALL, tracking=(module.Mine(),)), tmp_path / "home", Display(quiet=True))
+    (problem,) = caught.value.problems
+    assert problem.path == "tracking.0"
+    assert "cannot be imported by the process that writes to trackers" in problem.message
+    assert "nowhere_on_disk" in problem.message
     assert not (tmp_path / "home").exists()
 
 

@@ -15,6 +15,7 @@ import cloudpickle
 
 from nnxdsl.data.loaders.convert import Conversion, Converted
 from nnxdsl.data.loaders.files import Chunk
+from nnxdsl.storage import process_info
 
 
 class Worker:
@@ -25,7 +26,7 @@ class Worker:
     """
 
     def __init__(self, conversion: bytes) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": process_info.import_path()}
         command = [sys.executable, "-c", "from nnxdsl.data.loaders.worker import main; main()"]
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(conversion)
