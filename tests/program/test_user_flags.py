@@ -1,0 +1,54 @@
+"""Families compiled as a user's run compiles them, in processes of their own: a death by signal names the case."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from nnxdsl.config.core.base import declared, members
+from nnxdsl.config.model import Model
+
+SCRIPT = Path(__file__).with_name("on_user_flags.py")
+STEPS = ("sft", "dpo", "packed-sft", "packed-dpo")
+FORWARD = tuple(f"{length}x{rows}" for length, rows in product((5, 17, 33, 48, 64, 65, 96), (1, 2, 3)))
+RECURRENT = {
+    "Qwen3Next": ("48x2", "packed-sft"),
+    "OlmoHybrid": ("64x2",),
+    "NemotronH": ("48x1",),
+}
+"""One family of each recurrent mixer: chunks of the gated delta rule by value heads, by heads, and Mamba-2."""
+OTHERS = {"Gemma3": ("65x3",), "DeepSeekV32": ("65x3",), "GPTOSS": ("33x2",)}
+"""Windows and groups; latent attention with an indexer, and experts; sinks."""
+FAMILIES = tuple(name for name, member in members(Model).items() if "size" in declared(member))
+
+
+def run(**cases: tuple[str, ...]) -> None:
+    """Runs the cases in one process without the suite's flags and cache; fails with the case that ended it."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, str(SCRIPT), *(f"{family}={','.join(names)}" for family, names in cases.items())]
+    done = subprocess.run(command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1:] or ["the start"]
+    how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+    assert done.returncode == 0, f"{last[0]}: {how}\n{done.stderr[-3000:]}"
+    assert last == ["end"]
+
+
+def test_recurrent_families_run_as_users_compile_them() -> None:
+    run(**RECURRENT)
+
+
+def test_one_family_of_each_other_mixer_runs_as_users_compile_it() -> None:
+    run(**OTHERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_shape_and_step_of_a_family_runs_as_users_compile_it(family: str) -> None:
+    run(**{family: (*FORWARD, *STEPS, "generate")})
