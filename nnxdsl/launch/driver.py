@@ -155,11 +155,15 @@ class Driver:
         """
         for task in tasks:
             for one in (task, *(Task(earlier) for earlier in earlier_of(task.experiment))):
-                if one.run in self._active or not (self._home / DIRECTORY / one.run / JOB).exists():
+                is_running = is_alive(self._home / one.run)  # also where a terminal started it, without an engine
+                has_job = (self._home / DIRECTORY / one.run / JOB).exists()
+                if one.run in self._active or not (is_running or has_job):
                     continue
                 job = prepare(one.experiment, self._home, self._variables)
-                if self._engine.is_at_work(job) or is_alive(self._home / one.run):
+                if is_running or self._engine.is_at_work(job):
                     self._attach(one, job)
+        if not self._active:
+            self._display.say("nothing to stop: no such run is running")
         self.drive(source)
 
     def start_and_leave(self, task: Task) -> str:

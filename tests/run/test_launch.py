@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, Weights
+from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, Weights, cli, to_json
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.launch.driver import Driver, Task, earlier_of, last_events
 from nnxdsl.launch.engines import open_engine
@@ -43,6 +44,34 @@ def begun(home: Path, one: Experiment, **status: object) -> Path:
     run.append_attempt({})
     run.write_status(**status)  # type: ignore[arg-type]
     return path
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_cancel_stops_a_run_that_no_launcher_started(
+    is_running: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, me = experiment(), process_info.current()
+    file = tmp_path / "experiment.json"
+    file.write_text(to_json(one), encoding="utf-8")
+    if is_running:
+        status = {"pid": me.pid, "pid_started": me.started, "host": me.host, "heartbeat": process_info.utc()}
+        path = begun(tmp_path / "runs", one, state="running", step=1, total=2, **status)
+
+        def stop_when_told() -> None:
+            run = RunDirectory(path)
+            wait_until(run.stop_requested)
+            run.write_status(state="stopped", step=1, exit_code=0)
+
+        trainer = threading.Thread(target=stop_when_told, daemon=True)
+        trainer.start()
+    assert cli.main(["launch", str(file), "--home", str(tmp_path / "runs"), "--cancel"]) == 0
+    said = capsys.readouterr().err
+    if is_running:
+        trainer.join(0)
+        assert not trainer.is_alive()
+        assert f"{one.id}  stopped" in said
+    else:
+        assert "nothing to stop: no such run is running" in said
 
 
 @pytest.mark.parametrize(

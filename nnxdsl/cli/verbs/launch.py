@@ -111,11 +111,12 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
                 display.say(f"{experiment.id} is running: {location}; its output: {directory / 'output.txt'}")
         else:
             source = _SingleRun(experiment, home, display)
-            display.stage(experiment.id, experiment.steps)
             try:
                 if args.cancel:
+                    display.stage(f"stopping {experiment.id}")
                     driver.cancel(source, [task])
                 else:
+                    display.stage(experiment.id, experiment.steps)
                     driver.drive(source)
             except KeyboardInterrupt:
                 display.close()
