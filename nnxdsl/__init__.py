@@ -1,6 +1,7 @@
 """nnxdsl: a post-training run as one typed Python object, compiled into a Flax NNX program.
 
-Importing it loads no jax; `compile` and `load` do when they are first used. `save_rows` loads numpy.
+Importing it loads no jax; `compile` and `load` do when they are first used. `save_rows` loads numpy. It adds to
+`XLA_FLAGS` what keeps the installed version of XLA from ending the process.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from nnxdsl.config.tokenizer import Tokenizer
 from nnxdsl.config.weights import Weights
 from nnxdsl.errors import DataError, NnxdslError, PlanError, Problem, RunError, SpecError, WeightsError
 from nnxdsl.models import families as _families  # noqa: F401 - registers Model.Gemma3 and the others
+from nnxdsl.runtime import xla_faults
 
 if TYPE_CHECKING:
     from nnxdsl.data.sources.in_memory import save_rows as save_rows
@@ -81,6 +83,7 @@ def _run_sweep(*arguments: Any, **options: bool) -> SweepResult:
     return importlib.import_module("nnxdsl.trainer.sweep_result").run_sweep(*arguments, **options)
 
 
+xla_faults.set_flags()
 register_runners(_command_line, _run)
 register_runner(_run_sweep)
 

@@ -25,8 +25,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from nnxdsl.runtime import allocator
-from tests.bounds import Bounds
+JAXLIB = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
+QUICKLY = "--xla_backend_optimization_level=0"
+if JAXLIB < (0, 11):  # later ones have no other fusions on CPUs, and end the process at a flag that they do not know
+    QUICKLY += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", QUICKLY)  # before nnxdsl is imported, which adds to what it finds
+
+from nnxdsl.runtime import allocator  # noqa: E402
+from tests.bounds import Bounds  # noqa: E402
 
 settings.register_profile("same examples", derandomize=True, database=None, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same examples"))
@@ -35,12 +41,6 @@ CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-
-
-JAXLIB = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
-QUICKLY = "--xla_backend_optimization_level=0"
-if JAXLIB < (0, 11):  # later ones have no other fusions on CPUs, and end the process at a flag that they do not know
-    QUICKLY += " --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
         bounds = Bounds()
         bounds.watch()
         config.pluginmanager.register(bounds)
-    os.environ.setdefault("XLA_FLAGS", QUICKLY)
     if (isa := config.getoption("max_isa")) and not hasattr(config, "workerinput"):
         os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
     if allocator.one_arena():

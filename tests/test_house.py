@@ -49,6 +49,7 @@ WITHOUT_JAX = (
     "runs/run_list.py",
     "runs/rows.py",
     "runs/lock.py",
+    "runtime/xla_faults.py",
     "runtime/xla_flags.py",
     "runtime/allocator.py",
     "runtime/signals.py",

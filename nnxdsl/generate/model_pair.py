@@ -31,7 +31,7 @@ from nnxdsl.losses.base import PairLogps
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import sequence
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.program import init
+from nnxdsl.program import init, xla_options
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.forward import ForwardOutput, Leaves
@@ -252,7 +252,7 @@ class ModelPair:
             return jax.tree.map(lambda x: x.reshape(-1, count), whole)
 
         if "alternatives" not in self._jitted:
-            self._jitted["alternatives"] = jax.jit(top_alternatives)
+            self._jitted["alternatives"] = xla_options.jit(top_alternatives)
         tokens = np.zeros((1, -(-len(ids) // PIECE) * PIECE), np.int32)
         tokens[0, : len(ids)] = ids
         leaves = {name: part for name, (_, part) in self.models().items()}
@@ -327,7 +327,7 @@ def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], objec
         state = _Saved.read(directory, program, checkpoints, source, tell).at_step(int(step))
     template, leaves = program.policy(state)
     forward = mine.policy_loss.forward
-    read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
+    read = xla_options.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
     return Comparison(f"{run}, step {int(step)}", template, leaves, lambda batch: read(leaves, mine.shard_batch(batch)))
 
 
@@ -348,7 +348,7 @@ def _own_reference(program: Program, leaves: Leaves) -> Comparison:
     template, forward = reference.template, reference.forward
     assert template is not None
     assert forward is not None
-    read = jax.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
+    read = xla_options.jit(lambda leaves, batch: forward.read(forward.model(template, leaves), batch))
     return Comparison(REFERENCE, template, leaves, lambda batch: read(leaves, program.shard_batch(batch)))
 
 

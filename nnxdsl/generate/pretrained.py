@@ -25,6 +25,7 @@ from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, abstract
+from nnxdsl.program import xla_options
 from nnxdsl.program.init import place
 
 Prompt = str | Sequence[Mapping[str, str]]
@@ -55,7 +56,7 @@ class Pretrained:
         self._template, self._directory, self._spec = template, directory, tokenizer
         self._tokenizer: TokenizerBase | None = None
         self._sampler: Sampler | None = None
-        self._logits = jax.jit(self._forward)
+        self._logits = xla_options.jit(self._forward)
 
     @property
     def tokenizer(self) -> TokenizerBase:

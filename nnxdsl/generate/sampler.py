@@ -13,6 +13,7 @@ from nnxdsl.generate.sampling import Sampling, numbers_of
 from nnxdsl.generate.speculative import SpeculativeLoop
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel
+from nnxdsl.program import xla_options
 from nnxdsl.program.forward import Leaves
 
 ROUND_TO = 16
@@ -46,15 +47,16 @@ class Sampler:
         self._config, self._place = config, place
         given = template, config, dtype, tuple(sorted(stop_ids))
         self._loop, static = DecodeLoop(*given), ("new_tokens", "is_greedy", "top_k")
-        self._generate = jax.jit(self._loop.run, static_argnames=static, out_shardings=whole)
+        self._generate = xla_options.jit(self._loop.run, static_argnames=static, out_shardings=whole)
         speculative = SpeculativeLoop(*given)
-        self._speculate = jax.jit(speculative.run, static_argnames=(*static, "drafts"), out_shardings=whole)
+        self._speculate = xla_options.jit(speculative.run, static_argnames=(*static, "drafts"), out_shardings=whole)
         # Each piece of a loop updates the cache in its carry in place.
         pieces = {"static_argnames": static[1:], "donate_argnames": "carry"}
-        self._pieces = jax.jit(self._loop.begin, static_argnames=static), jax.jit(self._loop.advance, **pieces)
+        begin = xla_options.jit(self._loop.begin, static_argnames=static)
+        self._pieces = begin, xla_options.jit(self._loop.advance, **pieces)
         pieces["static_argnames"] = (*static[1:], "drafts")
-        begin = jax.jit(speculative.begin, static_argnames=(*static, "drafts"))
-        self._speculative_pieces = begin, jax.jit(speculative.advance, **pieces)
+        begin = xla_options.jit(speculative.begin, static_argnames=(*static, "drafts"))
+        self._speculative_pieces = begin, xla_options.jit(speculative.advance, **pieces)
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Generate completions, without their stop tokens.

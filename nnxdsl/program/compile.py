@@ -472,7 +472,7 @@ def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> 
     reference = layout.shardings("reference", mesh) if blueprint.reference.is_synced else {}
     trainable: Any = layout.shardings("trainable", mesh)
     donated = DonatedState._make((replicated, trainable, optimizer_shardings(blueprint, mesh), reference))
-    jit = partial(jax.jit, compiler_options=xla_options.options(blueprint.platform))
+    jit = partial(xla_options.jit, platform=blueprint.platform)
     jit_whole = partial(jit, out_shardings=replicated)
     own = loss.reference if isinstance(loss.reference, OwnWeights) else None
     return _Jitted(

@@ -1,12 +1,16 @@
-"""XLA compiler options of a step by platform, where the compiler has them."""
+"""XLA compiler options of programs that run a model, by platform, where the compiler has them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 
-OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+from nnxdsl.runtime import xla_faults
+
+OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", **xla_faults.options()}}
 """For CPUs it would order operations so that more of them can run beside each other, which keeps up to a third more
 memory; but each one has all cores already, and memory is given out anew at every step."""
 
@@ -22,3 +26,14 @@ def options(platform: str) -> dict[str, str] | None:
     except jax.errors.JaxRuntimeError:
         return None
     return wanted
+
+
+def jit(function: Callable[..., Any], platform: str | None = None, **settings: Any) -> Any:
+    """`jax.jit` with the options of a platform. The result can be called within no other `jax.jit`.
+
+    Args:
+        function: A function that runs a model.
+        platform: Of the devices; None for jax's default.
+        settings: As of `jax.jit`.
+    """
+    return jax.jit(function, compiler_options=options(platform or jax.default_backend()), **settings)

@@ -23,6 +23,7 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.models.params import AbstractModel
+from nnxdsl.program import xla_options
 from nnxdsl.program.architecture import model_type, with_selection
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.runtime.backend import host_device
@@ -285,7 +286,7 @@ def forward_of(template: AbstractModel) -> Forward:
         places = positions_right_padded(jnp.full((rows,), length, jnp.int32), length)
         return model.logits(model(tokens, places, dtype=jnp.float32).hidden)
 
-    return jax.jit(forward)
+    return xla_options.jit(forward)
 
 
 def logits(
