@@ -164,6 +164,10 @@ class Evaluator:
             assert self.dataset is not None
             yield self.dataset.read_batch(rows[start : start + size], size, self.program.reads)
 
+    def is_due(self, step: int, total: int) -> bool:
+        """Whether the state after `step` of `total` steps is evaluated."""
+        return step == total or step % (self.evaluation.every_steps or total) == 0
+
     @property
     def batch_count(self) -> int:
         """Batches of `metrics`, before each of which `should_stop` is called."""

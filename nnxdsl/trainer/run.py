@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -108,7 +109,9 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
     experiment = program.experiment
     speed, stopping, track = Speed.of(program), StopOnRequest(attempt), Track(attempt, experiment.tracking)
     metrics = MetricsWriter(attempt, speed, start.tokens)
-    checkpointing = Checkpointing(attempt, experiment.checkpoint.every_steps, start.provenance.digests, metrics)
+    checkpointing = Checkpointing(attempt, experiment.checkpoint, start.provenance.digests, metrics)
+    if evaluator is not None:
+        checkpointing.is_evaluated = partial(evaluator.is_due, total=program.blueprint.total_steps)
     is_cached = experiment.reference_mode == "cached"
     datasets = {"data": prepared.dataset, "held-out data": None if evaluator is None else evaluator.dataset}
     own: Sequence[Hook | None] = [

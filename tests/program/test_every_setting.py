@@ -223,6 +223,7 @@ ELSEWHERE = {
     "Batching.Bucketed.buckets": "data/test_packing.py::test_buckets_are_few_and_the_last_is_the_longest",
     "Batching.Packed.length": "data/test_packing.py::test_what_does_not_say_how_it_is_packed_is_refused",
     "Checkpoint.every_steps": SAVED,
+    "Checkpoint.every_minutes": "run/test_checkpointing.py::test_a_state_is_saved_by_time_and_before_evaluations",
     "Checkpoint.keep": SAVED,
     **dict.fromkeys(("RolloutLog.every_steps", "RolloutLog.prompts", "Experiment.rollouts"), WRITTEN),
     "Evaluation.every_steps": "run/test_loop.py::test_held_out_reward_accuracy_rises",

@@ -1,12 +1,15 @@
-"""Saves checkpoints between steps, and once more when a run is stopped."""
+"""Saves checkpoints between steps: by count, by time, before evaluations, and once more when a run is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.runtime import distributed
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.hooks.metrics import MetricsWriter
@@ -15,28 +18,46 @@ from nnxdsl.trainer.trainer import Trainer
 
 @attrs.define
 class Checkpointing(Hook):
-    """Saves every so many steps and at the last one.
+    """Saves when the settings say so, before a state is evaluated, and at the last step.
 
     What is written about a step reaches the disk before its checkpoint; the status names a step once it is committed.
 
     Attributes:
         attempt: The run.
-        every_steps: Steps from one checkpoint to the next.
+        settings: How often.
         identity: Digests of everything that a resume must find unchanged.
         metrics: Counts the tokens.
+        is_evaluated: Whether the state after some steps is.
     """
 
     attempt: Attempt
-    every_steps: int
+    settings: Checkpoint
     identity: Mapping[str, str]
     metrics: MetricsWriter
+    is_evaluated: Callable[[int], bool] = lambda step: False
+    _vote: distributed.Vote = attrs.field(factory=distributed.Vote, init=False)
+    _last_step: int = attrs.field(default=0, init=False)
+    _last_time: float = attrs.field(default=0.0, init=False)
     _committed: int | None = attrs.field(default=None, init=False)
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Starts to count the time."""
+        self._last_step, self._last_time = trainer.start, time.monotonic()
 
     def on_step_begin(self, trainer: Trainer) -> None:
         """Saves the state if a checkpoint is due. The state that the loop began with is saved already."""
-        step = trainer.step
-        if step > trainer.start and (step == trainer.total_steps or step % self.every_steps == 0):
+        step, is_late = trainer.step, self._is_late(trainer)
+        by_steps = step == trainer.total_steps or step % self.settings.every_steps == 0 or self.is_evaluated(step)
+        if step > trainer.start and (by_steps or is_late):
             self._save(trainer, step)
+
+    def _is_late(self, trainer: Trainer) -> bool:
+        """Whether the time is up by the clock of any process; all of them save the same step."""
+        minutes = self.settings.every_minutes
+        if minutes is None:
+            return False
+        is_late = self._vote(int(time.monotonic() - self._last_time >= 60 * minutes))
+        return bool(is_late) and trainer.step > self._last_step + 1  # a vote arrives one step after it was cast
 
     def on_step_end(self, trainer: Trainer) -> None:
         """Records whether a checkpoint was committed meanwhile."""
@@ -72,6 +93,7 @@ class Checkpointing(Hook):
 
     def _save(self, trainer: Trainer, step: int) -> None:
         """Starts to save a step; it counts once the checkpoints report it as committed."""
+        self._last_step, self._last_time = step, time.monotonic()
         trainer.flush_metrics()
         self.attempt.directory.sync()
         meta: dict[str, Any] = {

@@ -27,7 +27,7 @@ class PeriodicEvaluation(Hook):
     def on_step_begin(self, trainer: Trainer) -> None:
         """Evaluates the state if it is due; stops the loop if it is interrupted, so that a resume evaluates again."""
         step = trainer.step
-        if step % (self.evaluator.evaluation.every_steps or trainer.total_steps) and step != trainer.total_steps:
+        if not self.evaluator.is_due(step, trainer.total_steps):
             return
         trainer.flush_metrics()
         directory, number = self.attempt.directory, self.attempt.number

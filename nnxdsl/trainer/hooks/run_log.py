@@ -41,8 +41,11 @@ class RunLog(Hook):
 
     def on_start(self, trainer: Trainer) -> None:
         """Records the attempt, and drops metrics, evaluations and samples beyond the step that it starts from."""
+        lost = distributed.on_process_0(lambda: self._lost_steps(trainer))
         self._repair_rows(trainer)
         self._log_start(trainer)
+        if lost:
+            self.attempt.reporter.event(lost)
         directory, start, experiment = self.attempt.directory, trainer.start, trainer.program.experiment
         resumes = f"resuming {directory.path} at step {start}" if start else f"starting {directory.path}"
         self.attempt.reporter.event(resumes)
@@ -55,6 +58,16 @@ class RunLog(Hook):
             stage="compiling the first step",
         )
         self.attempt.display.stage(f"training {experiment.name}", trainer.total_steps)
+
+    def _lost_steps(self, trainer: Trainer) -> str | None:
+        """What the attempt before computed and did not save, and why; None if everything is saved."""
+        start, settings = trainer.start, trainer.program.experiment.checkpoint
+        done = max((row["step"] + 1 for row in self.attempt.directory.metrics()), default=0)
+        if done <= start:
+            return None
+        why = f"its last whole checkpoint is step {start}" if start else "it ended before its first checkpoint"
+        cadence = ", ".join(f"checkpoint.{name}={getattr(settings, name)}" for name in ("every_steps", "every_minutes"))
+        return f"the {done - start:,} steps from {start} of the attempt before are lost: {why} ({cadence})"
 
     def _repair_rows(self, trainer: Trainer) -> None:
         directory, evaluation = self.attempt.directory, trainer.program.experiment.evaluation
