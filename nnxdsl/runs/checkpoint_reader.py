@@ -11,10 +11,11 @@ import attrs
 import jax
 import orbax.checkpoint as ocp
 
-from nnxdsl.errors import suggest
+from nnxdsl.errors import RunError, suggest
 from nnxdsl.runs.checkpoint_format import ARRAYS, STEP, ArrayInfo, CheckpointError, first_line, list_arrays, step_name
 from nnxdsl.storage import manifest
 from nnxdsl.storage.manifest import DamageError
+from nnxdsl.storage.plain_path import plain_path
 
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -135,7 +136,9 @@ class CheckpointReader:
         if items:
             try:
                 with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-                    restored = checkpointer.restore(self._path(step) / ARRAYS, args=ocp.args.Composite(**items))
+                    restored = checkpointer.restore(
+                        self._plain() / step_name(step) / ARRAYS, args=ocp.args.Composite(**items)
+                    )
             except Exception as error:
                 raise CheckpointError(
                     f"checkpoint step {step} in {self.directory} could not be restored, although its files match their "
@@ -165,6 +168,13 @@ class CheckpointReader:
 
     def _path(self, step: int) -> Path:
         return self.directory / step_name(step)
+
+    def _plain(self) -> Path:
+        """The directory as orbax is given it."""
+        try:
+            return plain_path(self.directory)
+        except (OSError, RunError) as error:
+            raise CheckpointError(f"{self.directory}: no link to it can be made for orbax: {error}") from error
 
     def _on_disk(self) -> list[int]:
         if not self.directory.is_dir():

@@ -30,6 +30,7 @@ from nnxdsl.runs.checkpoint_format import (
     step_name,
 )
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.completeness import check_complete
 from nnxdsl.runtime.distributed import is_first
 from nnxdsl.runtime.event_loops import use_patient_loops
 from nnxdsl.runtime.limits import descriptor_shortage
@@ -61,8 +62,9 @@ class Checkpoints(CheckpointReader):
     """The checkpoints of one run, in `<directory>/<step>/`, for reading and writing.
 
     A step holds orbax's files and a manifest with the size and sha256 of each of them, and the manifest's own digest.
-    It is written under `.writing/`, synced to disk, and last of all renamed to its name; the rename is the commit. A
-    step is deleted by a rename into `.trash/` first. So however the process is killed, every listed step is complete.
+    It is written under `.writing/`, checked to hold every array, synced to disk, and last of all renamed to its name;
+    the rename is the commit. A step is deleted by a rename into `.trash/` first. So however the process is killed,
+    every listed step is complete.
     With several processes (one shared directory) all call each method; process 0 does the work on the files.
 
     Raises:
@@ -86,6 +88,7 @@ class Checkpoints(CheckpointReader):
         self.keep = keep
         self._saving: _Saving | None = None
         self._committed: int | None = None
+        self._plain()  # refuses a path that cannot be used before anything is computed
         if is_first():
             for name in (WRITING, TRASH):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -138,7 +141,7 @@ class Checkpoints(CheckpointReader):
             _barrier(self.directory)
             items = {group: ocp.args.PyTreeSave(dict(arrays)) for group, arrays in groups.items() if arrays}
             if items:
-                checkpointer.save(temporary / ARRAYS, args=ocp.args.Composite(**items))
+                checkpointer.save(self._plain() / WRITING / step_name(step) / ARRAYS, args=ocp.args.Composite(**items))
             reached("save-started")
         except Exception as error:
             self._discard(saving)
@@ -215,6 +218,7 @@ class Checkpoints(CheckpointReader):
 
     def _commit(self, saving: _Saving) -> None:
         place, target = self.directory / WRITING / step_name(saving.step), self._path(saving.step)
+        check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])
         manifest.write(place, saving.body)
         reached("commit-unnamed")
         if target.exists():  # only a damaged step can be here

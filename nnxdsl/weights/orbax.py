@@ -14,6 +14,7 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import linen
 from nnxdsl.runs.checkpoint_format import first_line
 from nnxdsl.runtime.backend import host_sharding
+from nnxdsl.storage.plain_path import plain_path
 
 _MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
 
@@ -43,7 +44,7 @@ def open_tree(
         raise WeightsError(f"{path}: not an orbax tree")
     handler: Any = ocp.PyTreeCheckpointHandler()  # typed with orbax's own path type
     try:
-        tree: Any = handler.metadata(place.absolute()).tree
+        tree: Any = handler.metadata(plain_path(place)).tree
         full = dict(_flat(tree))
     except Exception as error:  # orbax raises many types
         raise WeightsError(f"{path}: cannot be read by orbax: {first_line(error)}") from None
@@ -62,7 +63,7 @@ def open_tree(
             item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
         )
         try:
-            value: Any = handler.restore(place.absolute(), args=args)
+            value: Any = handler.restore(plain_path(place), args=args)
         except Exception as error:  # orbax and tensorstore raise many types
             raise WeightsError(f"{path}: {'.'.join(keys)}: cannot be read: {first_line(error)}") from None
         for key in keys:

@@ -251,6 +251,16 @@ GUARDS = [
         "environment = jinja2.sandbox.ImmutableSandboxedEnvironment(", "environment = jinja2.Environment(",
         "tests/data/test_conversations.py::test_the_sandbox_refuses",
     ),
+    Guard(
+        "30", "a step is complete before it is committed", "runs/checkpointer.py",
+        '        check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])\n', "",
+        "tests/run/test_checkpoint.py::test_a_step_that_lacks_an_array_is_never_committed",
+    ),
+    Guard(
+        "30", "orbax is given a path without patterns", "storage/plain_path.py",
+        "    if _is_plain(directory):", "    if True:",
+        "tests/run/test_checkpoint.py::test_a_path_of_any_name_holds_checkpoints",
+    ),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,12 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_format import ArrayInfo, CheckpointError, find
 from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.completeness import check_complete
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +112,55 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         "count": ArrayInfo((), "int32"),
     }
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000005", "00000010"]
+
+
+ODD_NAMES = (
+    *("runs [v1]", "[ab]", "[", "**", "a*b?", "a\\b", "{a,b}", "~", "-v", "file:x", os.fsdecode(b"runs\xff")),
+    "läufe 実行 😀 !~'\"$#%20&; \n\t|<>()`:@,=+",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_a_path_of_any_name_holds_checkpoints(name: str, tmp_path: Path) -> None:
+    value = {"trainable": {"x [0]": jnp.arange(3.0)}}
+    with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
+        checkpoints.save(1, value, {})
+    with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
+        assert checkpoints.latest_good() == Good(1)
+        assert bits(checkpoints.restore(1, targets(value))["trainable"]["x [0]"]) == bits(value["trainable"]["x [0]"])
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_parts_of_a_sibling_that_the_path_matches_are_not_taken(tmp_path: Path) -> None:
+    """A path such as `runs*`, read as a pattern, also matches a save to `runs1` at the same time."""
+    other = saved(tmp_path / "other", 1)
+    part = "arrays.orbax-checkpoint-tmp/trainable.orbax-checkpoint-tmp/ocdbt.process_0"
+    shutil.copytree(
+        other.directory / "00000001" / "arrays" / "trainable" / "ocdbt.process_0",
+        tmp_path / "runs1" / ".writing" / "00000002" / part,
+    )
+    checkpoints = saved(tmp_path / "runs*", 2)
+    check_step(checkpoints, 2)
+
+
+def test_a_step_that_lacks_an_array_is_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever orbax leaves out: here it is given one array less, and parts that it did not merge."""
+    values = groups(1)
+    with Checkpoints(tmp_path) as checkpoints:
+        write = ocp.args.PyTreeSave
+        monkeypatch.setattr(ocp.args, "PyTreeSave", lambda tree: write({k: v for k, v in tree.items() if k != "norm"}))
+        checkpoints.save(1, values, {})
+        with pytest.raises(CheckpointError, match=r"without all of trainable\.norm; there is no earlier one"):
+            checkpoints.wait()
+        monkeypatch.undo()
+        assert checkpoints.steps() == []
+        checkpoints.save(1, values, {})
+        assert checkpoints.wait() == 1
+    arrays = tmp_path / "00000001" / "arrays"
+    check_complete(arrays, values)
+    (arrays / "optimizer" / "manifest.ocdbt").unlink()
+    with pytest.raises(OSError, match=r"without all of optimizer\.mu/layers \(and 1 more\)"):
+        check_complete(arrays, values)
 
 
 def test_a_directory_without_steps_has_none(tmp_path: Path) -> None:
@@ -396,6 +448,7 @@ from pathlib import Path
 import jax.numpy as jnp
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.completeness import check_complete
 from nnxdsl.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
@@ -441,6 +494,7 @@ from pathlib import Path
 import jax.numpy as jnp
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.completeness import check_complete
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
 step = int(sys.argv[2])
@@ -482,6 +536,7 @@ import os, signal, sys
 from pathlib import Path
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.completeness import check_complete
 sys.path.insert(0, sys.argv[3])
 from test_checkpoint import groups
 left = int(sys.argv[2])
@@ -531,6 +586,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
+from nnxdsl.runs.completeness import check_complete
 def mesh(*shape):
     return jax.sharding.Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), ("fsdp", "tensor"))
 def place(shape):
@@ -570,7 +626,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
-
+from nnxdsl.runs.completeness import check_complete
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
@@ -591,10 +647,11 @@ def test_two_processes_save_one_checkpoint(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    ranks = [child(RANK, str(rank), port, str(tmp_path), devices=2) for rank in range(2)]
+    home = tmp_path / "runs [v1]"
+    ranks = [child(RANK, str(rank), port, str(home), devices=2) for rank in range(2)]
     said = [output(rank).splitlines() for rank in ranks]  # gloo speaks on stdout too
     assert [lines[-1] for lines in said] == [f"rank {rank} [2, 3] [True, True]" for rank in range(2)]
-    reader = CheckpointReader(tmp_path)
+    reader = CheckpointReader(home)
     target = {"trainable": {"x": jax.ShapeDtypeStruct((8, 4), jnp.float32)}}
     wanted = np.arange(32, dtype=np.float32).reshape(8, 4) / 3 * 3
     assert np.array_equal(np.asarray(reader.restore(3, target)["trainable"]["x"]), wanted)
