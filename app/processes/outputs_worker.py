@@ -7,7 +7,6 @@ It reads requests from its standard input, so it ends when the app does, even if
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
 import subprocess
@@ -114,10 +113,8 @@ class HeldOut:
         prefix = f"{started.absolute()}/"
 
         def here(path: str) -> str:
-            if path.startswith((HUB, "~")) or Path(path).is_absolute():
-                return path
-            is_glob = glob.has_magic(path) and not (started / path).exists()
-            return f"{glob.escape(prefix) if is_glob else prefix}{path}"
+            is_own = path.startswith((HUB, "~")) or Path(path).is_absolute()
+            return path if is_own else f"{prefix}{path}"
 
         paths = tuple(map(here, data.paths))
         spec = attrs.evolve(data, path=paths[0] if isinstance(data.path, str) else paths)

@@ -187,6 +187,17 @@ def test_files_of_globs_and_folders_stand_in_the_order_of_their_names(here: Path
     assert names("[1].jsonl") == ["[1].jsonl"]
 
 
+def test_existing_folders_of_a_glob_stand_for_themselves(here: Path) -> None:
+    for folder in ("runs [v1]", "runs 1", "a*", "ab", "a?/[c]"):
+        (here / folder).mkdir(parents=True)
+        (here / folder / "x.jsonl").touch()
+    assert names("runs [v1]/*.jsonl") == ["runs [v1]/x.jsonl"]
+    assert names(f"{here}/a?/[c]/[x].jsonl") == [f"{here}/a?/[c]/x.jsonl"]
+    assert names("a*/*.jsonl") == ["a*/x.jsonl"]
+    assert names("a[b]/*.jsonl") == ["ab/x.jsonl"]
+    assert names("[r]uns*/x.jsonl") == ["runs 1/x.jsonl", "runs [v1]/x.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("files", "paths", "message"),
     [

@@ -253,7 +253,8 @@ GUARDS = [
     ),
     Guard(
         "30", "a step is complete before it is committed", "runs/checkpointer.py",
-        '        check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])\n', "",
+        '        check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])\n',
+        "",
         "tests/run/test_checkpoint.py::test_a_step_that_lacks_an_array_is_never_committed",
     ),
     Guard(

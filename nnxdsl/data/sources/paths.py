@@ -85,11 +85,17 @@ def _refuse_split(path: str, split: str | None) -> None:
 
 def _matching(path: str, place: Path) -> list[DataFile]:
     """The files that match a glob; folders that do are not meant."""
-    found = [name for name in sorted(glob.glob(str(place), recursive=True)) if os.path.isfile(name)]
+    found = [name for name in sorted(glob.glob(_with_literal_start(place), recursive=True)) if os.path.isfile(name)]
     if not found:
         base = "" if place.is_absolute() else f" (looked in the current directory, {os.getcwd()})"
         raise DataError(f"{path}: no file matches{base}")
     return [DataFile(name, Path(name)) for name in found]
+
+
+def _with_literal_start(place: Path) -> str:
+    """A glob whose first folders, as long as there are folders of these very names, stand for themselves."""
+    start = next(folder for folder in place.parents if folder.is_dir())
+    return str(Path(glob.escape(str(start)), place.relative_to(start)))
 
 
 def _in_folder(path: str, place: Path) -> list[DataFile]:
