@@ -19,6 +19,7 @@ import os
 import secrets
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,13 +30,24 @@ from ..settings import Settings
 COOKIE_SECONDS = 30 * 24 * 3600
 SLOWEST = 8.0
 MOST_GUESSES = 20
-"""Password attempts that may be pending at the same time; further ones are rejected without a check."""
+"""Wrong passwords of one address that may be pending; further attempts from there are rejected without a check."""
+MOST_ADDRESSES = 10_000
+"""Addresses whose wrong passwords are remembered; the one whose last attempt is oldest is forgotten first."""
 
 _KEY_BYTES = 32
 
 
 class BusyError(Exception):
-    """Too many password attempts are pending."""
+    """Too many wrong passwords of an address are pending."""
+
+
+@attrs.define
+class _Guesses:
+    """Wrong passwords from one address: consecutive ones, those pending, and when the last of these is answered."""
+
+    failures: int = 0
+    pending: int = 0
+    answered: float = 0.0  # monotonic
 
 
 @attrs.define
@@ -49,7 +61,6 @@ class Access:
         path: Path attribute of the cookie.
         is_secure: Whether browsers may send the cookie over TLS only.
         key: Secret key that signs cookies.
-        failures: Consecutive wrong passwords; each one delays the next response longer.
     """
 
     token: str = attrs.field(repr=False)
@@ -58,9 +69,7 @@ class Access:
     path: str
     is_secure: bool
     key: bytes = attrs.field(repr=False)
-    failures: int = 0
-    _turn: asyncio.Lock = attrs.field(factory=asyncio.Lock, init=False, repr=False)
-    _guesses: int = attrs.field(default=0, init=False)
+    _guesses: OrderedDict[str, _Guesses] = attrs.field(factory=OrderedDict, init=False, repr=False)
 
     @classmethod
     def of(cls, settings: Settings, port: int | None = None, key: bytes | None = None) -> Access:
@@ -77,8 +86,8 @@ class Access:
             key=hmac.digest(key or secrets.token_bytes(_KEY_BYTES), chosen, "sha256"),
         )
 
-    async def is_signed_in(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request has a valid cookie, token or password; raises `BusyError`."""
+    async def is_signed_in(self, headers: Mapping[str, str], address: str) -> bool:
+        """Whether a request from an address has a valid cookie, token or password; raises `BusyError`."""
         pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         if any(self._is_signed(value) for name, _, value in pairs if name == self.cookie):
             return True
@@ -86,33 +95,38 @@ class Access:
         if scheme.lower() == "bearer":
             return self.is_token(given.strip())
         password = _basic_password(given) if scheme.lower() == "basic" else None
-        return password is not None and await self._is_password(password)
+        return password is not None and await self._is_password(password, address)
 
-    async def is_secret(self, given: str) -> bool:
-        """Whether a text is the token or the password; raises `BusyError`."""
-        return self.is_token(given) or await self._is_password(given)
+    async def is_secret(self, given: str, address: str) -> bool:
+        """Whether a text from an address is the token or the password; raises `BusyError`."""
+        return self.is_token(given) or await self._is_password(given, address)
 
     def is_token(self, given: str) -> bool:
         """Whether a text is the token, which is too long to be guessed, so there is no delay."""
         return hmac.compare_digest(given.encode(), self.token.encode())
 
-    async def _is_password(self, given: str) -> bool:
-        """Checks passwords one at a time; a wrong one delays the next check, so parallel attempts are no faster."""
+    async def _is_password(self, given: str, address: str) -> bool:
+        """Compares at once; wrong ones of an address are answered one after another, each later than the one before."""
         if self.password is None:
             return False
-        if self._guesses >= MOST_GUESSES:
+        guesses = self._guesses.setdefault(address, _Guesses())
+        self._guesses.move_to_end(address)
+        if len(self._guesses) > MOST_ADDRESSES:
+            self._guesses.popitem(last=False)
+        if guesses.pending >= MOST_GUESSES:
             raise BusyError
-        self._guesses += 1
+        if hmac.compare_digest(given.encode(), self.password.encode()):
+            guesses.failures = 0
+            return True
+        guesses.failures += 1
+        guesses.pending += 1
+        now = time.monotonic()
+        guesses.answered = max(now, guesses.answered) + min(SLOWEST, 0.25 * 2 ** min(guesses.failures, 10))
         try:
-            async with self._turn:
-                if hmac.compare_digest(given.encode(), self.password.encode()):
-                    self.failures = 0
-                    return True
-                self.failures += 1
-                await asyncio.sleep(min(SLOWEST, 0.25 * 2 ** min(self.failures, 10)))
-                return False
+            await asyncio.sleep(guesses.answered - now)
         finally:
-            self._guesses -= 1
+            guesses.pending -= 1
+        return False
 
     # cookies
 

@@ -126,16 +126,17 @@ class Guard:
         """The answer to an unauthenticated or sign-in request; None if the request may proceed."""
         headers, query = Headers(scope=scope), scope["query_string"].decode("latin-1")
         here = sign_in.address(scope["path"], query)
+        address = (scope.get("client") or ("",))[0]
         is_form = scope["method"] == "POST" and scope["path"] == sign_in.PATH
         tokens = parse_qs(query).get("token", []) if scope["method"] in SAFE else []
         try:
             if is_form:
                 body = await Request(scope, _limited(receive, sign_in.MOST_BYTES)).body()
                 secret, here = sign_in.given(body)
-                is_right, is_signed_in = await self.access.is_secret(secret), False
+                is_right, is_signed_in = await self.access.is_secret(secret, address), False
             else:
                 is_right = any(map(self.access.is_token, tokens))
-                is_signed_in = is_right or await self.access.is_signed_in(headers)
+                is_signed_in = is_right or await self.access.is_signed_in(headers, address)
                 if is_signed_in and not tokens:
                     return None
         except BusyError:

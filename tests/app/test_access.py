@@ -99,7 +99,7 @@ def test_cookies_are_of_one_app_on_one_port_and_end() -> None:
     name, _, signed = value.partition("=")
 
     def is_known(access: Access, cookie: str) -> bool:
-        return asyncio.run(access.is_signed_in({"cookie": cookie}))
+        return asyncio.run(access.is_signed_in({"cookie": cookie}, ""))
 
     assert is_known(first, value)
     assert is_known(Access.of(settings, 7860, key), value)  # the same app, started again
@@ -128,7 +128,7 @@ def test_cookies_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     cookie = access.new_cookie().split(";")[0]
     now = time.time()
     monkeypatch.setattr(access_module.time, "time", lambda: now + COOKIE_SECONDS + 10)
-    assert not asyncio.run(access.is_signed_in({"cookie": cookie}))
+    assert not asyncio.run(access.is_signed_in({"cookie": cookie}, ""))
 
 
 def test_the_form_takes_the_token_or_the_password() -> None:
@@ -157,40 +157,53 @@ def test_a_link_on_another_site_opens_the_page_in_two_steps() -> None:
     assert refresh not in ask(guard(), authorization="", **HTML, sec_fetch_site="same-origin")[2]
 
 
+ATTACKER, USER = "10.0.0.1", "10.0.0.2"
+
+
 def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
     app = guard(password="right")
 
-    async def tried(secret: str) -> float:
+    async def tried(secret: str, address: str = ATTACKER) -> float:
         began = time.monotonic()
-        assert await app.access.is_secret(secret) == (secret == "right")
+        assert await app.access.is_secret(secret, address) == (secret == "right")
         return time.monotonic() - began
 
     async def together(*secrets: str) -> list[float]:
         return await asyncio.gather(*map(tried, secrets))
 
-    alone = asyncio.run(together("wrong"))[0]
-    app.access.failures = 0
+    alone = asyncio.run(tried("wrong", USER))
     took = asyncio.run(together("wrong-1", "wrong-2", "wrong-3", "right"))
     assert took[2] > 3 * alone
-    assert took[3] >= took[2]  # it waits its turn: no answer that is quick tells that a guess was right
-    assert app.access.failures == 0
+    assert took[3] < alone  # the right one does not wait for those of others
+    assert asyncio.run(tried("wrong")) < 2 * alone  # and the count begins anew
 
 
-def test_more_guesses_than_can_wait_are_not_looked_at() -> None:
+def test_wrong_passwords_of_others_keep_nobody_out() -> None:
     app = guard(password="right")
 
     async def flood() -> list[Any]:
-        waiting = [asyncio.create_task(app.access.is_secret(f"wrong-{n}")) for n in range(MOST_GUESSES)]
-        await asyncio.sleep(0.05)
-        with pytest.raises(BusyError):
-            await app.access.is_secret("right")
-        assert await app.access.is_secret(TOKEN)  # whoever has the token is never held up
+        guesses = [app.access.is_secret(f"wrong-{n}", f"10.1.0.{n % 60}") for n in range(60 * MOST_GUESSES)]
+        waiting = [asyncio.create_task(guess) for guess in guesses]
+        await asyncio.sleep(0)
+        for address in ("10.1.0.0", "10.1.0.59"):
+            with pytest.raises(BusyError):  # not compared, so that nobody tries more than can wait
+                await app.access.is_secret("right", address)
+            assert await app.access.is_secret(TOKEN, address)  # whoever has the token is never held up
+        assert await app.access.is_secret("right", USER)
         for task in waiting:
             task.cancel()
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(flood())
-    assert asyncio.run(app.access.is_secret("right"))
+    assert asyncio.run(app.access.is_secret("right", "10.1.0.0"))
+
+
+def test_addresses_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_module, "MOST_ADDRESSES", 3)
+    access = guard(password="right").access
+    for n in range(10):
+        assert asyncio.run(access.is_secret("right", f"10.1.0.{n}"))
+    assert len(access._guesses) == 3
 
 
 def test_the_key_of_cookies_is_kept_and_trusted_only_where_nobody_else_had_it(tmp_path: Path) -> None:
