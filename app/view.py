@@ -34,6 +34,7 @@ from gradio.components import Component
 from nnxdsl.errors import NnxdslError
 
 from .markdown import plain
+from .processes.jobs import CLIENT
 
 QUERY_CHARACTERS = 4_000
 EVERY = "*"
@@ -160,6 +161,7 @@ class View:
         """
 
         def handle(request: gr.Request, query: str, *values: Any) -> str:
+            CLIENT.set(client_of(request))
             try:
                 done = function(_parsed(query), client_of(request), *values) or Done()
             except Exception as error:
@@ -183,9 +185,9 @@ class View:
         )
 
 
-def client_of(request: gr.Request) -> str:
-    """The address of a client, for the audit log."""
-    return getattr(request.client, "host", "") if request.client else ""
+def client_of(request: gr.Request | None) -> str:
+    """The address of a client, for the audit log and the limit of its jobs; empty without a request."""
+    return getattr(request.client, "host", "") if request and request.client else ""
 
 
 def if_any(value: Any, **more: Any) -> dict[str, Any]:
@@ -201,11 +203,12 @@ def is_narrow(query: Query) -> bool:
 
 def _handler(
     values: Callable[[Query], Values], outputs: list[Block], controls: Mapping[str, Block]
-) -> Callable[[str, str, str], list[Any]]:
+) -> Callable[..., list[Any]]:
     """What gradio calls: returns outputs whose values changed, but for the control that the user changed."""
     problem = outputs[-1]
 
-    def handle(changed: str, query: str, sent: str) -> list[Any]:
+    def handle(changed: str, query: str, sent: str, request: gr.Request | None = None) -> list[Any]:
+        CLIENT.set(client_of(request))
         try:
             found = {problem: gr.update(visible=False, value=""), **values(_parsed(query))}
         except Exception as error:

@@ -17,12 +17,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
 from nnxdsl.cli.exit_codes import REFUSED
+from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -46,6 +48,12 @@ SHOWN = 4_000
 
 RESULT_BYTES = 64_000_000
 
+MOST_OF_A_CLIENT = 8
+"""Jobs of one client that may wait or run at the same time."""
+
+CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
+"""Address of the client for whom pages are shown and jobs are started."""
+
 
 def environment() -> dict[str, str]:
     """Environment of child processes."""
@@ -58,6 +66,7 @@ class Job:
 
     key: str  # equal keys mean the same work
     argv: tuple[str, ...]
+    client: str = ""
     state: JobState = "waiting"
     result: Any = None  # parsed JSON output; None until it is done, or if there is none
     error: str = ""  # for users
@@ -77,11 +86,11 @@ class Job:
 
 
 class Jobs:
-    """Runs at most `width` child processes at a time, in order of request."""
+    """Runs at most `width` child processes at a time, in order of request, and takes `most` of each client."""
 
-    def __init__(self, cwd: Path, limit_seconds: float, width: int = 1) -> None:
+    def __init__(self, cwd: Path, limit_seconds: float, width: int = 1, most: int | None = MOST_OF_A_CLIENT) -> None:
         """Creates an empty queue of jobs."""
-        self._cwd, self._limit = cwd, limit_seconds
+        self._cwd, self._limit, self._most = cwd, limit_seconds, most
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(width)
@@ -90,13 +99,20 @@ class Jobs:
         """Returns the job of a key, which covers all that its result depends on.
 
         It is started as `python WORDS` if there is none, or if it failed or was cancelled.
+
+        Raises:
+            RunError: Too many jobs of the client have not ended.
         """
+        client = CLIENT.get()
         with self._lock:
             job = self._jobs.get(key)
             if job is not None and job.state not in ("failed", "cancelled"):
                 self._jobs.move_to_end(key)
                 return job
-            job = self._jobs[key] = Job(key, (sys.executable, *words))
+            pending = sum(one.client == client and not one.is_over for one in self._jobs.values())
+            if self._most is not None and pending >= self._most:
+                raise RunError(f"{pending} computations of yours wait or run, the most at a time; wait for one to end")
+            job = self._jobs[key] = Job(key, (sys.executable, *words), client)
             over = [name for name, one in self._jobs.items() if one.is_over]
             for name in over[: max(0, len(self._jobs) - REMEMBERED)]:
                 del self._jobs[name]

@@ -31,7 +31,7 @@ class Presets:
         """Reads no files."""
         self.place = place
         self._project = project
-        self._jobs = Jobs(project, LIMIT_SECONDS, width=2)
+        self._jobs = Jobs(project, LIMIT_SECONDS, width=2, most=None)
 
     def names(self) -> list[str]:
         """Names of the files that look like experiments, without `.py`."""

@@ -6,6 +6,8 @@ and other accounts of the machine can reach it.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -39,6 +41,7 @@ HEADERS = (
 )
 """Headers of every response. gradio's templates need 'unsafe-eval'; `connect-src` forbids requests to other hosts."""
 
+_LOG = logging.getLogger("uvicorn.error")
 SAFE = ("GET", "HEAD")
 ICON = "/favicon.ico"
 """Requested by browsers automatically, outside the path of the cookie; answered with nothing."""
@@ -70,9 +73,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope, limit = self._behind_proxy(scope), self.settings.limits.upload_bytes
+        is_answered = False
 
         async def sent(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
+                is_answered = True
                 ours = {name for name, _ in HEADERS}
                 message["headers"] = [*(pair for pair in message["headers"] if pair[0].lower() not in ours), *HEADERS]
             await send(message)
@@ -84,6 +90,10 @@ class Guard:
             await _text(413, f"at most {limit:,} bytes")(scope, receive, sent)
         except ClientDisconnect:
             return
+        except Exception as error:  # gradio raises for requests that are not as its own pages send them
+            _LOG.error("%s", _in_one_line(scope, error))
+            if not is_answered:
+                await _text(500, "the request could not be answered")(scope, receive, sent)
 
     def _behind_proxy(self, scope: Scope) -> Scope:
         """Restores host and scheme of a request from the configured proxy, and strips the app's root path.
@@ -156,6 +166,13 @@ class Guard:
         again = status == 401 and headers.get("sec-fetch-site") == "cross-site"
         page = sign_in.page(status, has_password, self.settings.root, here, again=again)
         return Response(page, status, more, "text/html")
+
+
+def _in_one_line(scope: Scope, error: Exception) -> str:
+    """A request, what was raised for it, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    return f"{scope['method']} {scope['path'][:200]!r}: {text[:1_000]!r}"
 
 
 class _TooLargeError(Exception):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 from typing import Any
 
+import attrs
+import pytest
+
 from app.components.token_runs import token_runs
 from app.pages.data import page as data_page
+from app.processes.jobs import CLIENT, MOST_OF_A_CLIENT
 from app.state import Site
 from app.view import EVERY
+from nnxdsl import RunError
 from tests.app import native
 from tests.app.on_pages import EVIL
 from tests.waiting import wait_until
@@ -57,9 +63,59 @@ def test_what_is_wrong_is_told(site: Site) -> None:
     (site.settings.project / "out").symlink_to("/etc")
     for wrong in ("../x.jsonl", "/etc/passwd", "out/passwd", "--help"):
         assert "is outside of the project" in shown(site, file=wrong)["Markdown 1"], wrong
+    for name in ("~/x.jsonl", "~root/x.jsonl"):  # the child process would expand it
+        assert "is outside of the project" in shown(site, file=name)["Markdown 1"], name
+    (site.settings.project / "linked.jsonl").symlink_to("/etc/passwd")
+    assert "is outside of the project" in shown(site, file="link*.jsonl")["Markdown 1"]
     assert "cannot be read" in shown(site, file="a\0b")["Markdown 1"]
     assert "there is no run gone" in shown(site, of="run:gone")["Markdown 1"]
     assert "there is no" in shown(site, of="exp:gone")["Markdown 1"]
+
+
+def test_files_of_the_app_itself_are_not_read(site: Site) -> None:
+    own = site.settings.own
+    own.mkdir(parents=True, exist_ok=True)
+    for name in ("session.key", "audit.jsonl"):
+        (own / name).write_text('{"text": "a secret"}\n')
+    inside = own.relative_to(site.settings.project)
+    for name in (
+        own,
+        inside,
+        f"{inside}/audit.jsonl",
+        f"{inside}/*",
+        "runs/.a*/*.jsonl",
+        "./runs/../runs/.app/session.key",
+    ):
+        values = shown(site, file=str(name))
+        assert "is a file of the app itself" in values["Markdown 1"], name
+        assert "secret" not in values["Markdown"], name
+    assert "is a file of the app itself" in shown(site, file="x.jsonl", tokenizer=str(inside))["Markdown 1"]
+
+
+def test_a_read_only_app_shows_data_of_runs_and_recipes_alone(site: Site) -> None:
+    (site.settings.project / "pairs.jsonl").write_text('{"text": "a secret"}\n')
+    shared = Site(attrs.evolve(site.settings, read_only=True))
+    assert "a read-only app shows the data of recipes and runs alone" in shown(shared, file="pairs.jsonl")["Markdown 1"]
+    assert "Shows what becomes of the rows" in shown(shared, of="draft:x")["Markdown"]
+    assert "there is no run gone" in shown(shared, of="run:gone")["Markdown 1"]
+    shared.close()
+
+
+def test_jobs_of_a_client_are_bounded(site: Site) -> None:
+    """One client's jobs leave room for those of others."""
+    for _ in range(2):
+        site.jobs._slots.acquire()  # no child process gets on
+    for number in range(MOST_OF_A_CLIENT):
+        assert not site.jobs.start(f"{number}", ["-c", "print(1)"]).is_over
+    with pytest.raises(RunError, match="8 computations of yours wait or run"):
+        site.jobs.start("one more", ["-c", "print(1)"])
+    assert site.jobs.start("0", ["-c", "print(1)"]).key == "0"  # what is there is shown
+    for client in ("10.0.0.1", "10.0.0.2"):
+        contextvars.copy_context().run(lambda one=client: (CLIENT.set(one), site.jobs.start(one, ["-c", "print(1)"])))
+    site.jobs.cancel("0")
+    site.jobs.start("one more", ["-c", "print(1)"])
+    for _ in range(2):
+        site.jobs._slots.release()
 
 
 def test_a_row_is_shown_as_text() -> None:

@@ -422,7 +422,7 @@ def test_a_model_of_the_project_replaces_that_of_the_experiment(site: Site) -> N
     (outside / "config.json").write_text(json.dumps(LLAMA))
     for wrong in ("models", "..", str(outside), "linked", "a\0b"):
         with pytest.raises(RunError, match=r"outside of the project|has no config\.json|cannot be read"):
-            layout_request.model_path(site.settings.project, wrong)
+            layout_request.model_path(site.settings, wrong)
 
 
 def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_cancelled(site: Site) -> None:

@@ -120,6 +120,26 @@ def test_large_requests_are_refused_whether_or_not_they_say_so() -> None:
     assert status(small, "POST", "/upload", b"x" * 100) == 200
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_request_that_gradio_cannot_take_is_one_line_of_the_log(
+    is_begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        if is_begun:
+            await inner(scope, receive, send)
+        raise KeyError("fn_index\nFORGED LINE")
+
+    app = Guard(failing, Settings(home=Path("runs"), token=TOKEN))
+    assert status(app, "POST", "/gradio_api/run/predict\n", b"{}") == (200 if is_begun else 500)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "\n" not in message
+    assert record.exc_info is None
+    assert message.startswith("POST '/gradio_api/run/predict\\n': ")
+    assert "KeyError" in message
+    assert "test_security.py:" in message
+
+
 def test_a_password_is_asked_for_on_every_path_and_wrong_ones_are_slow() -> None:
     app = guard(password="right")
     known = "Basic " + base64.b64encode(b"anyone:right").decode()

@@ -7,6 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from nnxdsl.data.sources.paths import files_of
+from nnxdsl.errors import DataError, RunError
+
 from ...components.token_runs import token_runs
 from ...markdown import plain
 from ...page import Page
@@ -33,8 +36,9 @@ def build(site: Site) -> None:
     with gr.Row():
         of = gr.Dropdown([], label="Data of", info="A recipe, a run, or a draft", scale=2)
         about = "File, folder or glob in the project"
-        file = gr.Textbox(label="Or a file", info=about, placeholder="data/*.jsonl", scale=2)
-        tokenizer = gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one")
+        can_name = not site.settings.read_only
+        file = gr.Textbox(label="Or a file", info=about, placeholder="data/*.jsonl", scale=2, visible=can_name)
+        tokenizer = gr.Textbox(label="Tokenizer of the file", info="Its directory; bytes without one", visible=can_name)
         rows = gr.Number(ROWS, label="Rows shown", info="As tokens", precision=0, minimum=0, maximum=MOST_ROWS)
     part = gr.Radio([], label="Part", visible=False)
     for name, control in {"of": of, "file": file, "tokenizer": tokenizer}.items():
@@ -88,17 +92,22 @@ def build(site: Site) -> None:
 
 def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
     """The child process that reads the rows, which is started `again` if it failed; None if the query names none."""
-    project, stamp = site.settings.project, ""
+    settings, stamp = site.settings, ""
     words = ["--json", "--rows", str(_rows(query)), "--home", str(site.settings.home)]
     kind, _, name = query.get("of", "").partition(":")
     if target := query.get("file", ""):
-        file, tokenizer = within(project, target), query.get("tokenizer", "")
-        within(project, tokenizer)
+        if settings.read_only:
+            raise RunError("file: a read-only app shows the data of recipes and runs alone")
+        file, tokenizer = within(settings, target), query.get("tokenizer", "")
+        within(settings, tokenizer)
+        with contextlib.suppress(DataError):  # which the child process tells
+            for one in files_of([str(settings.project / target)]):
+                within(settings, str(one.path))
         words += ["--tokenizer", tokenizer] if tokenizer else []
         with contextlib.suppress(OSError):
             stat = file.stat()  # a changed file is read again
             stamp = f"{stat.st_mtime_ns} {stat.st_size}"
-    elif kind in SOURCES and name:
+    elif kind in (("run", "exp") if settings.read_only else SOURCES) and name:
         experiment = source(site, {kind: name}).experiment
         if experiment is None:  # the recipe is being read
             return Job("", ())

@@ -18,6 +18,7 @@ from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
 
 from ...processes.jobs import Job
+from ...settings import Settings
 from ...state import Site
 from ...store.experiments import file_of, written
 from ...words import whole
@@ -228,7 +229,7 @@ def source(site: Site, query: Query) -> Source:
         if experiment is None:
             raise SpecError(problems, "this draft")
     if query.get("model"):
-        model = Model.HF(model_path(site.settings.project, query["model"]))
+        model = Model.HF(model_path(site.settings, query["model"]))
         if not found.kind:
             experiment = _example(model)
         elif experiment is not None:
@@ -258,22 +259,28 @@ def _example(model: Model) -> Experiment:
     )
 
 
-def within(project: Path, text: str) -> Path:
-    """Returns the absolute path of a text; refuses one outside of the project or like an option, with a RunError."""
-    root = project.resolve()
+def within(settings: Settings, text: str) -> Path:
+    """Returns the absolute path of a text in the project.
+
+    Raises:
+        RunError: It is outside of the project, among the app's own files, or like an option.
+    """
+    root = settings.project.resolve()
     try:
         path = (root / text).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
-    if not path.is_relative_to(root) or text.startswith("-"):
+    if not path.is_relative_to(root) or text.startswith(("-", "~")):
         raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
+    if path.is_relative_to(settings.own.resolve()):
+        raise RunError(f"{text[:200]} is a file of the app itself")
     return path
 
 
-def model_path(project: Path, text: str) -> str:
-    """Returns the absolute path of a model's directory in a project, by its path or that of its config (RunError)."""
-    file = within(project, text)
-    file = within(project, str(file if file.name == CONFIG else file / CONFIG))
+def model_path(settings: Settings, text: str) -> str:
+    """Returns the absolute path of a model's directory in the project, by its path or that of its config (RunError)."""
+    file = within(settings, text)
+    file = within(settings, str(file if file.name == CONFIG else file / CONFIG))
     if not file.is_file():
         raise RunError(f"{text[:200]} has no {CONFIG}")
     return str(file.parent)
