@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from nnxdsl.adapters.lora_math import A
 from nnxdsl.adapters.weight_only_quant import QVALUE
-from nnxdsl.config.adapter import Adapter, DoRA, LoRA, LowRank, named
+from nnxdsl.config.adapter import HUB_NAMES, Adapter, DoRA, LoRA, LowRank, named
 from nnxdsl.config.quantization import Quantization
-from nnxdsl.errors import Problem, suggest
+from nnxdsl.errors import Problem, nearest, suggest
 from nnxdsl.models.params import AbstractModel, ParamSpec, path_in_group
 from nnxdsl.sharding.layout import starred
+
+_HEAD_KERNEL = "lm_head.kernel"
+_HEADS = ("lm_head", "embed_tokens", "embedder", "embedding", "head")
 
 
 def matches(path: str, spec: Adapter | Quantization | None) -> bool:
@@ -28,15 +31,15 @@ def problems(
 ) -> list[Problem]:
     """Targets and patterns that match no linear layer, dropout of experts, block sizes that do not divide weights."""
     linears = {
-        path_in_group(path).removesuffix(".kernel"): leaf for path, leaf in base.items() if path.endswith(".kernel")
+        path_in_group(path).removesuffix(".kernel"): leaf
+        for path, leaf in base.items()
+        if path.endswith(".kernel") and path != _HEAD_KERNEL
     }
-    names = {part for path in linears for part in path.split(".")[2:]}
     listed: list[Problem] = []
     for field, spec in (("adapter", adapter), ("quantization", quantization)):
         for index, target in enumerate(spec.targets if spec is not None else ()):
             if not any(named(target, path) for path in linears):
-                message = f"'{target}' matches no linear layer{suggest(target, names)}"
-                listed.append(Problem(f"{field}.targets.{index}", message))
+                listed.append(Problem(f"{field}.targets.{index}", _unmatched(target, field, linears)))
     if isinstance(adapter, LoRA | DoRA):
         listed += _pattern_problems(adapter, linears)
     if quantization is not None:
@@ -56,6 +59,17 @@ def problems(
             if size % block
         ]
     return listed
+
+
+def _unmatched(target: str, field: str, linears: Iterable[str]) -> str:
+    """Why a target is refused, with the name that it may have been meant to be, else with those that there are."""
+    if target.rpartition(".")[2] in _HEADS:
+        what = "output head" if "head" in target else "embedding"
+        return f"'{target}' takes no {field}: the {what} stays as it is; name linear layers of blocks"
+    parts = sorted({part for path in linears for part in path.split(".")[2:]})
+    hub = sorted(name for name in HUB_NAMES if any(named(name, path) for path in linears))
+    listed = f"; there are: {', '.join(parts)}, or as transformers names them: {', '.join(hub)}"
+    return f"'{target}' matches no linear layer{nearest(target, parts + hub) or listed}"
 
 
 def _pattern_problems(adapter: LowRank, linears: Mapping[str, ParamSpec]) -> Iterator[Problem]:

@@ -54,8 +54,8 @@ class LowRank(Adapter):
     Attributes:
         rank: Inner dimension of A and B.
         alpha: Scale; the update is multiplied by alpha / rank.
-        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up"); the
-            default is all of them but the output head, as "all-linear" in PEFT.
+        targets: Which linear layers: names of modules or of groups of them ("attention", "mlp", "query", "mlp.up"), or
+            names of transformers ("q_proj"); the default is all of them but the output head, as "all-linear" of PEFT.
         scaling: What alpha is divided by: "rank", or "sqrt_rank" so that updates keep their size at high ranks (rsLoRA,
             Kalajdzievski 2023, arXiv:2312.03732).
         dropout: Probability with which an input of `x A B` is left out in a training step; the rest is scaled up.
@@ -136,9 +136,39 @@ class DoRA(LowRank):
     """
 
 
+HUB_NAMES = {
+    "all-linear": ("attention", "mlp"),
+    "q_proj": ("attention.query",),
+    "k_proj": ("attention.key",),
+    "v_proj": ("attention.value",),
+    "qkv_proj": ("attention.query", "attention.key", "attention.value"),
+    "o_proj": ("attention.output",),
+    "out_proj": ("attention.output",),
+    "q_a_proj": ("attention.query_down",),
+    "q_b_proj": ("attention.query_up",),
+    "kv_a_proj_with_mqa": ("attention.key_value_down",),
+    "kv_b_proj": ("attention.key_value_up",),
+    "in_proj": ("attention.inputs",),
+    "in_proj_qkv": ("attention.inputs",),
+    "in_proj_qkvz": ("attention.inputs",),
+    "in_proj_ba": ("attention.rates",),
+    "in_proj_a": ("attention.decay",),
+    "a_proj": ("attention.decay",),
+    "in_proj_b": ("attention.rate",),
+    "b_proj": ("attention.rate",),
+    "in_proj_z": ("attention.output_gate",),
+    "g_proj": ("attention.output_gate",),
+    "gate_proj": ("gate",),
+    "up_proj": ("up",),
+    "gate_up_proj": ("gate", "up"),
+    "down_proj": ("down",),
+}
+"""Names of PEFT and of transformers' linear layers, and ours; those of MLPs are also those of experts."""
+
+
 def named(target: str, path: str) -> bool:
-    """Whether a target such as "attention" or "mlp.up" names the module at a dotted path, or a module around it."""
-    return f".{target}." in f".{path}."
+    """Whether a target such as "attention", "mlp.up" or "up_proj" names the module at a path, or one around it."""
+    return any(f".{name}." in f".{path}." for name in HUB_NAMES.get(target, (target,)))
 
 
 def rank_at(adapter: LowRank, path: str) -> int:

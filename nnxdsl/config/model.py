@@ -145,6 +145,14 @@ class Model(Spec):
             """An object of the class, whose `__init__` fills it; `Model` itself with a path is `Model.HF`."""
             return object.__new__(HF if cls is Model and (path or "path" in fields) else cls)
 
+    @classmethod
+    def hint_for(cls, value: object) -> str:
+        """A text is a repository or a directory of `Model.HF`, or is meant to be one of the members."""
+        hint = super().hint_for(value)
+        if not hint or not isinstance(value, str):
+            return hint
+        return f"; write Model({value!r}) for a directory or a repository of the Hub{hint.replace('; ', ', or ', 1)}"
+
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Its weights are those of such a model, and its routers are not in a pipeline."""
         return gather(

@@ -14,12 +14,15 @@ import qwix
 from flax import nnx
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Experiment, PlanError, Quantization, compile
+from nnxdsl import Adapter, Experiment, Model, PlanError, Quantization, compile
 from nnxdsl.adapters import lora_math, weight_only_quant
+from nnxdsl.config.adapter import alpha_at, named, rank_at
 from nnxdsl.errors import NotRegisteredError
+from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import LayerGroup, example_inputs
-from nnxdsl.models.params import flatten
+from nnxdsl.models.families.registry import FAMILIES, Family
+from nnxdsl.models.params import flatten, path_in_group
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import Program, TrainState
 
@@ -78,15 +81,64 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
         adapter=Adapter.LoRA(targets=("atention", "mlp", "embed_tokens")),
         quantization=Quantization.NF4(block_size=32, targets=("mlp", "layers")),
     )
-    candidates = "there are: attention, down, gate, key, mlp, output, query, up, value"
+    candidates = (
+        "there are: attention, down, gate, key, mlp, output, query, up, value, or as transformers names them: all-linear, "
+        "down_proj, gate_proj, gate_up_proj, k_proj, o_proj, out_proj, q_proj, qkv_proj, up_proj, v_proj"
+    )
     assert refusal(asked) == (
         "4 problems in Experiment 'small'\n"
         "  adapter.targets.0: 'atention' matches no linear layer; did you mean 'attention'?\n"
-        f"  adapter.targets.2: 'embed_tokens' matches no linear layer; {candidates}\n"
+        "  adapter.targets.2: 'embed_tokens' takes no adapter: the embedding stays as it is; "
+        "name linear layers of blocks\n"
         f"  quantization.targets.1: 'layers' matches no linear layer; {candidates}\n"
         "  quantization.block_size: 16 inputs of blocks.*.mlp.gate are not divisible by blocks of 32\n"
         "  quantization.block_size: 16 inputs of blocks.*.mlp.up are not divisible by blocks of 32"
     ).replace("4 problems", "5 problems")
+
+
+def test_targets_by_the_names_of_transformers(experiment: Callable[..., Experiment]) -> None:
+    def trained(*targets: str, **fields: Any) -> set[str]:
+        return set(build_blueprint(experiment(adapter=Adapter.LoRA(targets=targets, **fields))).trainable)
+
+    assert trained("all-linear") == trained("attention", "mlp")
+    assert trained("q_proj", "v_proj", "down_proj") == trained("attention.query", "attention.value", "mlp.down")
+    assert trained("qkv_proj") == trained("query", "key", "value")
+    ranked = Adapter.LoRA(targets=("all-linear",), ranks=(("down_proj", 3),), alphas=(("q_proj", 2.0),))
+    assert (rank_at(ranked, "mlp.down"), alpha_at(ranked, "attention.query")) == (3, 2.0)
+    refused = refusal(experiment(adapter=Adapter.LoRA(targets=("q_porj", "kv_b_proj"))))
+    assert "adapter.targets.0: 'q_porj' matches no linear layer; did you mean 'q_proj'?" in refused
+    assert "adapter.targets.1: 'kv_b_proj' matches no linear layer" in refused
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.title)
+def test_names_of_transformers_name_the_same_layers_in_all_families(family: Family) -> None:
+    """But for the outputs of mixers: "o_proj" and "out_proj" are those of attention and of recurrent layers alike."""
+    config = family.sizes["tiny"]
+    modules = {
+        path_in_group(path).removesuffix(".kernel"): {
+            name.removesuffix(".weight").replace("out_proj", "o_proj") for name in source.names
+        }
+        for path, source in tensor_sources(config).items()
+        if path.endswith(".kernel") and path != "lm_head.kernel"
+    }
+    for name in {module.rpartition(".")[2] for each in modules.values() for module in each}:
+        theirs = {path for path, each in modules.items() if any(module.endswith(f".{name}") for module in each)}
+        theirs -= {path for path in theirs if name == "gate_proj" and path.endswith("output_gate")}  # Muse Glimmer's
+        assert {path for path in modules if named(name, path)} == theirs, name
+
+
+def test_an_output_head_is_refused_in_clear_words(experiment: Callable[..., Experiment]) -> None:
+    for model in (Model.Gemma3("tiny"), Model.Llama3("tiny")):  # tied and not
+        for spec in (
+            {"adapter": Adapter.LoRA(targets=("lm_head",))},
+            {"quantization": Quantization.NF4(targets=("lm_head",))},
+        ):
+            (field,) = spec
+            given = {"adapter": Adapter.LoRA(), **spec}
+            message = (
+                f"{field}.targets.0: 'lm_head' takes no {field}: the output head stays as it is; name linear layers"
+            )
+            assert message in refusal(experiment(model=model, **given))
 
 
 @pytest.mark.default_variants(1)

@@ -14,6 +14,7 @@ from nnxdsl import (
     Checkpoint,
     Data,
     Evaluation,
+    Experiment,
     Mesh,
     Model,
     Objective,
@@ -479,3 +480,12 @@ def test_objects_cannot_change(design: Any) -> None:
 def test_text_that_is_odd_but_not_blank() -> None:
     for path in ("a\nb", "\n.", "-", "日本"):
         assert Weights.HF(path).path == path
+
+
+@pytest.mark.parametrize("text", ["qwen3-small", "Qwen/Qwen3-0.6B"])
+def test_a_model_given_as_a_text_is_told_how_to_be_written(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Experiment(model=text, objective=Objective.SFT(), data=Data.Conversations("x.jsonl"))  # type: ignore[arg-type]
+    hint = f"model: expected Model, got {text!r}; write Model({text!r}) for a directory or a repository of the Hub"
+    assert f"{hint}, or use one of its members: Model.DeepSeekV2, " in str(caught.value)
+    assert Model(text) == Model.HF(text, weights=Model(text).weights)
