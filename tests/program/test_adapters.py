@@ -82,8 +82,8 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
         quantization=Quantization.NF4(block_size=32, targets=("mlp", "layers")),
     )
     candidates = (
-        "there are: attention, down, gate, key, mlp, output, query, up, value, or as transformers names them: all-linear, "
-        "down_proj, gate_proj, gate_up_proj, k_proj, o_proj, out_proj, q_proj, qkv_proj, up_proj, v_proj"
+        "there are: attention, down, gate, key, mlp, output, query, up, value, or as transformers names them: "
+        "all-linear, down_proj, gate_proj, gate_up_proj, k_proj, o_proj, out_proj, q_proj, qkv_proj, up_proj, v_proj"
     )
     assert refusal(asked) == (
         "4 problems in Experiment 'small'\n"
