@@ -33,8 +33,8 @@ from gradio.components import Component
 
 from nnxdsl.errors import NnxdslError
 
+from .client import CLIENT
 from .markdown import plain
-from .processes.jobs import CLIENT
 
 QUERY_CHARACTERS = 4_000
 EVERY = "*"

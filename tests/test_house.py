@@ -255,7 +255,7 @@ def test_what_these_sweeps_find() -> None:
     }
 
 
-APP_ROOMS = ("html", "words", "markdown", "view", "settings", "store", "processes", "components", "security")
+APP_ROOMS = ("html", "words", "markdown", "client", "view", "settings", "store", "processes", "components", "security")
 """Rooms and files of the app, each of which imports only those before it; state, pages and site follow."""
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +25,8 @@ import attrs
 from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info
+
+from ..client import CLIENT
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -50,9 +51,6 @@ RESULT_BYTES = 64_000_000
 
 MOST_OF_A_CLIENT = 8
 """Jobs of one client that may wait or run at the same time."""
-
-CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
-"""Address of the client for whom pages are shown and jobs are started."""
 
 
 def environment() -> dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 import pytest
 
+from app.client import CLIENT
 from app.components.token_runs import token_runs
 from app.pages.data import page as data_page
-from app.processes.jobs import CLIENT, MOST_OF_A_CLIENT
+from app.processes.jobs import MOST_OF_A_CLIENT
 from app.state import Site
 from app.view import EVERY
 from nnxdsl import RunError
