@@ -268,13 +268,14 @@ def _chat_or_text(models: ModelPair, request: Mapping[str, Any], text: str) -> A
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """The messages of a chat, the last of which is a user's."""
+    """The messages of a chat, the last of which is a user's, or the assistant's to be continued."""
 
     def is_message(one: Any) -> bool:
         return isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
 
-    if not isinstance(given, list) or not given or not all(map(is_message, given)) or given[-1]["role"] != "user":
-        raise RunError(f"messages: expected roles ({', '.join(ROLES)}) with contents, the last one of the user")
+    if not isinstance(given, list) or not given or not all(map(is_message, given)) or given[-1]["role"] == "system":
+        roles = ", ".join(ROLES)
+        raise RunError(f"messages: expected roles ({roles}) with contents, the last one of the user or the assistant")
     return [{"role": one["role"], "content": one["content"]} for one in given]
 
 

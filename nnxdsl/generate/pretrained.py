@@ -112,7 +112,8 @@ class Pretrained:
         """Generate completions of texts and chats in one batch.
 
         Args:
-            prompts: texts, or lists of chat messages, which are formatted with the tokenizer's chat template.
+            prompts: texts, or lists of chat messages, which are formatted with the tokenizer's chat template; a last
+                message of the assistant is continued.
             max_new_tokens: maximum number of new tokens; generation ends earlier at a stop token.
             temperature: sampling temperature; 0 for greedy decoding.
             top_k: sample from the k most likely tokens only.

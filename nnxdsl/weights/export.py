@@ -147,7 +147,9 @@ def export(
         tokenizer.write(place, saved.config.max_length, saved.config.vocab_size)
         display.stage("reading back, and comparing logits")
         difference, largest = _compare(place, target, saved, dtype, is_adapter=adapter, quantization=quantization)
-        files = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
+        files = {
+            str(path.relative_to(place)): path.stat().st_size for path in sorted(place.rglob("*")) if path.is_file()
+        }
     return Exported(
         directory=target,
         run=saved.directory.name,

@@ -13,6 +13,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.tokenizer import File, Tokenizer
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.bytes_as_hf import byte_files
+from nnxdsl.data.tokenizers.huggingface import ADDITIONAL_TEMPLATES
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError, NnxdslError
 from nnxdsl.weights import sources
@@ -101,6 +102,7 @@ class TokenizerFiles:
         if self.only is not None:
             shutil.copyfile(self.only, directory / ("tokenizer" + self.only.suffix))
         if self.template is not None:
+            shutil.rmtree(directory / ADDITIONAL_TEMPLATES, ignore_errors=True)
             (directory / "chat_template.jinja").write_text(self.template, encoding="utf-8")
         if isinstance(self.tokenizer, BytesTokenizer):
             for name, content in byte_files(self.tokenizer, max_length).items():
@@ -121,7 +123,12 @@ class TokenizerFiles:
 
 def copy(source: Path, directory: Path) -> list[str]:
     """Copies the tokenizer files of one directory to another, and returns their names."""
+    others = source / ADDITIONAL_TEMPLATES
+    templates = sorted(others.glob("*.jinja")) if others.is_dir() else []
     names = [name for name in NAMES if (source / name).is_file()]
+    names += [f"{ADDITIONAL_TEMPLATES}/{file.name}" for file in templates]
+    if templates:
+        (directory / ADDITIONAL_TEMPLATES).mkdir(exist_ok=True)
     for name in names:
         shutil.copyfile(source / name, directory / name)
     return names

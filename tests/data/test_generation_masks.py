@@ -90,13 +90,14 @@ def test_blocks_and_the_derived_mask_agree(bpe_dir: Path, name: str, kind: str, 
     marked, derived = (
         Encoder(with_template(kind, bpe_dir, source)) for source in (TEMPLATES[name], without_blocks(TEMPLATES[name]))
     )
-    assert marked.template.has_generation
-    assert not derived.template.has_generation
+    assert marked.template().has_generation
+    assert not derived.template().has_generation
     for messages in (CHAT, CHAT[1:3], [*CHAT, CHAT[1]], [CHAT[1], CHAT[2], CHAT[4]]):
         if any(message["role"] == "assistant" for message in messages[first_target:]):
-            ids, mask, odd = marked.conversation(messages, first_target)
+            turns = range(first_target, len(messages))
+            ids, mask, odd = marked.conversation(messages, turns)
             assert any(mask)
-            assert (ids, mask, odd) == derived.conversation(messages, first_target)
+            assert (ids, mask, odd) == derived.conversation(messages, turns)
 
 
 def test_a_template_that_drops_earlier_reasoning_is_masked_by_its_blocks(tmp_path: Path) -> None:

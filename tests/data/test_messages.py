@@ -14,6 +14,7 @@ GOOD = {"role": "assistant", "content": "Hello"}
 RUDE = {"role": "assistant", "content": "Go"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": 3}}}
 TEXT_CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+OBJECT_CALL = {"function": {"name": "weather", "arguments": {"city": "Köln"}}}
 TOOL = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
 
@@ -50,6 +51,8 @@ def test_tool_calls_are_rendered_as_transformers_does(write, asked: dict[str, An
     rendering = pytest.importorskip("transformers.utils.chat_template_utils")
     messages, tokenizer = [USER, asked, TOOL, GOOD], BytesTokenizer(CALLING)
     dataset = load(Data.Conversations(write({"messages": messages, "tools": tools})), tokenizer)
+    calls = [OBJECT_CALL if call is TEXT_CALL else call for call in asked["tool_calls"]]
+    messages[1] = {**asked, "tool_calls": calls}  # templates read an object, and transformers decodes no text
     expected = rendering.render_jinja_template(
         [messages], tools=tools, chat_template=CALLING, bos_token="<bos>", eos_token="<eos>"
     )[0][0]
@@ -59,6 +62,89 @@ def test_tool_calls_are_rendered_as_transformers_does(write, asked: dict[str, An
     assert "weather" in learnt
     assert "rain" not in learnt
     assert dataset.report.odd == {}
+
+
+AS_IT_IS = CALLING.replace("{{ f.arguments | tojson }}", "{{ f.arguments }}")
+ADDED = CALLING.replace("{{ f.arguments | tojson }}", "{{ '' + f.arguments }}")
+ITEMS = CALLING.replace(
+    "{{ f.arguments | tojson }}", "{% for k, v in f.arguments.items() %}{{ k }}={{ v }} {% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [(CALLING, '{"city": "Köln"}'), (AS_IT_IS, '{"city": "Köln"}'), (ADDED, '{"city": "Köln"}'), (ITEMS, "city=Köln ")],
+)
+@pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city":"Köln"}'])
+def test_arguments_are_written_once_whichever_form_rows_and_templates_have(
+    write, template: str, written: str, arguments: Any
+) -> None:
+    call = calling({"function": {"name": "weather", "arguments": arguments}})
+    tokenizer = BytesTokenizer(template)
+    dataset = load(Data.Conversations(write({"messages": [USER, call]})), tokenizer)
+    text = tokenizer.decode(dataset.row(0)["tokens"].tolist(), skip_special=False)
+    assert text.endswith(f'"arguments": {written}}}<end_of_turn>')
+    assert dataset.report.odd == {}
+
+
+def test_arguments_that_are_no_json_object_are_counted(write) -> None:
+    rows = [calling({"function": {"name": "f", "arguments": text}}) for text in ("{broken", "[1]", "", "{}")]
+    path = write(*({"messages": [{**USER, "content": str(n)}, row]} for n, row in enumerate(rows)))
+    report = load(Data.Conversations(path), BytesTokenizer(CALLING)).report
+    assert report.odd == {"tool arguments that are no JSON object": 2}
+
+
+BLOCKS = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<end_of_turn>{% endgeneration %}{% else %}{{ m.content }}<end_of_turn>{% endif %}"
+    "\n{% endfor %}"
+)
+WEIGHED = [USER, {**GOOD, "weight": 0}, {**USER, "content": "And?"}, {**RUDE, "weight": 1}]
+
+
+@pytest.mark.parametrize("template", [None, BLOCKS])
+@pytest.mark.parametrize(
+    ("loss_on", "row", "learnt"),
+    [
+        ("assistant", {"messages": WEIGHED}, "Go<end_of_turn>"),
+        ("last_assistant", {"messages": WEIGHED}, "Go<end_of_turn>"),
+        ("assistant", {"messages": [{**USER, "weight": 0}, GOOD, *WEIGHED[2:]]}, "Hello<end_of_turn>Go<end_of_turn>"),
+        ("assistant", {"messages": [*WEIGHED[:3], GOOD, USER, {**RUDE, "weight": 0}]}, "Hello<end_of_turn>"),
+        ("completion", {"prompt": [USER], "completion": [GOOD, *WEIGHED, GOOD]}, None),
+        ("all", {"messages": [*WEIGHED[:3], GOOD]}, None),
+    ],
+)  # fmt: skip
+def test_messages_of_weight_0_have_no_loss(
+    write, template: str | None, loss_on: str, row: dict[str, Any], learnt: str | None
+) -> None:
+    tokenizer = BytesTokenizer(template)
+    dataset = load(Data.Conversations(write(row)), tokenizer, loss_on=loss_on)
+    own = dataset.row(0)
+    text = tokenizer.decode(own["tokens"][own["target"] == 1].tolist(), skip_special=False)
+    if learnt is not None:
+        assert text == learnt
+    else:  # what the same chat has without the weights, but for the one answer
+        plain = {name: [{k: v for k, v in m.items() if k != "weight"} for m in chat] for name, chat in row.items()}
+        other = load(Data.Conversations(write(plain)), tokenizer, loss_on=loss_on).row(0)
+        assert other["tokens"].tolist() == own["tokens"].tolist()
+        out = own["tokens"][(other["target"] == 1) & (own["target"] == 0)].tolist()
+        assert tokenizer.decode(out, skip_special=False) == "Hello<end_of_turn>"
+        assert not ((other["target"] == 0) & (own["target"] == 1)).any()
+    assert dataset.report.odd == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"messages": [USER, {**GOOD, "weight": 0.5}]}, "'weight': expected 0 or 1, got 0.5"),
+        ({"messages": [{**USER, "weight": 1}, GOOD]}, "'weight': only messages of the assistant have a loss"),
+        ({"messages": [USER, {**GOOD, "weight": 0}]}, "no message of the assistant that the loss reads has a weight"),
+        ({"prompt": [USER], "chosen": [{**GOOD, "weight": 0}], "rejected": [RUDE]}, "chosen: its message has weight 0"),
+    ],
+)
+def test_weights_that_leave_nothing_are_refused(write, tokens: BytesTokenizer, row: dict[str, Any], what: str) -> None:
+    data = Data.Preferences(write(row)) if "chosen" in row else Data.Conversations(write(row))
+    assert what in problem(data, tokens)
 
 
 def test_an_answer_may_be_a_tool_call(write) -> None:
@@ -204,7 +290,7 @@ PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
          {"two forms (messages is read, conversations is not)": 1}),
         (Data.Conversations, {"messages": [GOOD, RUDE]}, {"only assistant messages": 1}),
         (Data.Conversations, {"messages": [{"role": "system", "content": " "}, USER, GOOD]}, {"blank message": 1}),
-        (Data.Conversations, {"messages": [{**USER, "name": "Ada"}, {**GOOD, "weight": 0}]},
+        (Data.Conversations, {"messages": [{**USER, "name": "Ada"}, {**GOOD, "mood": "kind"}]},
          {"message field ignored by the chat template": 1}),
         (Data.Conversations, {"messages": [{**USER, "id": "7"}, GOOD]}, {}),
         (Data.Conversations, {"prompt": " ", "completion": "a"}, {"blank prompt": 1}),

@@ -60,3 +60,43 @@ def test_a_batch_of_answers(write, tokens: BytesTokenizer) -> None:
     assert batch.limit.tolist() == [4, 4, 4]
     with pytest.raises(DataError, match="prompts alone are no batch"):
         dataset.batch([0], 1)
+
+
+TRIMMED = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "prefill", "expected"),
+    [
+        (None, "Sure, ", "<start_of_turn>model\nSure, "),
+        (TRIMMED, "Sure, ", "<start_of_turn>assistant\nSure,"),
+        (TRIMMED, "", "<start_of_turn>assistant\n"),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued(write, template: str | None, prefill: str, expected: str) -> None:
+    tokens = BytesTokenizer(template)
+    chat = [*CHAT, {"role": "assistant", "content": prefill}]
+    row = load(Data.Prompts(write({"prompt": chat})), tokens).row(0)
+    opening = tokens.decode(row["prompt"].tolist(), skip_special=False)
+    assert opening == f"<bos><start_of_turn>user\nHi<end_of_turn>\n{expected}"
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
+    pair = load(Data.Preferences(write({"prompt": chat, "chosen": answers[0], "rejected": answers[1]})), tokens).row(0)
+    assert tokens.decode(pair["prompt"].tolist(), skip_special=False) == opening
+    blank = " " if template and prefill else ""
+    assert tokens.decode(pair["chosen"].tolist(), skip_special=False) == f"{blank}yes<end_of_turn>"
+    answer = {"prompt": chat, "completion": answers[0], "label": True}
+    other = {**answer, "prompt": "Other"}
+    single = load(Data.Feedback(write(answer, other)), tokens).row(0)
+    assert (single["prompt"].tolist(), single["chosen"].tolist()) == (pair["prompt"].tolist(), pair["chosen"].tolist())
+    sft = load(Data.Conversations(write({"prompt": chat, "completion": answers[0]})), tokens).row(0)
+    assert sft["tokens"].tolist() == [*pair["prompt"].tolist(), *pair["chosen"].tolist()]
+    assert sft["tokens"][sft["target"] == 1].tolist() == pair["chosen"].tolist()
+
+
+def test_tool_calls_are_not_continued(write, tokens: BytesTokenizer) -> None:
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
+    with pytest.raises(DataError, match="ends with tool calls, which cannot be continued; add their results"):
+        load(Data.Prompts(write({"prompt": [*CHAT, call]})), tokens)

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from nnxdsl import Data, DataError, Tokenizer
 from nnxdsl.data import BytesTokenizer, load, open_tokenizer, stop_ids
+from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
+from nnxdsl.weights import tokenizer_files
 
 LINES = ["the cat sat on the mat and the dog sat on the log", "what is the capital of France? it is Paris."] * 20
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -106,12 +108,38 @@ def test_chat_template_of_its_own_file_goes_before_the_config(bpe_dir: Path, tmp
     assert given_source.fingerprint != given_file.fingerprint
 
 
-def test_named_chat_templates_take_the_default(bpe_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
-    named = [{"name": "tool_use", "template": "{{ 1 }}"}, {"name": "default", "template": "{{ 2 }}"}]
-    config = {"eos_token": "<eos>", "chat_template": named}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert HFTokenizer(tmp_path / "tokenizer.json").chat_template == "{{ 2 }}"
+NAMED = {"default": "default {{ messages[0].content }}", "tool_use": "{{ tools | length }} {{ messages[0].content }}"}
+
+
+def _with_named_templates(directory: Path, form: str) -> None:
+    """Writes named templates in one of the two forms that transformers reads."""
+    config: dict[str, Any] = {"eos_token": "<eos>"}
+    if form == "list":
+        config["chat_template"] = [{"name": name, "template": source} for name, source in NAMED.items()]
+    else:
+        config["chat_template"] = "not read beside files"
+        (directory / "chat_template.jinja").write_text(NAMED["default"])
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["tool_use"])
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("form", ["list", "files"])
+def test_chats_with_tools_take_the_template_for_them(bpe_dir: Path, tmp_path: Path, form: str) -> None:
+    shutil.copytree(bpe_dir, tmp_path / "a")
+    _with_named_templates(tmp_path / "a", form)
+    tokenizer = HFTokenizer(tmp_path / "a" / "tokenizer.json")
+    assert (tokenizer.chat_template, tokenizer.tool_use_template) == tuple(NAMED.values())
+    encoder, chat = Encoder(tokenizer), [{"role": "user", "content": "Hi"}]
+    assert tokenizer.decode(encoder.prompt(chat)) == "default Hi"
+    assert tokenizer.decode(encoder.prompt(chat, [{"name": "f"}])) == "1 Hi"
+    (tmp_path / "b").mkdir()
+    copied = tokenizer_files.copy(tmp_path / "a", tmp_path / "b")
+    assert ("additional_chat_templates/tool_use.jinja" in copied) == (form == "files")
+    assert HFTokenizer(tmp_path / "b" / "tokenizer.json").fingerprint == tokenizer.fingerprint
+    only = open_tokenizer(Tokenizer.File(str(tmp_path / "a"), chat_template="{{ 1 }}"), None)
+    assert (only.chat_template, only.tool_use_template) == ("{{ 1 }}", None)
+    assert only.fingerprint != tokenizer.fingerprint
 
 
 def test_auto_is_bytes_without_weights_and_the_directory_with_them(bpe_dir: Path) -> None:

@@ -9,7 +9,7 @@ from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, read_ids
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import Message, is_blank
+from nnxdsl.data.tokenizers.messages import Message, has_loss, is_blank
 
 
 def split_ids(row: Fields, names: Sequence[str], encoder: Encoder, vocabulary: int | None) -> Split:
@@ -62,4 +62,6 @@ def answer(name: str, side: list[Message], context: list[Message]) -> Message:
         raise RowError("not one answer", f"{name}: expected one assistant message after the prompt, got {roles}")
     if is_blank(rest[0]):
         raise RowError("empty completion", f"{name} is empty")
+    if not has_loss(rest[0]):
+        raise RowError("no target", f"{name}: its message has weight 0, so there is nothing to learn")
     return rest[0]

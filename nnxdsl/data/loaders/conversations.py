@@ -13,8 +13,17 @@ from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.encode import Encoder
-from nnxdsl.data.tokenizers.messages import Message, is_blank, read_messages, read_tools, require_no_media
+from nnxdsl.data.tokenizers.encode import Encoder, common_prefix
+from nnxdsl.data.tokenizers.messages import (
+    Message,
+    Tools,
+    has_loss,
+    is_blank,
+    read_messages,
+    read_tools,
+    require_no_media,
+    with_answer,
+)
 from nnxdsl.errors import DataError
 
 CHATS = ("messages", "conversations")
@@ -50,13 +59,14 @@ def load_conversations(
         if loss_on == "completion":
             require(row, PARTS, COMPLETION_READS)
         require_no_media(row)
-        last = loss_on == "last_assistant"
-        encoded = _encode(row, encoder, PARTS if loss_on == "completion" else None, last)
-        targets = encoded.completion_mask if last or loss_on == "assistant" else [True] * len(encoded.ids)
+        encoded = _encode(row, encoder, loss_on)
+        reads_turns = loss_on in ("assistant", "last_assistant")
+        targets = encoded.completion_mask if reads_turns else [True] * len(encoded.ids)
         if loss_on == "completion":
             _require_answer(row["completion"])
             first = encoded.completion_mask.index(True)
             targets = [False] * first + targets[first:]
+        targets = [is_target and not is_out for is_target, is_out in zip(targets, encoded.excluded, strict=True)]
         return sequence(encoded.ids, targets, data.max_length, odd=encoded.odd, chat=encoded.chat)
 
     reads, parts = {*CHATS, *PARTS, "tools"}, ("tokens", "target")
@@ -85,23 +95,25 @@ def sequence(
 
 
 class _Encoded(NamedTuple):
-    """A row as ids, the mask of the assistant's tokens, warnings, and whether it is a chat."""
+    """A row as ids, the mask of the assistant's tokens and of those that have weight 0, warnings, whether a chat."""
 
     ids: list[int]
     completion_mask: list[bool]
+    excluded: list[bool]
     odd: tuple[str, ...]
     chat: bool
 
 
-def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None, last: bool) -> _Encoded:
-    """One row; `form` are the fields to read, None for the first form of the row; `last`: only the last answer."""
+def _encode(row: Fields, encoder: Encoder, loss_on: str) -> _Encoded:
+    """One row in its first form, or for `loss_on="completion"` its prompt and completion."""
     guard = encoder.guard
-    name = None if form == PARTS else next((name for name in CHATS if name in row), None)
+    name = None if loss_on == "completion" else next((name for name in CHATS if name in row), None)
     forms = (*CHATS, *PARTS)
+    context: list[Message] = []
     if name is not None:
         # A list of messages; text is refused.
         value = row[name] if isinstance(row[name], list) else read_messages(row[name], name)
-        messages, first = guard.chat(value, name, "user"), 0
+        messages = guard.chat(value, name, "user")
         odd = other_forms(row, name, (other for other in forms if other != name))
     else:
         if not any(part in row for part in PARTS):
@@ -112,18 +124,37 @@ def _encode(row: Fields, encoder: Encoder, form: tuple[str, ...] | None, last: b
         if isinstance(prompt, str) and isinstance(completion, str):
             text = _encode_text(prompt, completion, encoder)
             return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
-        context = guard.chat(prompt, "prompt", "user")
-        messages, first = [*context, *guard.chat(completion, "completion", "assistant")], len(context)
-    answers = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
+        context, messages = guard.chat(prompt, "prompt", "user"), guard.chat(completion, "completion", "assistant")
+    tools = guard.tools(read_tools(row))
+    ids, mask, excluded, warnings = _encode_chat(context, messages, tools, encoder, loss_on)
+    return _Encoded(ids, mask, excluded, (*odd, *warnings), chat=True)
+
+
+def _encode_chat(
+    context: list[Message], messages: list[Message], tools: Tools | None, encoder: Encoder, loss_on: str
+) -> tuple[list[int], list[bool], list[bool], tuple[str, ...]]:
+    """Ids of messages after those of `context`, the masks of `_Encoded`, and warnings."""
+    is_prefilled = bool(context) and context[-1]["role"] == messages[0]["role"] == "assistant"
+    whole = [*(with_answer(context, messages[0]) if is_prefilled else [*context, messages[0]]), *messages[1:]]
+    first = len(context) - is_prefilled
+    answers = [turn for turn in range(first, len(whole)) if whole[turn]["role"] == "assistant"]
     if not answers:
         raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
-    first = answers[-1] if last else first
-    if any(is_blank(messages[turn]) for turn in answers if turn >= first):
+    scope = answers[-1:] if loss_on == "last_assistant" else answers
+    learnt = [turn for turn in scope if has_loss(whole[turn])]
+    reads_turns = loss_on in ("assistant", "last_assistant")
+    if reads_turns and not learnt:
+        raise RowError("no target", "no message of the assistant that the loss reads has a weight other than 0")
+    if any(is_blank(whole[turn]) for turn in learnt):
         raise RowError("empty completion", "an assistant's message is empty")
-    tools = guard.tools(read_tools(row))
-    ids, completion_mask, warnings = encoder.conversation(messages, first, tools)
-    odd = (*odd, *encoder.check_chat(messages, tools), *warnings)
-    return _Encoded(ids, completion_mask, odd, chat=True)
+    silent = [] if reads_turns else [turn for turn in answers if not has_loss(whole[turn])]
+    ids, mask, warnings = encoder.conversation(whole, learnt if reads_turns else answers, tools)
+    excluded = encoder.conversation(whole, silent, tools)[1] if silent else []
+    excluded = [*excluded, *[False] * len(ids)][: len(ids)]  # the end token of the last turn may differ
+    if is_prefilled:
+        start = common_prefix(encoder.prompt(context, tools), ids)
+        mask[:start] = [False] * start
+    return ids, mask, excluded, (*encoder.check_chat(whole, tools), *warnings)
 
 
 def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:
@@ -135,7 +166,8 @@ def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:
     split = split_text(prompt, {"completion": completion}, encoder)
     (ids,) = split.completions
     odd = (*(() if prompt.strip() else ("blank prompt",)), *(("merged border",) if split.merged else ()))
-    return _Encoded(split.prompt + ids, [False] * len(split.prompt) + [True] * len(ids), odd, chat=False)
+    mask = [False] * len(split.prompt) + [True] * len(ids)
+    return _Encoded(split.prompt + ids, mask, [False] * len(mask), odd, chat=False)
 
 
 def _require_answer(completion: str | list[Message]) -> None:

@@ -20,7 +20,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import read_tools, require_no_media
+from nnxdsl.data.tokenizers.messages import read_tools, require_no_media, with_answer
 from nnxdsl.errors import DataError
 
 READS = (
@@ -167,4 +167,4 @@ def _split(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, ...]]
     context, tools = encoder.guard.chat(prompt, "prompt", "user"), encoder.guard.tools(read_tools(row))
     require_prompt(context)
     message = answer("completion", encoder.guard.chat(completion, "completion", "assistant"), context)
-    return encoder.split_chat(context, [message], tools), True, encoder.check_chat([*context, message], tools)
+    return encoder.split_chat(context, [message], tools), True, encoder.check_chat(with_answer(context, message), tools)

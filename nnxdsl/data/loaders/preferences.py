@@ -17,7 +17,7 @@ from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools, require_no_media
+from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools, require_no_media, with_answer
 
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
@@ -177,7 +177,7 @@ def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder
     require_prompt(context)
     answers = [answer(name, side, context) for name, side in zip(SIDES, sides, strict=True)]
     split = encoder.split_chat(context, answers, tools)
-    odd = [kind for one in answers for kind in encoder.check_chat([*context, one], tools)]
+    odd = [kind for one in answers for kind in encoder.check_chat(with_answer(context, one), tools)]
     if "tool_calls" not in answers[0] and "tool_calls" not in answers[1]:
         odd += _alike(*map(content_of, answers))
     return split, tuple(odd)
@@ -201,6 +201,8 @@ def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Messag
                 f"there is no 'prompt', and {name} ({len(side)} messages) is the beginning of {other}, so it would be "
                 f"an empty completion",
             )
+    while shared and chosen[shared - 1]["role"] == "assistant":  # a turn of its own, which no answer continues
+        shared -= 1
     return chosen[:shared]
 
 

@@ -29,6 +29,7 @@ class TokenizerBase(Protocol):
         special_ids: Special tokens, which `decode` skips.
         stop_ids: Ids at which generation stops: `eos_id`, those of `generation_config.json`, usual end-of-turn tokens.
         chat_template: jinja2 source, None if there is none.
+        tool_use_template: That of chats with tools, the template named "tool_use"; None for `chat_template`.
         fingerprint: sha256 hex over everything that determines the ids of texts and chats.
     """
 
@@ -40,6 +41,7 @@ class TokenizerBase(Protocol):
     special_ids: frozenset[int]
     stop_ids: frozenset[int]
     chat_template: str | None
+    tool_use_template: str | None
     fingerprint: str
 
     def encode(self, text: str) -> list[int]:
@@ -64,6 +66,7 @@ class BytesTokenizer:
     It needs no file, for tiny models and tests; `decode(encode(text), skip_special=False)` restores every text.
     """
 
+    tool_use_template: str | None = None
     SPECIAL = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 
     def __init__(self, chat_template: str | None = None) -> None:

@@ -19,7 +19,7 @@ import jinja2.sandbox
 
 from nnxdsl.config.data import TEMPLATE_VARIABLES
 from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.tokenizers.messages import Message, Tools
+from nnxdsl.data.tokenizers.messages import Message, Tools, content_of
 from nnxdsl.errors import DataError
 
 TURNS = """\
@@ -47,6 +47,8 @@ TODAY = datetime.datetime(2024, 7, 26)
 _MARKED = "mark generation"
 """Variable under which generation blocks are marked; no template can name it."""
 _MARKS = ("\ufdd0generation<", "\ufdd0generation>")
+_PREFILL_END = "\ufdd0continued "
+"""Stands at the end of a message that is continued; a template that strips the message takes its blank."""
 
 Span = tuple[int, int]
 """First character of a part of a text, and the one after its last."""
@@ -116,6 +118,29 @@ class ChatTemplate:
         """
         return self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
+    def render_prompt(self, messages: Sequence[Message], *, tools: Tools | None = None) -> str:
+        """The chat as text up to where an answer begins: after the generation prompt.
+
+        If the last message is the assistant's, it is the beginning of the answer (a prefill), and the text ends with
+        it, as with `continue_final_message` of transformers.
+
+        Raises:
+            RowError: The template raises an exception, or the last message cannot be continued.
+        """
+        if messages[-1]["role"] != "assistant":
+            return self._render(messages, add_generation_prompt=True, tools=tools)
+        if messages[-1].get("tool_calls"):
+            raise RowError(
+                "no prefill", "the prompt ends with tool calls, which cannot be continued; add their results"
+            )
+        prefill = content_of(messages[-1])
+        last = {**messages[-1], "content": prefill + _PREFILL_END}
+        before, mark, after = self._render([*messages[:-1], last], tools=tools).rpartition(_PREFILL_END.rstrip())
+        if not mark or prefill.strip() not in before:
+            raise RowError("no prefill", "the chat template changes the last message, so it cannot be continued")
+        is_stripped = not after.startswith(" ") and prefill.strip()
+        return before.rstrip() if is_stripped else before
+
     def render_spans(self, messages: Sequence[Message], *, tools: Tools | None = None) -> tuple[str, list[Span]]:
         """The chat as text, and the spans of its `{% generation %}` blocks in their order.
 
@@ -145,14 +170,40 @@ class ChatTemplate:
                 raise DataError(f"template_args: the chat template does not read {name!r}; it reads {names}")
 
     def _render(self, messages: Sequence[Message], **variables: Any) -> str:
-        variables = {"messages": list(messages), **self.arguments, "add_generation_prompt": False, **variables}
+        messages = [self._with_arguments(message) if "tool_calls" in message else message for message in messages]
+        variables = {"messages": messages, **self.arguments, "add_generation_prompt": False, **variables}
         if self._last is None or self._last[0] != variables:  # a chat is encoded, then checked
-            try:
-                self._last = variables, self._template.render(**variables, **self._tokens)
-            except Exception as error:  # templates may raise anything
-                what = str(error) or type(error).__name__
-                raise RowError("template", f"the chat template cannot render this chat: {what}") from error
+            self._last = variables, self._rendered(variables)
         return self._last[1]
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(**variables, **self._tokens)
+        except Exception as error:  # templates may raise anything
+            what = str(error) or type(error).__name__
+            raise RowError("template", f"the chat template cannot render this chat: {what}") from error
+
+    def _with_arguments(self, message: Message) -> Message:
+        """A message whose tool calls have their arguments in the form that the template reads."""
+        if not self._reads_json_text:
+            return message
+        return {**message, "tool_calls": [_with_json_text(call) for call in message["tool_calls"]]}
+
+    @functools.cached_property
+    def _reads_json_text(self) -> bool:
+        """Whether it writes arguments of tool calls as they are, and so needs JSON text (DeepSeek's), not an object."""
+
+        def written(arguments: object) -> str:
+            call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            try:
+                return self._rendered({"messages": turns, **self.arguments, "add_generation_prompt": False})
+            except RowError:
+                return ""
+
+        probe = {"a": "b"}
+        as_object, as_text = written(probe), written(json.dumps(probe))
+        return json.dumps(probe) in as_text and (not as_object or str(probe) in as_object)
 
 
 @functools.cache
@@ -174,6 +225,13 @@ def _parsed(source: str) -> jinja2.nodes.Template:
 def _is_generation(block: jinja2.nodes.CallBlock) -> bool:
     called = block.call.node
     return isinstance(called, jinja2.nodes.ExtensionAttribute) and called.identifier == _Generation.identifier
+
+
+def _with_json_text(call: dict[str, Any]) -> dict[str, Any]:
+    if "function" in call:
+        return {**call, "function": _with_json_text(call["function"])}
+    arguments = call.get("arguments")
+    return {**call, "arguments": _to_json(arguments)} if isinstance(arguments, dict) else call
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnxdsl.config.data import Data
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.chat_template import ChatTemplate
-from nnxdsl.data.tokenizers.messages import Message, Tools, odd_messages
+from nnxdsl.data.tokenizers.chat_template import ChatTemplate, Span
+from nnxdsl.data.tokenizers.messages import Message, Tools, odd_messages, with_answer
 from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
 from nnxdsl.data.tokenizers.template_check import check_rendered
 from nnxdsl.errors import DataError
@@ -53,7 +53,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.template_args, self.system = dict(template_args or {}), system
         self.guard = SpecialTokenGuard(tokenizer, remedy)
-        self._chat: ChatTemplate | None = None
+        self._templates: dict[str, ChatTemplate] = {}
         self._blank: dict[int, bool] = {}
 
     @classmethod
@@ -66,28 +66,29 @@ class Encoder:
         encoder = cls(tokenizer, remedy, template_args=data.template_args, system=data.system)
         if encoder.template_args or encoder.system is not None:
             try:
-                encoder._require_system(encoder.template)
+                encoder._require_system(encoder.template())
             except DataError as error:
                 raise DataError(f"{data.name}: {error}") from error
         return encoder
 
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template.
+    def template(self, tools: Tools | None = None) -> ChatTemplate:
+        """The chat template of chats with `tools`, as transformers chooses it: "tool_use" if there is one, or default.
 
         Raises:
             DataError: The tokenizer has none, it is not valid jinja2, or does not read `template_args`.
         """
-        if self._chat is None:
-            source = self.tokenizer.chat_template
-            if source is None:
-                raise DataError(
-                    "the rows are chats, but the tokenizer has no chat template; give one with "
-                    "Tokenizer.File(path, chat_template=...), or use rows of plain text"
-                )
+        source = self.tokenizer.chat_template
+        if tools is not None and self.tokenizer.tool_use_template is not None:
+            source = self.tokenizer.tool_use_template
+        if source is None:
+            raise DataError(
+                "the rows are chats, but the tokenizer has no chat template; give one with "
+                "Tokenizer.File(path, chat_template=...), or use rows of plain text"
+            )
+        if source not in self._templates:
             bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
-            self._chat = ChatTemplate(source, bos_token=bos, eos_token=eos, arguments=self.template_args)
-        return self._chat
+            self._templates[source] = ChatTemplate(source, bos_token=bos, eos_token=eos, arguments=self.template_args)
+        return self._templates[source]
 
     def _require_system(self, template: ChatTemplate) -> None:
         """Refuses a system prompt that the template does not render."""
@@ -135,14 +136,14 @@ class Encoder:
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     def prompt(self, prompt: Prompt, tools: Tools | None = None) -> list[int]:
-        """Ids of a prompt for generation: text, or a chat with the generation prompt.
+        """Ids of a prompt for generation: text, or a chat with the generation prompt; see `ChatTemplate.render_prompt`.
 
         Raises:
             RowError: The template cannot render the chat.
         """
         if isinstance(prompt, str):
             return self.text(prompt)
-        return self.rendered(self.template.render(self.with_system(prompt), add_generation_prompt=True, tools=tools))
+        return self.rendered(self.template(tools).render_prompt(self.with_system(prompt), tools=tools))
 
     def check_chat(
         self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False
@@ -153,21 +154,21 @@ class Encoder:
             RowError: The template leaves out a content, a tool call or the tools.
         """
         whole = self.with_system(messages)
-        return (*odd_messages(messages), *check_rendered(self.template, whole, tools, is_prompt=is_prompt))
+        return (*odd_messages(messages), *check_rendered(self.template(tools), whole, tools, is_prompt=is_prompt))
 
     def split_text(self, prompt: str, completions: Sequence[str]) -> Split:
         """A prompt and completions of plain text, tokenized together and split in token space."""
         return self._split(self.text(prompt), [self.text(prompt + completion) for completion in completions])
 
     def split_chat(self, prompt: list[Message], answers: Sequence[Message], tools: Tools | None = None) -> Split:
-        """A chat and answers; completions begin after the template's generation prompt.
+        """A chat and answers; completions begin where an answer does (see `ChatTemplate.render_prompt`).
 
         Raises:
             RowError: The template cannot render the chat, or its answers do not begin with its generation prompt.
         """
         prompt = self.with_system(prompt)
-        opening = self.template.render(prompt, add_generation_prompt=True, tools=tools)
-        texts = [self.template.render([*prompt, answer], tools=tools) for answer in answers]
+        opening = self.template(tools).render_prompt(prompt, tools=tools)
+        texts = [self.template(tools).render(with_answer(prompt, answer), tools=tools) for answer in answers]
         for text in texts:
             _require_prefix(opening, text)
         return self._split(self.rendered(opening), [self.rendered(text) for text in texts], is_rendered=True)
@@ -179,34 +180,42 @@ class Encoder:
         return Split(texts[0][:shared], [self.ended(ids[shared:]) for ids in texts], merged=False)
 
     def conversation(
-        self, messages: list[Message], first_target: int = 0, tools: Tools | None = None
+        self, messages: list[Message], turns: Collection[int] | None = None, tools: Tools | None = None
     ) -> tuple[list[int], list[bool], tuple[str, ...]]:
         """Ids of a chat, the mask of the assistant's tokens, and warnings.
 
         A template with `{% generation %}` blocks marks these tokens. With another one, they are found by rendering the
         chat before and after each of the assistant's turns, and include the end of the turn.
 
-        Assistant turns before message `first_target` are no targets.
+        Args:
+            messages: The chat.
+            turns: The messages whose tokens are in the mask, by index; None for all of the assistant's.
+            tools: Of the row.
 
         Raises:
             RowError: The template cannot render the chat; or its blocks mark nothing; or it has none, and renders
                 earlier turns differently once later ones follow.
         """
-        whole = self.with_system(messages)
-        first_target += len(whole) - len(messages) if first_target else 0
-        mask_of = self._marked_mask if self.template.has_generation else self._derived_mask
-        ids, mask, merged = mask_of(whole, first_target, tools)
+        whole, template = self.with_system(messages), self.template(tools)
+        added = len(whole) - len(messages)
+        wanted = [
+            turn
+            for turn, message in enumerate(whole)
+            if message["role"] == "assistant" and (turns is None or turn - added in turns)
+        ]
+        mask_of = self._marked_mask if template.has_generation else self._derived_mask
+        ids, mask, merged = mask_of(whole, wanted, tools)
         odd = ("merged border",) if merged else ()
-        if any(mask) and self.template.has_generation and not self._ends_turns(ids, mask):
+        if any(mask) and template.has_generation and not self._ends_turns(ids, mask):
             odd = (*odd, "generation block without the end of the turn")
         return ids, mask, odd
 
     def _marked_mask(
-        self, messages: list[Message], first_target: int, tools: Tools | None
+        self, messages: list[Message], turns: Sequence[int], tools: Tools | None
     ) -> tuple[list[int], list[bool], bool]:
-        """Ids, the tokens that overlap with generation blocks, and whether one of them begins before its block."""
-        text, spans = self.template.render_spans(messages, tools=tools)
-        spans = spans[self._blocks_before(messages, first_target, tools, len(spans)) :]
+        """Ids, the tokens that overlap with blocks of `turns`, and whether one of them begins before its block."""
+        text, spans = self.template(tools).render_spans(messages, tools=tools)
+        spans = self._spans_of(messages, turns, tools, spans)
         ids, offsets = self.rendered(text), self.tokenizer.offsets(text)
         skipped = len(offsets) - len(ids)  # a second BOS
         mask, merged = [False] * len(ids), False
@@ -228,14 +237,23 @@ class Encoder:
             return ids[:length], mask[:length], merged
         return ids, mask, merged
 
-    def _blocks_before(self, messages: list[Message], first_target: int, tools: Tools | None, count: int) -> int:
-        """How many of the `count` generation blocks of a chat belong to messages before `first_target`."""
-        speaks = [message["role"] == "assistant" for message in messages]
-        if not first_target or not any(speaks[:first_target]):
-            return 0
-        if sum(speaks) == count:
-            return sum(speaks[:first_target])
-        return len(self.template.render_spans(messages[:first_target], tools=tools)[1])
+    def _spans_of(
+        self, messages: list[Message], turns: Sequence[int], tools: Tools | None, spans: list[Span]
+    ) -> list[Span]:
+        """The spans of generation blocks that belong to `turns` of the assistant, of those of the whole chat."""
+        speaking = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(turns) == len(speaking):
+            return spans
+        if len(spans) == len(speaking):
+            return [span for turn, span in zip(speaking, spans, strict=True) if turn in turns]
+
+        def blocks_before(turn: int) -> int:
+            if turn == len(messages):
+                return len(spans)
+            spoken = any(message["role"] == "assistant" for message in messages[:turn])
+            return len(self.template(tools).render_spans(messages[:turn], tools=tools)[1]) if spoken else 0
+
+        return [span for turn in turns for span in spans[blocks_before(turn) : blocks_before(turn + 1)]]
 
     def _ends_turns(self, ids: list[int], mask: list[bool]) -> bool:
         """Whether the last targets are an end of turn."""
@@ -243,18 +261,17 @@ class Encoder:
         return self._end_of(ids[:last], is_rendered=True) > 0
 
     def _derived_mask(
-        self, messages: list[Message], first_target: int, tools: Tools | None
+        self, messages: list[Message], turns: Sequence[int], tools: Tools | None
     ) -> tuple[list[int], list[bool], bool]:
-        """Ids, the tokens of the assistant's turns with their ends, and whether a token reaches over such a border."""
-        whole = self.template.render(messages, tools=tools)
+        """Ids, the tokens of `turns` with their ends, and whether a token reaches over such a border."""
+        template = self.template(tools)
+        whole = template.render(messages, tools=tools)
         ids = self.rendered(whole)
         mask = [False] * len(ids)
         merged = False
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant" or turn < first_target:
-                continue
-            before = self.template.render(messages[:turn], add_generation_prompt=True, tools=tools)
-            after = self.template.render(messages[: turn + 1], tools=tools)
+        for turn in turns:
+            before = template.render(messages[:turn], add_generation_prompt=True, tools=tools)
+            after = template.render(messages[: turn + 1], tools=tools)
             for part in (before, after):
                 _require_prefix(part, whole, turn + 1)
             opening = self.rendered(before)

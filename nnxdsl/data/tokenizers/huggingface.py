@@ -21,6 +21,9 @@ from nnxdsl.errors import DataError
 _ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
 """Usual end-of-turn tokens: generation stops at them even if no file names them."""
 
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""Folder of the named chat templates beside `chat_template.jinja`."""
+
 SEGMENTS = 256
 """Segments of texts whose ids are cached."""
 PROBED = 8
@@ -35,7 +38,7 @@ class _Beside:
     eos_token: str | None
     add_bos: bool | None
     end_ids: tuple[int, ...]
-    chat_template: str | None
+    chat_templates: dict[str, str]
 
 
 class _FileTokenizer:
@@ -46,6 +49,7 @@ class _FileTokenizer:
     eos_id: int
     stop_ids: frozenset[int]
     chat_template: str | None
+    tool_use_template: str | None
     bos_id: int | None = None
     fingerprint: str
 
@@ -69,11 +73,13 @@ class _FileTokenizer:
         ends_of_turn = {token for token in map(id_of, _ENDS_OF_TURN) if token is not None}
         self.bos_token, self.eos_token = beside.bos_token or "", beside.eos_token or token_of(eos_id) or ""
         self.eos_id, self.stop_ids = eos_id, frozenset({eos_id, *beside.end_ids, *ends_of_turn})
-        self.chat_template = beside.chat_template
+        self.chat_template = beside.chat_templates.get("default")
+        self.tool_use_template = beside.chat_templates.get("tool_use")
         return id_of(beside.bos_token) if beside.bos_token else None
 
     def _set_fingerprint(self, source: bytes) -> None:
         ends = [self.bos_id, self.bos_token, self.eos_id, self.eos_token, sorted(self.stop_ids), self.chat_template]
+        ends += [] if self.tool_use_template is None else [self.tool_use_template]
         self.fingerprint = hashlib.sha256(hashlib.sha256(source).digest() + json.dumps(ends).encode()).hexdigest()
 
 
@@ -317,7 +323,7 @@ def _read_beside(directory: Path, template: str | None) -> _Beside:
         eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
         add_bos=add_bos,
         end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
-        chat_template=_template(directory) if template is None else _given_template(template),
+        chat_templates=_templates(directory) if template is None else {"default": _given_template(template)},
     )
 
 
@@ -342,21 +348,22 @@ def _end_ids(file: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _template(directory: Path) -> str | None:
-    jinja = directory / "chat_template.jinja"
-    if jinja.is_file():
-        return _read_text(jinja)
+def _templates(directory: Path) -> dict[str, str]:
+    """The chat templates of a directory by name, as transformers reads them: files go before the config."""
+    jinja, others = directory / "chat_template.jinja", directory / ADDITIONAL_TEMPLATES
+    files = {"default": jinja} if jinja.is_file() else {}
+    files |= {file.stem: file for file in sorted(others.glob("*.jinja"))} if others.is_dir() else {}
+    if files:
+        return {name: _read_text(file) for name, file in files.items()}
     for file in (directory / "tokenizer_config.json", directory / "chat_template.json"):
         template = _read_json(file).get("chat_template")
         if isinstance(template, list):
-            template = _named(file, template).get("default")  # others are for tools or retrieval
-            if template is None:
-                return None
+            return _named(file, template)
         if not isinstance(template, str | None):
             raise DataError(f"{file}: chat_template: expected text or a list of templates, got {kind_of(template)}")
         if template:
-            return template
-    return None
+            return {"default": template}
+    return {}
 
 
 def _named(file: Path, templates: list[Any]) -> dict[str, str]:

@@ -14,6 +14,9 @@ Message = dict[str, Any]
 Tools = list[dict[str, Any]]
 """JSON schemas of functions, as the `tools` of a row."""
 
+WEIGHT = "weight"
+"""Field of an assistant's message in the formats of OpenAI and Mistral: 0 keeps it out of the loss."""
+
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 _MEDIA = ("image", "audio", "video")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
@@ -58,6 +61,19 @@ def content_of(message: Message) -> str:
     return message.get("content") or ""
 
 
+def with_answer(prompt: Sequence[Message], answer: Message) -> list[Message]:
+    """The chat with an answer, which continues the last message if that is the assistant's (a prefill)."""
+    if not prompt or prompt[-1]["role"] != "assistant":
+        return [*prompt, answer]
+    prefill = {name: value for name, value in prompt[-1].items() if name != WEIGHT}
+    return [*prompt[:-1], {**prefill, **answer, "content": content_of(prefill) + content_of(answer)}]
+
+
+def has_loss(message: Message) -> bool:
+    """Whether an assistant's message may be learnt from: its `weight` is not 0."""
+    return message.get(WEIGHT, 1) != 0
+
+
 def is_blank(message: Message) -> bool:
     """Whether a message has neither text nor tool calls."""
     return not content_of(message).strip() and not message.get("tool_calls")
@@ -67,8 +83,15 @@ def odd_messages(messages: Sequence[Message]) -> Iterator[str]:
     """Warnings for a valid chat."""
     if any(is_blank(message) for message in messages):
         yield "blank message"
+    if any(isinstance(call.get("function", call).get("arguments"), str) for call in _calls(messages)):
+        yield "tool arguments that are no JSON object"
     if all(message["role"] == "assistant" for message in messages):
         yield "only assistant messages"
+
+
+def _calls(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        yield from message.get("tool_calls", ())
 
 
 def require_no_media(row: Mapping[str, Any], location: str = "") -> None:
@@ -130,6 +153,7 @@ def _message(item: object, location: str) -> Message:
         message["tool_calls"] = _tool_calls(message["tool_calls"], location)
         if "content" in item:
             message.setdefault("content", None)  # null, as in OpenAI's format
+    _require_weight(message, location)
     for name in ("role", "content"):
         if name not in message and not (name == "content" and "tool_calls" in message):
             has = ", ".join(message) or "nothing"
@@ -137,6 +161,16 @@ def _message(item: object, location: str) -> Message:
     if message.get("content") is not None:
         message["content"] = _content(message["content"], location)
     return message
+
+
+def _require_weight(message: Message, location: str) -> None:
+    weight = message.get(WEIGHT)
+    if weight is None or (weight == 0 and message.get("role") != "assistant"):
+        return
+    if isinstance(weight, str) or weight not in (0, 1):
+        raise RowError("wrong type", f"{location}: 'weight': expected 0 or 1, got {weight!r:.40}")
+    if message.get("role") != "assistant":
+        raise RowError("wrong type", f"{location}: 'weight': only messages of the assistant have a loss")
 
 
 def _content(content: object, location: str) -> str:
@@ -180,6 +214,16 @@ def _tool_call(call: object, location: str) -> dict[str, Any]:
             "wrong type", f"{location}: 'arguments': expected an object or its JSON text, got {kind_of(arguments)}"
         )
     parts = {key: part for key, part in call.items() if part is not None}
-    if function is not call:
-        parts["function"] = {key: part for key, part in function.items() if part is not None}
-    return parts
+    own = parts if function is call else {key: part for key, part in function.items() if part is not None}
+    if isinstance(arguments, str):
+        own["arguments"] = _object_of(arguments)
+    return own if function is call else {**parts, "function": own}
+
+
+def _object_of(arguments: str) -> dict[str, Any] | str:
+    """The object in the JSON text of arguments, as templates read them; another text as it is."""
+    try:
+        value = parse_json(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments

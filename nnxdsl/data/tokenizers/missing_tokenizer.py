@@ -32,6 +32,7 @@ class MissingTokenizer:
     names: tuple[str, ...]
 
     chat_template: ClassVar[None] = None
+    tool_use_template: ClassVar[None] = None
     fingerprint: ClassVar[str] = "no tokenizer"
 
     def __getattr__(self, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.chat_template import ChatTemplate
-from nnxdsl.data.tokenizers.messages import Message, Tools, content_of
+from nnxdsl.data.tokenizers.messages import WEIGHT, Message, Tools, content_of
 
 IDENTIFIERS = frozenset({"id", "tool_call_id", "type", "index"})
 """Fields of messages and tool calls that identify them; templates may leave them out."""
@@ -38,7 +38,7 @@ def check_rendered(
     """
 
     def render(messages: Sequence[Message], tools: Tools | None = tools) -> str:
-        return template.render(messages, add_generation_prompt=is_prompt, tools=tools)
+        return template.render_prompt(messages, tools=tools) if is_prompt else template.render(messages, tools=tools)
 
     whole = render(messages)
     if tools is not None and render(messages, None) == whole:
@@ -93,7 +93,7 @@ def _marked_value(value: Any, location: str, mark: Callable[[str, str], str]) ->
 def _odd(messages: Sequence[Message], whole: str, render: Callable[[Sequence[Message]], str]) -> Iterator[str]:
     if not all(_is_in(content_of(message).strip(), whole) for message in messages):
         yield "text changed by the chat template"
-    names = {name for message in messages for name in message} - {"role", "content", "tool_calls"} - IDENTIFIERS
+    names = {name for message in messages for name in message} - {"role", "content", "tool_calls", WEIGHT} - IDENTIFIERS
     if any(_is_ignored(name, messages, whole, render) for name in sorted(names)):
         yield "message field ignored by the chat template"
 
