@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 NO_ARGUMENTS = JsonObject({})
+ROLES = ("system", "developer", "user", "assistant", "tool", "function_call")
+"""Roles that others are mapped to; `function_call` is ShareGPT's message of an assistant that is a tool call."""
 TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 """What every chat template is given."""
 
@@ -97,6 +99,8 @@ class Data(Spec):
     """Further arguments of the chat template, for its rows and for prompts of the same run."""
     system: ClassVar[str | None] = None
     """The system prompt of chats that have none, in its rows and in prompts of the same run."""
+    roles: ClassVar[Pairs[str, str]] = ()
+    """Roles of messages in its rows that are renamed, and their new names."""
 
     order: Order = Shuffled()
 
@@ -227,20 +231,26 @@ class ChatData(FileData):
         template_args: Further arguments of the chat template, as `{"enable_thinking": False}`: plain JSON values by
             names that the template reads. Prompts of samples are rendered with them, too.
         system: A system message for chats that have none, prompts of samples among them; None adds none.
+        roles: Roles of messages to rename, `{"bot": "assistant", "api": "tool"}`.
     """
 
     is_base: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = FileData.fields_added_later | {"template_args", "system"}
+    fields_added_later: ClassVar[frozenset[str]] = FileData.fields_added_later | {"template_args", "system", "roles"}
 
     template_args: Json = NO_ARGUMENTS
     system: str | None = attrs.field(default=None, validator=filled)
+    roles: Pairs[str, str] = ()
 
     def problems(self) -> Iterable[Problem]:
-        """Arguments that every template is given anyway."""
+        """Arguments that every template is given anyway, and roles that no chat has."""
         yield from super().problems()
         for name in TEMPLATE_VARIABLES:
             if name in self.template_args:
                 yield Problem("template_args", f"{name!r} comes from the rows or the tokenizer; take it out")
+        for name, role in dict(self.roles).items():
+            if role not in ROLES:
+                cure = nearest(role, ROLES) or f"; use {', '.join(ROLES)}"
+                yield Problem("roles", f"{name!r} as {role!r}: no role of chats{cure}")
 
 
 @attrs.frozen(kw_only=True)

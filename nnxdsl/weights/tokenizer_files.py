@@ -13,9 +13,11 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.tokenizer import File, Tokenizer
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.bytes_as_hf import byte_files
-from nnxdsl.data.tokenizers.huggingface import ADDITIONAL_TEMPLATES
+from nnxdsl.data.tokenizers.encode import stop_ids
+from nnxdsl.data.tokenizers.huggingface import ADDITIONAL_TEMPLATES, FileTokenizer
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError, NnxdslError
+from nnxdsl.formats.files import read_json
 from nnxdsl.weights import sources
 
 GENERATION = "generation_config.json"
@@ -74,17 +76,25 @@ class TokenizerFiles:
         return cls(f"that of {directory}", directory, tokenizer=tokenizer)
 
     def ids(self, vocab_size: int) -> dict[str, Any]:
-        """The ids of special tokens for `config.json`.
+        """The ids of special tokens for `config.json`; `eos_token_id` has all at which the run's sampling stops.
 
         Ids beyond the model's vocabulary are left out, since transformers would refuse them: a run on rows of token ids
         may have a tokenizer with a larger vocabulary.
         """
         if self.tokenizer is None:
             return {}
-        ids: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id, "eos_token_id": self.tokenizer.eos_id}
+        ids: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id}
         if isinstance(self.tokenizer, BytesTokenizer):
             ids["pad_token_id"] = self.tokenizer.pad_id
-        return {name: token for name, token in ids.items() if token is None or token < vocab_size}
+        known = {name: token for name, token in ids.items() if token is None or token < vocab_size}
+        return {**known, **self._stops(vocab_size)}
+
+    def _stops(self, vocab_size: int) -> dict[str, int | list[int]]:
+        """`eos_token_id`: EOS first, a list if there are several; {} if the model's vocabulary has none of them."""
+        assert self.tokenizer is not None
+        stops, eos = stop_ids(self.tokenizer), self.tokenizer.eos_id
+        known = [token for token in (eos, *sorted(stops - {eos})) if token < vocab_size]
+        return {"eos_token_id": known if len(known) > 1 else known[0]} if known else {}
 
     def write(self, directory: Path, max_length: int, vocab_size: int) -> None:
         """Writes the files.
@@ -108,17 +118,28 @@ class TokenizerFiles:
             for name, content in byte_files(self.tokenizer, max_length).items():
                 text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (directory / name).write_text(text, encoding="utf-8")
-        if self.tokenizer is not None and not (directory / GENERATION).exists():
-            stop_ids = [token for token in sorted(self.tokenizer.stop_ids) if token < vocab_size]
-            settings = {**self.ids(vocab_size), "eos_token_id": stop_ids or None}
-            (directory / GENERATION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if self.tokenizer is not None:
+            self._write_generation(directory / GENERATION, vocab_size)
         self._check(directory)
 
-    def _check(self, directory: Path) -> None:
-        if self.tokenizer is None or isinstance(self.tokenizer, BytesTokenizer):
+    def _write_generation(self, file: Path, vocab_size: int) -> None:
+        """Writes the ids at which the run's sampling stops beside the settings in a file that was copied."""
+        settings = read_json(file) if file.is_file() else self.ids(vocab_size)
+        stops = self._stops(vocab_size).get("eos_token_id")
+        if file.is_file() and _as_set(settings.get("eos_token_id")) == _as_set(stops):
             return
-        if open_tokenizer(Tokenizer.File(str(directory)), None).fingerprint != self.tokenizer.fingerprint:
+        file.write_text(json.dumps({**settings, "eos_token_id": stops}, indent=2) + "\n", encoding="utf-8")
+
+    def _check(self, directory: Path) -> None:
+        if not isinstance(self.tokenizer, FileTokenizer):
+            return
+        written = open_tokenizer(Tokenizer.File(str(directory)), None)
+        if not isinstance(written, FileTokenizer) or written.text_digest != self.tokenizer.text_digest:
             raise DataError(f"{directory}: internal error: its tokenizer is not that of the run, {self.description}")
+
+
+def _as_set(ids: int | list[int] | None) -> set[int]:
+    return set(ids) if isinstance(ids, list) else {ids} - {None}
 
 
 def copy(source: Path, directory: Path) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,22 @@ def test_what_is_too_long_is_cut(write: Any) -> None:
     assert dataset.report.cut == {"prompt": 2, "completion": 2}
 
 
+def test_labels_are_read_from_text_and_numbers(tmp_path: Path, tokens: BytesTokenizer) -> None:
+    cells = {"true": 1, "False": 0, "1": 1, " 0 ": 0, "TRUE": 1}
+    lines = ["prompt,completion,label", *(f"{number},x,{cell}" for number, cell in enumerate(cells))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    dataset = load(Data.Feedback(str(tmp_path / "rows.csv")), tokens)
+    assert isinstance(dataset, Pairs)
+    assert dataset.desirable is not None
+    assert dataset.desirable.tolist() == list(cells.values())
+    rows = [{"prompt": str(label), "completion": "x", "label": label} for label in (1, 0, True, False, 1.0)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = load(Data.Feedback(str(tmp_path / "rows.jsonl")), tokens)
+    assert isinstance(dataset, Pairs)
+    assert dataset.desirable is not None
+    assert dataset.desirable.tolist() == [1, 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -114,8 +132,8 @@ def test_what_is_too_long_is_cut(write: Any) -> None:
             {"prompt": "a", "completion": "b"},
             "field 'label' is missing; this row has: prompt, completion; Data.Feedback",
         ),
-        ({"prompt": "a", "completion": "b", "label": 1}, "field 'label': expected true or false, got"),
-        ({"prompt": "a", "completion": "b", "label": "yes"}, "field 'label': expected true or false, got"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "field 'label': expected true or false, got"),
+        ({"prompt": "a", "completion": "b", "label": "yes"}, "field 'label': expected true or false, got 'yes'"),
         ({"prompt": "a", "completion": " ", "label": True}, "the completion is empty"),
         ({"prompt": "", "completion": "a", "label": True}, "the prompt is empty"),
         ({"prompt_ids": [1], "completion_ids": [], "label": True}, "the completion is empty"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from nnxdsl import BadRows, Data, DataError
+from nnxdsl import BadRows, Data, DataError, SpecError
 from nnxdsl.data import BytesTokenizer, load
 
 USER = {"role": "user", "content": "Hi"}
@@ -85,6 +86,39 @@ def test_arguments_are_written_once_whichever_form_rows_and_templates_have(
     text = tokenizer.decode(dataset.row(0)["tokens"].tolist(), skip_special=False)
     assert text.endswith(f'"arguments": {written}}}<end_of_turn>')
     assert dataset.report.odd == {}
+
+
+def test_calls_and_results_of_sharegpt_are_those_of_openai(write) -> None:
+    tokenizer, call = BytesTokenizer(CALLING), {"name": "weather", "arguments": {"city": "Köln"}}
+    expected = [USER, calling({"function": call}), {"role": "tool", "content": "rain"}, GOOD]
+    rain = {"from": "observation", "value": "rain"}
+    ends = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}
+    forms = [
+        {"messages": expected},
+        {"conversations": [ends[0], {"from": "function_call", "value": json.dumps(call)}, rain, ends[1]]},
+        {"conversations": [ends[0], {"from": "function_call", "value": [call]}, {**rain, "from": "tool"}, ends[1]]},
+        {"messages": [USER, {"role": "function_call", "content": json.dumps([call])}, expected[2], GOOD]},
+        {"conversations": [ends[0], {"from": "bot", "value": json.dumps(call)}, {**rain, "from": "api"}, ends[1]]},
+    ]
+    roles = {"bot": "function_call", "api": "tool"}
+    dataset = load(Data.Conversations(write(*forms), roles=roles), tokenizer)
+    assert [dataset.row(n)["tokens"].tolist() for n in range(5)] == [dataset.row(0)["tokens"].tolist()] * 5
+    assert [dataset.row(n)["target"].tolist() for n in range(5)] == [dataset.row(0)["target"].tolist()] * 5
+    answer = {"role": "api", "content": "rain"}
+    prompts = [{"prompt": [*expected[:2], one]} for one in (expected[2], answer)]
+    one, other = (load(Data.Prompts(write(row), roles=roles), tokenizer).row(0)["prompt"].tolist() for row in prompts)
+    assert one == other
+    row = {"conversations": [ends[0], {"from": "function_call", "value": "weather()"}]}
+    assert f"message 2: expected the JSON text of {SHAPE} or a list" in problem(
+        Data.Conversations(write(row)), tokenizer
+    )
+
+
+def test_roles_are_mapped_to_those_of_chats() -> None:
+    with pytest.raises(SpecError) as error:
+        Data.Conversations("chats.jsonl", roles={"bot": "asistant", "api": "x"})
+    assert "roles: 'bot' as 'asistant': no role of chats; did you mean 'assistant'?" in str(error.value)
+    assert "roles: 'api' as 'x': no role of chats; use system, developer, user" in str(error.value)
 
 
 def test_arguments_that_are_no_json_object_are_counted(write) -> None:
@@ -167,6 +201,10 @@ def test_an_empty_list_of_calls_is_no_call(write, tokens: BytesTokenizer) -> Non
     assert one == other
 
 
+FROM = (
+    "expected one of human, gpt, observation, system, developer, user, assistant, tool, function_call; or map it with "
+    "roles"
+)
 SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 
 
@@ -183,8 +221,8 @@ SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
          "'tool_calls'[0]: 'arguments': expected an object or its JSON text, got a list"),
         ({**USER, "tool_calls": [CALL]}, "only messages of the assistant may have 'tool_calls'"),
         ({"role": "assistant"}, "'content' is missing; this message has: role"),
-        ({"from": ["gpt"], "value": "a"}, "'from' is a list; expected one of human, gpt, system, user, assistant"),
-        ({"from": {"a": 1}, "value": "a"}, "'from' is an object; expected one of human, gpt, system, user, assistant"),
+        ({"from": ["gpt"], "value": "a"}, f"'from' is a list; {FROM}"),
+        ({"from": {"a": 1}, "value": "a"}, f"'from' is an object; {FROM}"),
         ({"from": "gpt", "value": "a", "content": "b"}, "has both from/value and role/content; keep one of them"),
         ({"role": ["assistant"], "content": "a"}, "'role': expected text, got a list"),
         ({"role": "assistant", "content": [{"type": "image", "url": "u"}]},

@@ -142,6 +142,33 @@ def test_chats_with_tools_take_the_template_for_them(bpe_dir: Path, tmp_path: Pa
     assert only.fingerprint != tokenizer.fingerprint
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|stop|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_exports_stop_where_sampling_stops(bpe_dir: Path, tmp_path: Path) -> None:
+    """The base stops at `<eos>` alone, and the turns of its template end with another token."""
+    shutil.copytree(bpe_dir, tmp_path / "base")
+    content = json.loads((bpe_dir / "tokenizer.json").read_text().replace("<end_of_turn>", "<|stop|>"))
+    (tmp_path / "base" / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "base" / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<eos>", "chat_template": CHATML})
+    )
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "temperature": 0.6}))
+    tokenizer = open_tokenizer(Tokenizer.File(str(tmp_path / "base")), None)
+    assert (tokenizer.stop_ids, stop_ids(tokenizer)) == ({2}, {2, 4})
+    files = tokenizer_files.TokenizerFiles("the base", tmp_path / "base", tokenizer=tokenizer)
+    assert files.ids(400)["eos_token_id"] == [2, 4]
+    (tmp_path / "out").mkdir()
+    files.write(tmp_path / "out", 64, 400)
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [2, 4], "temperature": 0.6}
+    assert stop_ids(open_tokenizer(Tokenizer.File(str(tmp_path / "out")), None)) == {2, 4}
+    assert files.ids(3)["eos_token_id"] == 2
+
+
 def test_auto_is_bytes_without_weights_and_the_directory_with_them(bpe_dir: Path) -> None:
     assert isinstance(open_tokenizer(Tokenizer.Auto(), None), BytesTokenizer)
     assert isinstance(open_tokenizer(Tokenizer.Bytes(), bpe_dir), BytesTokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
@@ -63,7 +64,7 @@ def load_conversations(
         reads_turns = loss_on in ("assistant", "last_assistant")
         targets = encoded.completion_mask if reads_turns else [True] * len(encoded.ids)
         if loss_on == "completion":
-            _require_answer(row["completion"])
+            _require_answer(row["completion"], dict(data.roles))
             first = encoded.completion_mask.index(True)
             targets = [False] * first + targets[first:]
         targets = [is_target and not is_out for is_target, is_out in zip(targets, encoded.excluded, strict=True)]
@@ -170,8 +171,8 @@ def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:
     return _Encoded(split.prompt + ids, mask, [False] * len(mask), odd, chat=False)
 
 
-def _require_answer(completion: str | list[Message]) -> None:
+def _require_answer(completion: str | list[Message], roles: Mapping[str, str]) -> None:
     """Refuses a completion whose first message is not the assistant's, since only those have a known first token."""
-    role = "assistant" if isinstance(completion, str) else read_messages(completion, "completion")[0]["role"]
+    role = "assistant" if isinstance(completion, str) else read_messages(completion, "completion", roles)[0]["role"]
     if role != "assistant":
         raise RowError("not an answer", f"field 'completion': begins with a message of {role!r}, not the assistant's")

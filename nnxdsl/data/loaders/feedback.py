@@ -44,7 +44,8 @@ def load_feedback(
 ) -> Pairs:
     """Labelled completions of a file; see `load`. Targets are the completions, whatever `loss_on`.
 
-    The forms of a row are those of preference pairs, with one `completion` and its `label`; a row with `chosen` and
+    The forms of a row are those of preference pairs, with one `completion` and its `label` (true or false, also as text
+    or as 1 and 0); a row with `chosen` and
     `rejected` gives a desirable and an undesirable completion.
 
     Each completion gets a mismatched one for the KL estimate: the nearest one before it (cyclically) with the same
@@ -133,9 +134,7 @@ def _select(rows: Ragged, indices: npt.NDArray[np.int64]) -> Ragged:
 def _example(row: Fields, encoder: Encoder, data: Feedback, vocabulary: int | None) -> Example:
     is_ids = any(name in row for name in IDS)
     require(row, (*IDS, "label") if is_ids else ("prompt", "completion", "label"), READS)
-    label = row["label"]
-    if not isinstance(label, bool):
-        raise RowError("wrong type", f"field 'label': expected true or false, got {kind_of(label)}")
+    label = _label(row["label"])
     if is_ids:
         split, chat = split_ids(row, IDS, encoder, vocabulary), False
         odd = other_forms(row, "/".join(IDS), ("prompt", "completion", "tools"))
@@ -145,6 +144,16 @@ def _example(row: Fields, encoder: Encoder, data: Feedback, vocabulary: int | No
         _require(ids, name)
     single = truncated(split, ("completion",), data, None if is_ids else encoder.tokenizer.bos_id, odd, chat)
     return single._replace(parts={**single.parts, "rejected": [], "label": [int(label)]})
+
+
+def _label(value: object) -> bool:
+    """A label: true or false, 1 or 0, or a text of these, as CSV files have it."""
+    name = value.strip().casefold() if isinstance(value, str) else value
+    for label, names in ((True, (True, "true", "1")), (False, (False, "false", "0"))):
+        if name in names:
+            return label
+    got = repr(value[:40]) if isinstance(value, str) else kind_of(value)
+    raise RowError("wrong type", f"field 'label': expected true or false, got {got}")
 
 
 def _require(value: object, name: str) -> None:

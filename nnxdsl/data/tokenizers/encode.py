@@ -49,10 +49,11 @@ class Encoder:
         *,
         template_args: Mapping[str, Any] | None = None,
         system: str | None = None,
+        roles: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template_args, self.system = dict(template_args or {}), system
-        self.guard = SpecialTokenGuard(tokenizer, remedy)
+        self.guard = SpecialTokenGuard(tokenizer, remedy, roles)
         self._templates: dict[str, ChatTemplate] = {}
         self._blank: dict[int, bool] = {}
 
@@ -63,7 +64,8 @@ class Encoder:
         Raises:
             DataError: The chat template does not read the arguments that `data` gives, or renders no system message.
         """
-        encoder = cls(tokenizer, remedy, template_args=data.template_args, system=data.system)
+        roles = dict(data.roles)
+        encoder = cls(tokenizer, remedy, template_args=data.template_args, system=data.system, roles=roles)
         if encoder.template_args or encoder.system is not None:
             try:
                 encoder._require_system(encoder.template())
@@ -329,7 +331,7 @@ def stop_ids(tokenizer: TokenizerBase) -> frozenset[int]:
     probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
     try:
         answer = Encoder(tokenizer).split_chat([probe[0]], [probe[1]]).completions[0]
-    except RowError:  # a template for other chats; the declared ids remain
+    except (RowError, DataError):  # a template for other chats, or none; the declared ids remain
         return tokenizer.stop_ids
     return tokenizer.stop_ids | {answer[-1]}
 

@@ -41,7 +41,7 @@ class _Beside:
     chat_templates: dict[str, str]
 
 
-class _FileTokenizer:
+class FileTokenizer:
     """The part of a tokenizer that the files beside it determine; see `TokenizerBase` for the attributes."""
 
     bos_token: str
@@ -51,6 +51,8 @@ class _FileTokenizer:
     chat_template: str | None
     tool_use_template: str | None
     bos_id: int | None = None
+    text_digest: str
+    """sha256 hex over all of `fingerprint` but the stop ids."""
     fingerprint: str
 
     def _set_special_tokens(
@@ -78,9 +80,14 @@ class _FileTokenizer:
         return id_of(beside.bos_token) if beside.bos_token else None
 
     def _set_fingerprint(self, source: bytes) -> None:
-        ends = [self.bos_id, self.bos_token, self.eos_id, self.eos_token, sorted(self.stop_ids), self.chat_template]
-        ends += [] if self.tool_use_template is None else [self.tool_use_template]
-        self.fingerprint = hashlib.sha256(hashlib.sha256(source).digest() + json.dumps(ends).encode()).hexdigest()
+        tokens = [self.bos_id, self.bos_token, self.eos_id, self.eos_token]
+        others = [] if self.tool_use_template is None else [self.tool_use_template]
+
+        def digest(*stop_ids: list[int]) -> str:
+            parts = json.dumps([*tokens, *stop_ids, self.chat_template, *others]).encode()
+            return hashlib.sha256(hashlib.sha256(source).digest() + parts).hexdigest()
+
+        self.text_digest, self.fingerprint = digest(), digest(sorted(self.stop_ids))
 
 
 class _Offsets(Sequence[tuple[int, int]]):
@@ -109,7 +116,7 @@ class _Offsets(Sequence[tuple[int, int]]):
         return place + start, place + stop
 
 
-class HFTokenizer(_FileTokenizer):
+class HFTokenizer(FileTokenizer):
     """A `tokenizer.json`, through the `tokenizers` library.
 
     BOS and EOS come from `tokenizer_config.json`, else `special_tokens_map.json`, else the ids in
@@ -194,7 +201,7 @@ class HFTokenizer(_FileTokenizer):
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special)
 
 
-class SentencePieceTokenizer(_FileTokenizer):
+class SentencePieceTokenizer(FileTokenizer):
     """A sentencepiece model (`tokenizer.model`). Control pieces in text become their ids, as chat templates need it.
 
     Args:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nnxdsl.config.core.strict_json import parse_json
+from nnxdsl.config.data import ROLES
 from nnxdsl.data.loaders.files import RowError, kind_of
 
 Message = dict[str, Any]
@@ -17,16 +18,23 @@ Tools = list[dict[str, Any]]
 WEIGHT = "weight"
 """Field of an assistant's message in the formats of OpenAI and Mistral: 0 keeps it out of the loss."""
 
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+_FUNCTION_CALL = "function_call"
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", **{role: role for role in ROLES}}
 _MEDIA = ("image", "audio", "video")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 
 
-def read_messages(value: object, field: str) -> list[Message]:
+def read_messages(value: object, field: str, roles: Mapping[str, str] | None = None) -> list[Message]:
     """The messages of a row, each with a role and a text as content.
 
     Content in parts (`[{"type": "text", "text": ...}]`) is joined; ShareGPT's `from`/`value` are supported. An
-    assistant's message may have OpenAI's `tool_calls`, and then needs no content.
+    assistant's message may have OpenAI's `tool_calls`, and then needs no content; the `value` of a `function_call` is
+    the JSON text of a call, or of a list of calls.
+
+    Args:
+        value: The field's value.
+        field: Its name.
+        roles: New names of roles.
 
     Raises:
         RowError: Names the problem and the message (from 1).
@@ -34,7 +42,8 @@ def read_messages(value: object, field: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         got = "an empty list" if value == [] else kind_of(value)
         raise RowError("wrong type", f"field '{field}': expected a list of messages, got {got}")
-    return [_message(item, f"field '{field}', message {number}") for number, item in enumerate(value, start=1)]
+    named = roles or {}
+    return [_message(item, f"field '{field}', message {number}", named) for number, item in enumerate(value, start=1)]
 
 
 def read_tools(row: Mapping[str, Any]) -> Tools | None:
@@ -131,20 +140,26 @@ def texts(value: object) -> Iterator[str]:
                 yield from texts(item)
 
 
-def _message(item: object, location: str) -> Message:
+def _message(item: object, location: str, roles: Mapping[str, str]) -> Message:
     if not isinstance(item, Mapping):
         raise RowError("wrong type", f"{location}: expected an object with 'role' and 'content', got {kind_of(item)}")
     # Exports write an empty list location there are no calls.
     message = {str(key): part for key, part in item.items() if part is not None and (key, part) != ("tool_calls", [])}
     require_no_media(message, f"{location}: ")
+    for name in ("from", "role"):
+        if isinstance(message.get(name), str):
+            message[name] = roles.get(message[name], message[name])
     if "from" in message and "value" in message:
         if "role" in message or "content" in message:
             raise RowError("two forms", f"{location}: has both from/value and role/content; keep one of them")
-        role = message.pop("from")
+        role, value = message.pop("from"), message.pop("value")
         if not isinstance(role, str) or role not in _SHAREGPT_ROLES:
             got = repr(role[:40]) if isinstance(role, str) else kind_of(role)
-            raise RowError("wrong type", f"{location}: 'from' is {got}; expected one of {', '.join(_SHAREGPT_ROLES)}")
-        message |= {"role": _SHAREGPT_ROLES[role], "content": message.pop("value")}
+            names = ", ".join(_SHAREGPT_ROLES)
+            raise RowError("wrong type", f"{location}: 'from' is {got}; expected one of {names}; or map it with roles")
+        message |= {"role": _SHAREGPT_ROLES[role], "content": value}
+    if message.get("role") == _FUNCTION_CALL:
+        message |= {"role": "assistant", "tool_calls": _calls_in(message.pop("content", None), location)}
     if "role" in message and not isinstance(message["role"], str):
         raise RowError("wrong type", f"{location}: 'role': expected text, got {kind_of(message['role'])}")
     if "tool_calls" in message:
@@ -171,6 +186,17 @@ def _require_weight(message: Message, location: str) -> None:
         raise RowError("wrong type", f"{location}: 'weight': expected 0 or 1, got {weight!r:.40}")
     if message.get("role") != "assistant":
         raise RowError("wrong type", f"{location}: 'weight': only messages of the assistant have a loss")
+
+
+def _calls_in(value: object, location: str) -> list[Any]:
+    """The calls in the `value` of a ShareGPT message: an object or a list of them, or its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except ValueError as error:
+            what = f"expected the JSON text of {_CALL} or a list of them: {error}"
+            raise RowError("wrong type", f"{location}: {what}") from error
+    return value if isinstance(value, list) else [value]
 
 
 def _content(content: object, location: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nnxdsl.data.loaders.files import RowError
@@ -15,9 +15,10 @@ from nnxdsl.data.tokenizers.messages import Message, Tools, read_messages, texts
 class SpecialTokenGuard:
     """Refuses text that would become special or stop tokens: a forged turn, a second BOS or end token."""
 
-    def __init__(self, tokenizer: TokenizerBase, remedy: str) -> None:
+    def __init__(self, tokenizer: TokenizerBase, remedy: str, roles: Mapping[str, str] | None = None) -> None:
         self._tokenizer = tokenizer
         self._remedy = remedy
+        self._roles = roles
 
     @functools.cached_property
     def _ids(self) -> frozenset[int]:
@@ -64,7 +65,7 @@ class SpecialTokenGuard:
         """
         if isinstance(value, str):
             return [{"role": role, "content": self.text(value, field, ends=role == "assistant")}]
-        messages = read_messages(value, field)
+        messages = read_messages(value, field, self._roles)
         for number, message in enumerate(messages, start=1):
             self._refuse(list(message.values()), f"field '{field}', message {number}")
         return messages
