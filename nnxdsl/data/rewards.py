@@ -18,6 +18,10 @@ from nnxdsl.config.core.imports import import_name
 from nnxdsl.config.objectives.reward import Function, Reward, functions, reward
 from nnxdsl.errors import DataError, PlanError, Problem, RunError, suggest
 
+COMPLETION = "completion"
+"""Parameter that gets the answer."""
+ROW_NAMES = ("prompt", "prompts")
+"""Parameters that get the row's prompt, never the answer."""
 SHOWN = 80
 """Characters of a completion in messages."""
 
@@ -43,12 +47,14 @@ class _BoundReward:
         function: The function.
         reads: Columns that it has parameters for; None for all.
         needs: Those without a default.
+        answer: The parameter that gets the answer: `completion`, wherever it stands, else the first.
     """
 
     reward: Reward
     function: Function
     reads: frozenset[str] | None
     needs: tuple[str, ...]
+    answer: str
 
 
 class Rewards:
@@ -83,7 +89,14 @@ class Rewards:
         return digest.hexdigest()
 
     def check(self, columns: Sequence[Mapping[str, Any]], row_ids: Sequence[str]) -> None:
-        """Raises DataError for the first row without a column that a function needs."""
+        """Raises DataError for the first row without a column that a function needs, or with one of a reserved name."""
+        for name in dict.fromkeys([COMPLETION, *(one.answer for one in self._rewards)]):
+            for row_id, row in zip(row_ids, columns, strict=True):
+                if name in row:
+                    raise DataError(
+                        f"{row_id}: the column '{name}' has the name under which rewards get the answer; rename it "
+                        f"with data.columns={{'{name}': ...}}"
+                    )
         for one in self._rewards:
             for name in one.needs:
                 for row_id, row in zip(row_ids, columns, strict=True):
@@ -107,12 +120,16 @@ def _value(bound: _BoundReward, completion: str, row: Mapping[str, Any], row_id:
     name = f"{row_id}: reward '{bound.reward.name}'"
     shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
     try:
-        value: Any = bound.function(completion, **read)
+        if bound.answer == COMPLETION:
+            value: Any = bound.function(**read, **{COMPLETION: completion})
+        else:
+            value = bound.function(completion, **read)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise RunError(f"{name} failed with {what}; the answer was {shown!r}") from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RunError(f"{name} gave {value!r}, which is no finite number; the answer was {shown!r}")
+        hint = " (a reward gets one answer and gives one number)" if isinstance(value, list | tuple) else ""
+        raise RunError(f"{name} gave {value!r}, which is no finite number{hint}; the answer was {shown!r}")
     return float(value)
 
 
@@ -126,14 +143,38 @@ def _resolve(reward: Reward) -> _BoundReward:
             f"@nnxdsl.reward('{reward.name}'), or write 'module:function'"
         )
     parameters = list(inspect.signature(function).parameters.values())
+    _refuse_other_forms(reward.name, function, parameters)
+    by_name = any(one.name == COMPLETION and one.kind is not one.POSITIONAL_ONLY for one in parameters)
     by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if not by_place and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
+    if not by_name and not by_place and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
         raise LookupError(f"the function of '{reward.name}' takes no answer: its first parameter must be its text")
-    rest = [one for one in parameters if one not in by_place[:1] and one.kind is not one.VAR_POSITIONAL]
+    if not by_name and by_place and by_place[0].name in ROW_NAMES:
+        raise LookupError(
+            f"the function of '{reward.name}' has '{by_place[0].name}' as its first parameter and no '{COMPLETION}'; "
+            f"name the parameter that gets the answer '{COMPLETION}'"
+        )
+    taken = [one for one in parameters if one.name == COMPLETION] if by_name else by_place[:1]
+    answer = next((one.name for one in taken if one.kind is not one.POSITIONAL_ONLY), "")
+    rest = [one for one in parameters if one not in taken and one.kind is not one.VAR_POSITIONAL]
     named = [one for one in rest if one.kind is not one.VAR_KEYWORD]
     takes_all = len(named) < len(rest)
     needs = tuple(one.name for one in named if one.default is one.empty)
-    return _BoundReward(reward, function, None if takes_all else frozenset(one.name for one in named), needs)
+    reads = None if takes_all else frozenset(one.name for one in named)
+    return _BoundReward(reward, function, reads, needs, answer)
+
+
+def _refuse_other_forms(name: str, function: Function, parameters: Sequence[inspect.Parameter]) -> None:
+    """Refuses a coroutine function, and one of whole batches, as TRL calls them."""
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    if is_async:
+        raise LookupError(
+            f"the function of '{name}' is async; a reward is called and gives a number: write it with def"
+        )
+    if any(one.name == "completions" for one in parameters):
+        raise LookupError(
+            f"the function of '{name}' reads 'completions', a batch of answers, as TRL's rewards do; a reward gets one "
+            f"answer as '{COMPLETION}' and gives one number"
+        )
 
 
 def _imported(name: str) -> Function:

@@ -81,8 +81,9 @@ def test_a_value_that_is_no_finite_number(value: object) -> None:
     reward("odd")(lambda completion: value)
     with pytest.raises(RunError) as error:
         Rewards((Reward("odd"),)).score("Yes", {}, "x.jsonl:7")
+    hint = " (a reward gets one answer and gives one number)" if isinstance(value, list) else ""
     assert str(error.value) == (
-        f"x.jsonl:7: reward 'odd' gave {value!r}, which is no finite number; the answer was 'Yes'"
+        f"x.jsonl:7: reward 'odd' gave {value!r}, which is no finite number{hint}; the answer was 'Yes'"
     )
 
 
@@ -99,3 +100,61 @@ def test_another_source_is_another_fingerprint() -> None:
     assert Rewards(asked).fingerprint() == before
     reward("it")(second)
     assert Rewards(asked).fingerprint() != before
+
+
+def test_the_answer_goes_by_name() -> None:
+    @reward("any order")
+    def any_order(prompt: str, completion: str) -> float:
+        return float((prompt, completion) == ("Hi", "text"))
+
+    @reward("own name")
+    def own_name(text: str, prompt: str) -> float:
+        return float((prompt, text) == ("Hi", "text"))
+
+    found = Rewards((Reward("any order"), Reward("own name")))
+    row = {"prompt": "Hi"}
+    found.check([row], ["x.jsonl:1"])
+    assert found.score("text", row, "x.jsonl:1") == [1.0, 1.0]
+    for name in ("completion", "text"):
+        with pytest.raises(DataError) as error:
+            found.check([row, {**row, name: "noise"}], ["x.jsonl:1", "x.jsonl:2"])
+        assert f"x.jsonl:2: the column '{name}' has the name under which rewards get the answer" in str(error.value)
+
+
+def test_other_forms_of_rewards_are_refused_in_words() -> None:
+    @reward("waits")
+    async def waits(completion: str) -> float:
+        return 1.0
+
+    class Waits:
+        async def __call__(self, completion: str) -> float:
+            return 1.0
+
+    reward("object")(Waits())
+
+    @reward("batch")
+    def batch(completions: list[str], **columns: object) -> list[float]:
+        return [1.0 for _ in completions]
+
+    @reward("prompt")
+    def prompt_first(prompt: str, answer: str) -> float:
+        return 1.0
+
+    @reward("list")
+    def gives_list(completion: str) -> list[float]:
+        return [1.0]
+
+    with pytest.raises(PlanError) as error:
+        Rewards(tuple(map(Reward, ("waits", "object", "batch", "prompt", "list"))))
+    text = str(error.value)
+    assert "rewards.0.name: the function of 'waits' is async; a reward is called and gives a number" in text
+    assert "rewards.1.name: the function of 'object' is async" in text
+    assert (
+        "rewards.2.name: the function of 'batch' reads 'completions', a batch of answers, as TRL's rewards do" in text
+    )
+    assert "rewards.3.name: the function of 'prompt' has 'prompt' as its first parameter and no 'completion'" in text
+    assert "rewards.4" not in text
+    with pytest.raises(
+        RunError, match=r"\[1.0\], which is no finite number \(a reward gets one answer and gives one number\)"
+    ):
+        Rewards((Reward("list"),)).score("a", {}, "")

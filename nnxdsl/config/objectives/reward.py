@@ -39,9 +39,10 @@ class Reward(Spec):
 def reward(name: str) -> Callable[[FunctionT], FunctionT]:
     """Registers a function as the reward of this name.
 
-    The function is called with the text of one answer, its end token left out, and with those of the row's columns that
-    it has parameters for, by name (all of them, if it takes `**columns`); `prompt` is the prompt as the row has it,
-    text or messages. It gives a finite number. It must be a pure function, or a resumed run is another one.
+    The function is called with the text of one answer, its end token left out, as `completion`, or as its first
+    parameter if none has this name; and with those of the row's columns that it has parameters for, by name (all of
+    them, if it takes `**columns`). `prompt` is the prompt as the row has it, text or messages. It gives a finite
+    number. It must be a pure function, or a resumed run is another one.
 
     >>> import nnxdsl
     >>> @nnxdsl.reward("ends well")
