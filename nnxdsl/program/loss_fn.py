@@ -118,6 +118,11 @@ def divide(total: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0.0)
 
 
+def mean_or_nan(total: jax.Array, count: jax.Array) -> jax.Array:
+    """`total / count`, and NaN where nothing was counted: a metric that this batch does not have."""
+    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
+
+
 def zeros_like(shapes: Any) -> Any:
     """Zeros of the shapes and dtypes of a tree, whose leaves may be abstract."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

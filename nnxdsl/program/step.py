@@ -17,7 +17,7 @@ from nnxdsl.optim.qk_clip import QKClip
 from nnxdsl.optim.step_guard import SkipStep, StopOnNonFinite
 from nnxdsl.program.forward import Leaves
 from nnxdsl.program.grad_accumulation import mean_grads
-from nnxdsl.program.loss_fn import divide
+from nnxdsl.program.loss_fn import mean_or_nan
 from nnxdsl.program.policy_loss import GradsAndTerms, PolicyLoss
 from nnxdsl.program.reference import to_device
 
@@ -113,12 +113,15 @@ class TrainStep:
         return DonatedState(step, trainable, optimizer, self.loss.reference.sync(step, trainable, state.reference))
 
     def metrics(self, state: DonatedState, terms: LossTerms, norm: jax.Array, batch: Batch) -> Metrics:
-        """Float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of the batch."""
+        """Float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of the batch.
+
+        A mean over nothing, as of a label that the batch lacks, is NaN.
+        """
         return {
             "loss": self.loss.loss.mean(terms),
             "grad_norm": norm,
             "learning_rate": jnp.asarray(self.learning_rate(state), jnp.float32),
-            **derived_metrics({name: divide(*mean) for name, mean in terms.metrics.items()}),
+            **derived_metrics({name: mean_or_nan(*mean) for name, mean in terms.metrics.items()}),
             "num_tokens": token_count(batch),
             **({} if self.qk_clip is None or terms.max_logits is None else self.qk_clip.metrics(terms.max_logits)),
         }

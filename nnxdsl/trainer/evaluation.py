@@ -107,7 +107,7 @@ class Evaluator:
             add(computing)  # read while the next one is computed
             computing = following
         add(computing)
-        means = {name: total / count if count else math.nan for name, (total, count) in totals.items()}
+        means = {name: total / count for name, (total, count) in totals.items() if count}
         return {f"eval/{name}": mean for name, mean in derived_metrics(means).items()}
 
     def samples(self, state: TrainState) -> list[Sample]:

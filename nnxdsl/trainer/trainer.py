@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,10 +136,17 @@ class Trainer:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        values = {name: value.item() for name, value in pending.values.items()} | dict(pending.batch_metrics)
+        values = _present({name: value.item() for name, value in pending.values.items()}) | dict(pending.batch_metrics)
         if not self._last_read and self.program.blueprint.platform == "cpu":
             allocator.keep_memory()  # the step's temporaries are allocated now
         now = time.perf_counter()
         seconds, self._last_read = now - max(pending.started, self._last_read), now
         for hook in self.hooks:
             hook.on_metrics(self, StepMetrics(pending.step, values, pending.flops, seconds))
+
+
+def _present(values: Mapping[str, float]) -> dict[str, float]:
+    """Metrics without means over nothing, which are NaN beside a loss that is a number."""
+    if math.isnan(values["loss"]):
+        return dict(values)
+    return {name: value for name, value in values.items() if name == "grad_norm" or not math.isnan(value)}

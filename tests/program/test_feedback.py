@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.losses.base import LossTerms, PairLogps, derived_metrics
 from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.trainer.trainer import _present
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
@@ -160,6 +162,12 @@ def test_it_trains(
         state, metrics = program.step(state, asked)
     assert float(metrics["loss"]) < whole["loss"]
     assert float(metrics["rewards/margins"]) > whole["rewards/margins"]
+    # A batch without a label has no mean over its rows: neither 0 nor NaN is logged.
+    state, metrics = program.step(state, asked._replace(desirable=np.ones(4, np.float32)))
+    row = _present({name: float(value) for name, value in metrics.items()})
+    assert set(metrics) - set(row) == {"rewards/rejected", "logps/rejected", "rewards/margins"}
+    assert row["rewards/chosen"] != 0
+    assert _present({"loss": math.nan, "kl": math.nan}).keys() == {"loss", "kl"}
 
 
 @pytest.mark.slow
