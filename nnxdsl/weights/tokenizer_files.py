@@ -86,15 +86,15 @@ class TokenizerFiles:
         ids: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id}
         if isinstance(self.tokenizer, BytesTokenizer):
             ids["pad_token_id"] = self.tokenizer.pad_id
-        known = {name: token for name, token in ids.items() if token is None or token < vocab_size}
-        return {**known, **self._stops(vocab_size)}
+        usable = {name: token for name, token in ids.items() if token is None or token < vocab_size}
+        return {**usable, **self._stops(vocab_size)}
 
     def _stops(self, vocab_size: int) -> dict[str, int | list[int]]:
         """`eos_token_id`: EOS first, a list if there are several; {} if the model's vocabulary has none of them."""
         assert self.tokenizer is not None
         stops, eos = stop_ids(self.tokenizer), self.tokenizer.eos_id
-        known = [token for token in (eos, *sorted(stops - {eos})) if token < vocab_size]
-        return {"eos_token_id": known if len(known) > 1 else known[0]} if known else {}
+        usable = [token for token in (eos, *sorted(stops - {eos})) if token < vocab_size]
+        return {"eos_token_id": usable if len(usable) > 1 else usable[0]} if usable else {}
 
     def write(self, directory: Path, max_length: int, vocab_size: int) -> None:
         """Writes the files.
