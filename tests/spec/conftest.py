@@ -42,7 +42,7 @@ from nnxdsl import (
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, function_name, positive
-from nnxdsl.config.data import FileData
+from nnxdsl.config.data import ROLES, FileData
 from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.memory import OFFLOADED
 from nnxdsl.config.optimizer import SLOWEST
@@ -133,7 +133,7 @@ def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrat
 
 
 def with_effect(cls: type[Any], drawn: dict[str, Any]) -> dict[str, Any]:
-    """Fields of data without settings that have no effect on its paths, and with columns that are read, each once."""
+    """Fields of data without settings that have no effect on its paths, with columns that are read and known roles."""
     paths = (drawn["path"],) if isinstance(drawn["path"], str) else drawn["path"]
     is_hub = any(path.startswith("hf://") for path in paths)
     has_files = any("." in path or "*" in path or "?" in path for path in paths)
@@ -141,7 +141,10 @@ def with_effect(cls: type[Any], drawn: dict[str, Any]) -> dict[str, Any]:
     read = (drawn.get("field", "text"),) if cls is Data.Text else cls.columns_read
     theirs = dict.fromkeys(name for name, _ in drawn.get("columns", ()))
     columns = {"columns": tuple(zip(theirs, read or theirs, strict=False))} if theirs else {}
-    return {**{name: value for name, value in drawn.items() if name not in (*idle, "columns")}, **columns}
+    renamed = dict.fromkeys(name for name, _ in drawn.get("roles", ()))
+    roles = {"roles": tuple(zip(renamed, ROLES, strict=False))} if renamed else {}
+    rest = {name: value for name, value in drawn.items() if name not in (*idle, "columns", "roles")}
+    return {**rest, **columns, **roles}
 
 
 def members_of(family: type[Spec]) -> list[type[Spec]]:
