@@ -139,7 +139,8 @@ def test_long_conversations_are_cut_on_their_right_and_need_a_target(write, toke
         ({"messages": "Hi"}, "field 'messages': expected a list of messages, got text"),
         (
             {"conversations": [{"from": "bot", "value": "a"}]},
-            "field 'conversations', message 1: 'from' is 'bot'; expected one of human, gpt, system, user, assistant",
+            "field 'conversations', message 1: 'from' is 'bot'; expected one of human, gpt, observation, "
+            "system, developer, user, assistant, tool, function_call; or map it with roles",
         ),
     ],
 )
