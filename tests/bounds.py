@@ -70,7 +70,8 @@ class Bounds:
         assert_allclose, equal = np.testing.assert_allclose, ApproxScalar.__eq__
 
         def watched_allclose(actual: Any, desired: Any, rtol: float = 1e-7, atol: float = 0, **options: Any) -> None:
-            got, wanted = np.asarray(actual, np.float64), np.asarray(desired, np.float64)
+            kind = np.complex128 if np.iscomplexobj(actual) or np.iscomplexobj(desired) else np.float64
+            got, wanted = np.asarray(actual, kind), np.asarray(desired, kind)
             allowed = atol + rtol * np.abs(wanted)
             if np.any(allowed > 0):
                 with np.errstate(invalid="ignore"):

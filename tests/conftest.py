@@ -43,6 +43,10 @@ CACHE = {
 }
 
 
+LONGEST = ("test_bad_input", "test_user_flags")
+"""Files with the longest single tests; the first trains the recipes that all tests of runs share."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bounds", metavar="FILE", help="write how much of its bound each comparison used")
     parser.addoption("--max-isa", metavar="ISA", help="compile for a lesser x86 processor: SSE4_2, AVX, AVX2 or AVX512")
@@ -96,7 +100,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the first N variants of a test with `default_variants(N)` to the default suite; others are extended."""
+    """Puts the longest files first, so that no process ends alone with one, and sorts out variants.
+
+    Of a test with `default_variants(N)` the first N are in the default suite, the others in the extended.
+    """
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     seen: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("default_variants"):

@@ -15,7 +15,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("page", PAGES)
 def test_a_tutorial_prints_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.stem == "lora_to_export":

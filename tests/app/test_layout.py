@@ -444,6 +444,7 @@ def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_cancelled(si
     assert not restarted.is_over
 
 
+@pytest.mark.extended
 def test_a_plan_is_shown_with_its_arrays(site: Site) -> None:
     run = write_run(site.settings.home, experiment(0), "finished", 3).name
     built, query = native.Built(layout_page.PAGE, site), {"run": run, "mesh": "fsdp:2", "device": "h100"}

@@ -356,6 +356,7 @@ def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Se
     site.close()
 
 
+@pytest.mark.extended
 def test_a_list_of_a_thousand_runs_takes_ten_times_as_long_as_one_of_a_hundred(settings: Settings) -> None:
     write_many(settings.home, 100, steps=50)
     site = Site(attrs.evolve(settings, read_only=True))

@@ -261,6 +261,7 @@ def loaded(data: Data, tokenizer: BytesTokenizer, case: str) -> Dataset | str:
         raise AssertionError(f"{case}\n{type(error).__name__}: {error}") from error
 
 
+@pytest.mark.default_variants(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_text_of_a_row_vanishes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -116,7 +116,7 @@ def test_whatever_changes_the_ids_changes_the_key(path: str, write, tmp_path: Pa
     assert len(keys(home)) == 6
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("damage", ["tokens.values", "numbers", "meta.json", "meta", "content"])
 def test_damage_is_found_and_mended_with_a_warning(
     path: str, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]

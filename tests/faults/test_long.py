@@ -71,6 +71,7 @@ def test_the_end_of_a_file_is_looked_at_alone(tmp_path: Path) -> None:
         run.metrics()
 
 
+@pytest.mark.extended
 def test_a_hundred_thousand_rows_are_looked_at_in_seconds(tmp_path: Path) -> None:
     run = make(tmp_path)
     row = {f"metric {number}": number / 7 for number in range(20)}

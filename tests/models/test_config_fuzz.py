@@ -170,6 +170,7 @@ def opened(directory: Path, said: str) -> Any:
     raise AssertionError(f"{said}: {took:.1f} s, where {usual_seconds():.1f} s is usual")
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] if part > 3 else []) for part in range(10)]
 )

@@ -43,7 +43,7 @@ LONG = {
     *("gemma4_e4b", "llama4_plain", "nemotron_h_dense"),
     *("deepseek_v2_biased", "nemotron_h_biased", "smollm3_windows"),
 }
-TOLERANCE = 1e-5
+TOLERANCE = 2e-5
 """Of the largest logit, of the loss, of the gradient's length."""
 
 

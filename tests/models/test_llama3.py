@@ -224,13 +224,13 @@ def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:
 
 
 def test_a_decoder_of_no_family_is_not_written(loaded: Loaded, tmp_path: Path) -> None:
-    odd = attrs.evolve(loaded.config, query_scale=0.125, activation="gelu_tanh")
+    odd = attrs.evolve(loaded.config, query_scale=0.125, scale_embedding=not loaded.config.scale_embedding)
     with pytest.raises(WeightsError) as caught:
         hf.write(tmp_path / "out", odd, loaded.leaves)
     usual = loaded.config.head_dim**-0.5
     lines = str(caught.value).splitlines()
     assert lines[0] == "no family of the Hub has a decoder like this:"
-    assert f"  Llama 3 has activation='silu' (not 'gelu_tanh'), query_scale={usual!r} (not 0.125)" in lines
-    gemma = "  Gemma 3 has norms='sandwich' (not 'pre'), norm_scale='zero_centred' (not 'plain'), "
+    assert f"  Llama 3 has scale_embedding=False (not True), query_scale={usual!r} (not 0.125)" in lines
+    gemma = "  Gemma 3 has norms='sandwich' (not 'pre'), norm_scale='zero_centred' (not 'plain')"
     assert any(line.startswith(gemma) for line in lines)
     assert not (tmp_path / "out").exists()

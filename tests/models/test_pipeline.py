@@ -53,7 +53,7 @@ def test_time_that_a_pipeline_waits() -> None:
     assert idle_share(4, 12) == pytest.approx(3 / 15)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "config",
     [

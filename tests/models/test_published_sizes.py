@@ -55,6 +55,7 @@ def parameters(config: DecoderConfig) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in template.variables.values())
 
 
+@pytest.mark.default_variants(5)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes(name: str) -> None:
     sizes = next(family.sizes for family in FAMILIES if family.spec.__name__ == name)

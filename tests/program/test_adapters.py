@@ -141,7 +141,7 @@ def test_an_output_head_is_refused_in_clear_words(experiment: Callable[..., Expe
             assert message in refusal(experiment(model=model, **given))
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "quantization", [Quantization.NF4(block_size=8), Quantization.Int8(block_size=4)], ids=["nf4", "int8"]
 )

@@ -215,6 +215,10 @@ ELSEWHERE = {
         for kind in ("Conversations", "Feedback", "Preferences", "Prompts")
         for name, test in (("template_args", RENDERED), ("system", SYSTEM))
     },
+    **{
+        f"Data.{kind}.roles": "data/test_messages.py::test_roles_are_mapped_to_those_of_chats"
+        for kind in ("Conversations", "Feedback", "Preferences", "Prompts")
+    },
     "Data.Text.field": "data/test_conversations.py::test_text",
     "Data.Mixture.sources": SHARES,
     "Data.Mixture.unit": "data/test_mixture.py::test_weights_count_rows_epochs_or_tokens",

@@ -63,7 +63,7 @@ def test_against_float64_of_another_program(case: str) -> None:
         assert found[name] == pytest.approx(stored[name], rel=5e-6), name
     own, other = gradients(objective, policy, reference)
     # A loss near its largest value is flat; how flat is no more exact than float32 is around 1.
-    np.testing.assert_allclose(own, stored["by_chosen"], rtol=2e-5, atol=6e-8 / len(own))
+    np.testing.assert_allclose(own, stored["by_chosen"], rtol=5e-5, atol=2e-7 / len(own))
     np.testing.assert_array_equal(other, 0.0)  # nothing is learnt from mismatched answers
 
 

@@ -95,6 +95,7 @@ def check(placed: Placed, mesh: Mesh) -> None:
         assert math.prod(placed.shards) == cuts * layers, placed
 
 
+@pytest.mark.default_variants(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_array_of_every_model_on_every_mesh(name: str) -> None:
     check_everywhere(parts_of(MODELS[name], None, None))

@@ -132,6 +132,7 @@ def test_a_share_is_cut_by_the_rules_of_activations(experiment: Callable[..., Ex
     assert (own.num_heads, own.mlp_dim) == (4, 128)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("trained", "remat"),
     [

@@ -167,6 +167,7 @@ def test_an_adapter_by_hand(
         agree(state, expected)
 
 
+@pytest.mark.extended
 def test_a_resume_between_two_meetings_is_bit_equal(program: Program, sequences: Callable[..., Any]) -> None:
     batches = [sequences(4, length=16, seed=seed) for seed in range(4)]
     state = program.init()

@@ -87,7 +87,7 @@ def test_logits_equal_those_of_peft(name: str) -> None:
 
     got = logits(leaves)
     assert np.abs(expected["logits"]).max() > 3
-    np.testing.assert_allclose(got, expected["logits"], atol=2e-5, rtol=0)
+    np.testing.assert_allclose(got, expected["logits"], atol=6e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -88,8 +88,8 @@ def test_against_float64_of_another_program(case: str) -> None:
     assert any(name.startswith("rewards/") for name in terms.metrics) == ("rewards/margins" in stored)
     for found, name in zip(gradients(objective, POLICY, REFERENCE, ONES), ("by_chosen", "by_rejected"), strict=True):
         # Each pair's own, so that none hides behind a larger one; where terms cancel, what is left is no more exact.
-        rounding = 3e-6 * float(np.median(np.abs(stored[name])))
-        np.testing.assert_allclose(found, stored[name], rtol=2e-5, atol=rounding)
+        rounding = 8e-6 * float(np.median(np.abs(stored[name])))
+        np.testing.assert_allclose(found, stored[name], rtol=5e-5, atol=rounding)
     for row, expected in enumerate(stored.get("pairs", ())):
         alone = mean(say(objective, weight=jnp.zeros_like(ONES).at[row].set(1.0)).loss)
         assert alone == pytest.approx(expected, rel=1e-5, abs=1e-12)

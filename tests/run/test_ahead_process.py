@@ -84,6 +84,7 @@ def test_a_step_on_eight_devices(compiled: Compiled) -> None:
     assert not process_info.is_alive(compiled.pids[0], None)
 
 
+@pytest.mark.extended
 def test_it_is_not_compiled_twice(compiled: Compiled) -> None:
     started: list[int] = []
     renamed = attrs.evolve(EXPERIMENT, name="other", notes="the program is the same")
@@ -94,6 +95,7 @@ def test_it_is_not_compiled_twice(compiled: Compiled) -> None:
     assert list_runs(compiled.home) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"memory": {}}'])
 def test_a_damaged_report_is_compiled_again(compiled: Compiled, tmp_path: Path, text: str) -> None:
     put_aside(compiled, tmp_path).write_text(text)
@@ -103,6 +105,7 @@ def test_a_damaged_report_is_compiled_again(compiled: Compiled, tmp_path: Path, 
     assert report["problem"] == "exceeded its time limit of 0.05 s"
 
 
+@pytest.mark.extended
 def test_what_is_compiled_is_in_the_key(compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_aside(compiled, tmp_path)
 

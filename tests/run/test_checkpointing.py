@@ -60,6 +60,7 @@ def events(home: Path) -> list[str]:
     return [json.loads(line)["event"] for line in lines]
 
 
+@pytest.mark.default_variants(2)
 @pytest.mark.parametrize(
     ("every_minutes", "evaluation", "saved"),
     [
@@ -79,6 +80,7 @@ def test_a_state_is_saved_by_time_and_before_evaluations(
     assert steps(tmp_path) == saved
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("every_steps", "start", "why"),
     [(100, 0, "it ended before its first checkpoint"), (3, 3, "its last whole checkpoint is step 3")],

@@ -165,7 +165,7 @@ def test_models_answer_together_as_each_alone(
     assert not any("tensor<2x32x64xf32>" in line for line in products)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("sampling", [Sampling(NEW), Sampling(NEW, temperature=1.5, top_k=20, top_p=0.9, seed=4)])
 def test_a_stream_has_the_tokens_of_one_loop(
     template: params.AbstractModel, sampler: Sampler, leaves: Leaves, sampling: Sampling

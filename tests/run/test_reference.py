@@ -110,6 +110,7 @@ def test_it_says_what_the_first_policy_says(ask: Ask, program: Program, first: T
     np.testing.assert_array_equal(carried.reference_rejected, logps[[9, 4, 9], 1])
 
 
+@pytest.mark.extended
 def test_it_is_asked_once_whatever_the_objective_and_the_steps(
     ask: Ask, experiment: Experiment, tmp_path: Path
 ) -> None:

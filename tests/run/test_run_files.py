@@ -225,7 +225,7 @@ def check(case: int, base: str, bases: Bases, place: Path, command: Callable[...
     shutil.rmtree(home)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("base", ["finished", "killed"])
 @pytest.mark.parametrize(
     "cases", [range(FIRST), pytest.param(range(FIRST, CASES // 2), marks=pytest.mark.slow)], ids=["first", "rest"]

@@ -60,6 +60,7 @@ def test_parts_alone_give_the_same_object_back(data: st.DataObject) -> None:
         assert parse_value(render(part)) == part
 
 
+@pytest.mark.extended
 @LAW
 @given(ANY, ANY)
 def test_evolving_by_the_difference_gives_the_other(left: Experiment, right: Experiment) -> None:

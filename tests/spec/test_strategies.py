@@ -17,6 +17,7 @@ OUTSIDE = {"Launcher", "Range", "Pruner"}
 FAMILIES = sorted({cls.family.__name__ for cls in CLASSES.values()} - OUTSIDE)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("tag", sorted(CLASSES))
 def test_every_class_is_drawn_of_its_family(tag: str) -> None:
     cls = CLASSES[tag]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.data.dataset import Dataset
+from nnxdsl.errors import RunError
 from nnxdsl.planning.plan import describe
 from nnxdsl.runtime import distributed
 from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import Row
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.hooks.stopping import StopOnRequest
@@ -62,7 +65,10 @@ class RunLog(Hook):
     def _lost_steps(self, trainer: Trainer) -> str | None:
         """What the attempt before computed and did not save, and why; None if everything is saved."""
         start, settings = trainer.start, trainer.program.experiment.checkpoint
-        done = max((row["step"] + 1 for row in self.attempt.directory.metrics()), default=0)
+        rows: list[Row] = []
+        with contextlib.suppress(RunError):  # what is damaged is said when rows are repaired
+            rows = self.attempt.directory.last_metrics(8)
+        done = max((row["step"] + (row.get("kind") != "evaluation") for row in rows), default=0)
         if done <= start:
             return None
         why = f"its last whole checkpoint is step {start}" if start else "it ended before its first checkpoint"
