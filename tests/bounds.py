@@ -1,6 +1,6 @@
 """How much of its bound each comparison of two numbers used: a bound that a machine nearly uses up fails on another.
 
-`pytest --bounds FILE ...` writes, for each line that compares with `np.testing.assert_allclose` or `pytest.approx`, the
+`pytest --bounds=FILE ...` writes, for each line that compares with `np.testing.assert_allclose` or `pytest.approx`, the
 largest share of its bound that any of its comparisons used, and prints those of more than a quarter.
 `python -m tests.bounds FILE ...` prints the largest of several runs: other instruction sets (`XLA_FLAGS`), other
 versions, other numbers of threads.
@@ -54,7 +54,7 @@ def _place() -> str:
 
 
 class Bounds:
-    """The pytest plugin behind `--bounds`."""
+    """The pytest plugin behind `--bounds=FILE`."""
 
     def __init__(self) -> None:
         self.shares: Shares = {}
