@@ -139,7 +139,9 @@ class TokenizerFiles:
 
 
 def _as_set(ids: int | list[int] | None) -> set[int]:
-    return set(ids) if isinstance(ids, list) else {ids} - {None}
+    if ids is None:
+        return set()
+    return set(ids) if isinstance(ids, list) else {ids}
 
 
 def copy(source: Path, directory: Path) -> list[str]:
