@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    return "nnxdsl: all tests take eight to twelve minutes on two cores; the percentage at the right says how far they are"
+    return "nnxdsl: the tests take eight to twelve minutes on two cores; the percentage says how far they are"
 
 
 def machine() -> str:
