@@ -224,7 +224,7 @@ def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) ->
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     given = {"messages": messages, "max_new_tokens": 2, "sides": ["policy"]}
     found = generate(models, given, silent)
-    template = models.encoder.template.render(messages, add_generation_prompt=True)
+    template = models.encoder.template().render(messages, add_generation_prompt=True)
     assert found["prompt_ids"] == models.encoder.rendered(template)
     assert "other" not in found
     assert len(found["policy"]["ids"]) <= 2
@@ -232,7 +232,7 @@ def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) ->
         [],
         "x",
         [{"role": "user"}],
-        [{"role": "assistant", "content": "b"}],
+        [{"role": "system", "content": "b"}],
         [{"role": "x", "content": "c"}],
     ):
         with pytest.raises(RunError, match="messages: expected roles"):
