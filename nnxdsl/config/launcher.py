@@ -5,7 +5,6 @@ The process is the same everywhere: the command `nnxdsl run`. `nnxdsl/launch` ha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -18,17 +17,13 @@ from nnxdsl.errors import Problem
 memory = Limit(pattern=r"[1-9][0-9]*(M|G|T)B", words="a size such as '64GB' or '512MB'")
 """Sizes of a host's memory."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
 
 @attrs.frozen(kw_only=True)
 class Launcher(Spec):
     """Where the processes of runs are started. Changes nothing in what a run computes."""
 
-    writes_files: ClassVar[bool] = False
-    """Whether it writes a file for a cluster's own tools in place of starting anything."""
     implementation: ClassVar[str] = ""
-    """What implements it, as `module:name`: an engine (`launch/job.py`), or the function that writes a file."""
+    """The engine that implements it (`launch/job.py`), as `module:name`."""
     library: ClassVar[str] = ""
     """The library that the engine needs."""
     extra: ClassVar[str] = ""
@@ -37,8 +32,6 @@ class Launcher(Spec):
     Local: ClassVar[type[Local]]
     Slurm: ClassVar[type[Slurm]]
     Ray: ClassVar[type[Ray]]
-    Kubernetes: ClassVar[type[Kubernetes]]
-    SkyPilot: ClassVar[type[SkyPilot]]
 
 
 @attrs.frozen(kw_only=True)
@@ -148,123 +141,3 @@ class Ray(Launcher):
     processes: int = attrs.field(default=1, validator=positive)
     retries: int = attrs.field(default=3, validator=not_negative)
     parallel: int | None = attrs.field(default=None, validator=positive)
-
-
-@attrs.frozen(kw_only=True)
-class Kubernetes(Launcher):
-    """A JobSet (https://jobset.sigs.k8s.io), written as a file for `kubectl apply`; never submitted from here.
-
-    Attributes:
-        image: Container image with Python and nnxdsl.
-        nodes: Pods; all of them are one run, by `jax.distributed`.
-        volume_claim: The claim of the volume on which the runs are kept, shared by all pods; None keeps them in the
-            pods, whose end is theirs.
-        home: Where the volume is mounted: the directory of all runs.
-        directory: The working directory of the command, against which relative paths of data are read; None for the
-            image's own.
-        resources: Resource requests and limits of each pod: (("nvidia.com/gpu", "8"), ("memory", "512Gi")).
-        node_selector: Labels of the nodes that pods may run on: (("cloud.google.com/gke-tpu-topology", "2x4"),).
-        variables: Variables of the environment, as they are: no secrets.
-        secrets: Names of secrets whose entries become variables of the environment.
-        namespace: Namespace; None for that of the one who applies the file.
-        queue: Local queue of Kueue; None where there is no Kueue.
-        retries: How often all pods are started again after a pod failed.
-    """
-
-    writes_files: ClassVar[bool] = True
-    implementation: ClassVar[str] = "nnxdsl.launch.kubernetes:job_set"
-
-    image: str = attrs.field(validator=filled)
-    nodes: int = attrs.field(default=1, validator=positive)
-    volume_claim: str | None = attrs.field(default=None, validator=filled)
-    home: str = attrs.field(default="/runs", validator=Limit(pattern=r"/.+", words="an absolute path"))
-    directory: str | None = attrs.field(default=None, validator=Limit(pattern=r"/.*", words="an absolute path"))
-    resources: tuple[tuple[str, str], ...] = ()
-    node_selector: tuple[tuple[str, str], ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
-    namespace: str | None = attrs.field(default=None, validator=filled)
-    queue: str | None = attrs.field(default=None, validator=filled)
-    retries: int = attrs.field(default=3, validator=not_negative)
-
-    def problems(self) -> Iterable[Problem]:
-        """Names are given once each; what several pods share lies on a volume."""
-        if self.nodes > 1 and self.volume_claim is None:
-            yield Problem("volume_claim", f"{self.nodes} nodes share the directory of runs: name a volume's claim")
-        yield from _twice("resources", self.resources)
-        yield from _twice("node_selector", self.node_selector)
-        yield from _variables(self.variables)
-
-
-@attrs.frozen(kw_only=True)
-class SkyPilot(Launcher):
-    """A task of SkyPilot (https://docs.skypilot.co), a file for `sky jobs launch`; never submitted from here.
-
-    Attributes:
-        accelerators: Accelerators of each node, such as "H200:8" or "tpu-v5e-8"; None for CPUs alone.
-        nodes: Nodes; all of them are one run, by `jax.distributed`.
-        infra: Where: "gcp", "aws/us-east-1", "k8s"; None for the cheapest.
-        cpus: CPU cores of each node, "16" or "16+"; None for the default.
-        memory: Gigabytes of memory of each node, "64" or "64+"; None for the default.
-        disk_gigabytes: Size of the disk; None for the default.
-        image: Machine or container image ("docker:..."); None for the default.
-        pricing: "spot" machines may be taken away; `sky jobs launch` brings the run back.
-        bucket: Storage in which the runs are kept, such as "gs://my-runs"; None keeps them on the machine, whose end is
-            theirs.
-        home: The directory of all runs on the machine, where the bucket is mounted.
-        directory: The local directory that is copied to the machines, and the working directory of the command; "." is
-            that where `sky jobs launch` is run. None copies nothing.
-        setup: Lines of shell that prepare a machine.
-        variables: Variables of the environment, as they are: no secrets.
-        secrets: Names of variables that whoever launches the file gives with `--secret`.
-        retries: How often the command is started again when it fails, under `sky jobs launch`.
-    """
-
-    writes_files: ClassVar[bool] = True
-    implementation: ClassVar[str] = "nnxdsl.launch.skypilot:task"
-
-    accelerators: str | None = attrs.field(default=None, validator=filled)
-    nodes: int = attrs.field(default=1, validator=positive)
-    infra: str | None = attrs.field(default=None, validator=filled)
-    cpus: str | None = attrs.field(default=None, validator=Limit(pattern=r"[0-9.]+\+?", words="'16' or '16+'"))
-    memory: str | None = attrs.field(default=None, validator=Limit(pattern=r"[0-9.]+\+?", words="'64' or '64+'"))
-    disk_gigabytes: int | None = attrs.field(default=None, validator=positive)
-    image: str | None = attrs.field(default=None, validator=filled)
-    pricing: Literal["on_demand", "spot"] = "on_demand"
-    bucket: str | None = attrs.field(
-        default=None,
-        validator=Limit(pattern=r"[a-z0-9]+://.+", words="the address of a bucket, such as 'gs://my-runs'"),
-    )
-    home: str = attrs.field(
-        default="~/runs", validator=Limit(pattern=r"~?/.+", words="a path that begins with / or ~/")
-    )
-    directory: str | None = attrs.field(default=".", validator=filled)
-    setup: tuple[str, ...] = ("pip install -q nnxdsl",)
-    variables: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
-    retries: int = attrs.field(default=3, validator=not_negative)
-
-    def problems(self) -> Iterable[Problem]:
-        """Names are given once each; what several machines share lies in a bucket."""
-        if self.nodes > 1 and self.bucket is None:
-            yield Problem("bucket", f"{self.nodes} nodes share the directory of runs: name a bucket")
-        yield from _variables(self.variables)
-        for index, name in enumerate(self.secrets):
-            if not _VARIABLE.fullmatch(name):
-                yield Problem(f"secrets.{index}", f"expected the name of a variable, got {name!r}")
-            if name in self.secrets[:index] or any(name == variable for variable, _ in self.variables):
-                yield Problem(f"secrets.{index}", f"{name!r} is given twice")
-
-
-def _variables(pairs: tuple[tuple[str, str], ...]) -> Iterable[Problem]:
-    yield from _twice("variables", pairs)
-    for index, (name, _) in enumerate(pairs):
-        if not _VARIABLE.fullmatch(name):
-            yield Problem(f"variables.{index}.0", f"expected the name of a variable, got {name!r}")
-
-
-def _twice(path: str, pairs: tuple[tuple[str, str], ...]) -> Iterable[Problem]:
-    names = [name for name, _ in pairs]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield Problem(f"{path}.{index}.0", f"{name!r} is given twice")

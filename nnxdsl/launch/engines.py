@@ -1,11 +1,10 @@
-"""The engine or the file of a launcher: its class names what implements it, which is imported with its library here."""
+"""The engine of a launcher: its class names what implements it, which is imported with its library here."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.launcher import Launcher
 from nnxdsl.errors import RunError
 from nnxdsl.launch.job import Engine
@@ -18,28 +17,15 @@ def open_engine(launcher: Launcher) -> Engine:
     """The engine of a launcher, connected to where it starts things.
 
     Raises:
-        RunError: its library is not installed, its cluster cannot be reached, or it starts nothing.
+        RunError: its library is not installed, or its cluster cannot be reached.
     """
     name = type(launcher).__qualname__
-    if launcher.writes_files:
-        raise RunError(f"{name} starts nothing, it writes a file: nnxdsl launch FILE --write job.yaml")
     try:
         importlib.import_module(launcher.library or __name__)
     except ImportError as error:
         message = f"{name} needs {launcher.library}: pip install 'nnxdsl[{launcher.extra}]' ({error})"
         raise RunError(message) from error
     return _implementation(launcher)(launcher)
-
-
-def generated(launcher: Launcher, experiment: Experiment) -> str:
-    """The text of a launcher's file.
-
-    Raises:
-        RunError: the launcher starts runs itself.
-    """
-    if not launcher.writes_files:
-        raise RunError(f"--write has no effect on {type(launcher).__qualname__}, which starts the run itself")
-    return _implementation(launcher)(launcher, experiment)
 
 
 def _implementation(launcher: Launcher) -> Any:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, RunError, Schedule, Weights, cli, to_json
+from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, Schedule, Weights, cli, to_json
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.launch.driver import Driver, Task, earlier_of, last_events
-from nnxdsl.launch.engines import open_engine
 from nnxdsl.launch.job import Job, prepare
 from nnxdsl.launch.local import LocalEngine
 from nnxdsl.launch.outcome import Ended, complaint_in, ended, is_alive, standing
@@ -307,8 +306,3 @@ def test_a_job_is_the_command_that_a_person_types(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert job.environment()["A"] == "b"
     assert job.directory == tmp_path / ".launch" / experiment().id
-
-
-def test_engines_that_start_nothing_say_what_to_do() -> None:
-    with pytest.raises(RunError, match="starts nothing, it writes a file: nnxdsl launch FILE --write"):
-        open_engine(Launcher.Kubernetes(image="a"))

@@ -216,22 +216,10 @@ def launchers(cls: type[Spec]) -> st.SearchStrategy[Any]:
     pairs = st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), TEXT, max_size=2).map(
         lambda found: tuple(found.items())
     )
-    size, gigabytes = st.none() | st.sampled_from(["64GB", "512MB"]), st.none() | st.sampled_from(["16", "64+"])
-    path = st.sampled_from(["/runs", "/data/a b"])
+    size = st.none() | st.sampled_from(["64GB", "512MB"])
     own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "Slurm": {"memory": size, "options": pairs, "cluster": st.just("slurm")},
         "Ray": {"resources": st.lists(st.tuples(TEXT, st.floats(0.5, 9.0)), max_size=2).map(tuple)},
-        "Kubernetes": {"home": path, "directory": path, "resources": pairs, "node_selector": pairs, "variables": pairs}
-        | {"nodes": st.just(1)},
-        "SkyPilot": {
-            "nodes": st.just(1),
-            "home": path,
-            "cpus": gigabytes,
-            "memory": gigabytes,
-            "bucket": st.none() | st.just("gs://runs"),
-            "variables": pairs,
-            "secrets": st.sampled_from([(), ("HF_TOKEN",)]),
-        },
     }
     found = of_class(cls, **own.get(cls.tag, {}))
     return found | st.just(cls(cluster="local")) if cls.tag == "Slurm" else found

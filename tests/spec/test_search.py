@@ -114,18 +114,6 @@ def test_a_sweep_is_another_one_if_its_points_are(base: Any) -> None:
             lambda: Launcher.Slurm(options=(("gres=gpu:1\n", "x"),)),
             "Launcher.Slurm\n  options.0.0: expected the name of an option of sbatch, got 'gres=gpu:1\\n'",
         ),
-        (
-            lambda: Launcher.Kubernetes(image="a", nodes=2),
-            "Launcher.Kubernetes\n  volume_claim: 2 nodes share the directory of runs: name a volume's claim",
-        ),
-        (
-            lambda: Launcher.Kubernetes(image="a", variables=(("A B", "1"),)),
-            "Launcher.Kubernetes\n  variables.0.0: expected the name of a variable, got 'A B'",
-        ),
-        (
-            lambda: Launcher.SkyPilot(variables=(("A", "1"),), secrets=("A",)),
-            "Launcher.SkyPilot\n  secrets.0: 'A' is given twice",
-        ),
     ],
 )
 def test_what_cannot_be(make: Callable[[], object], said: str) -> None:

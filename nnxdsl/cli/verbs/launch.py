@@ -22,12 +22,12 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.launcher import Launcher, Ray
 from nnxdsl.errors import RunError
 from nnxdsl.launch.driver import STOP, Driver, Settled, Task
-from nnxdsl.launch.engines import generated, open_engine
+from nnxdsl.launch.engines import open_engine
 from nnxdsl.launch.job import DIRECTORY
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory, checked_path
 from nnxdsl.runs.run_list import last_metrics
-from nnxdsl.storage.jsonl import replace, write_json
+from nnxdsl.storage.jsonl import write_json
 from nnxdsl.storage.process_info import utc
 from nnxdsl.terminal.display import Display
 
@@ -38,7 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="return after the start; the run is not restarted if it stops"
     )
-    parser.add_argument("--write", metavar="PATH", help="write the cluster's job file, launch nothing; - prints it")
 
 
 def run(args: Namespace) -> int:
@@ -49,9 +48,7 @@ def run(args: Namespace) -> int:
         args.experiment = experiment_in(module, path)
     experiment = experiment_of(args)
     launcher = launcher_of(args, module)
-    refuse_both(args, ("detach", "cancel"), ("write", "detach"), ("write", "cancel"), ("write", "json"))
-    if args.write is not None:
-        return _write(generated(launcher, experiment), args.write)
+    refuse_both(args, ("detach", "cancel"))
     if args.detach and isinstance(launcher, Ray) and launcher.address == "local":
         raise RunError("--detach: a cluster with address='local' ends with this command, and the run with it")
     return _launch(experiment, launcher, environment_of(path, module), args)
@@ -131,11 +128,3 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
         row |= {"step": end.step, "error": end.error, "figures": last_metrics(home / experiment.id)} if end else {}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     return FAILED if end is not None and end.state in ("failed", "preempted") else 0
-
-
-def _write(text: str, path: str) -> int:
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        replace(Path(path), text.encode())
-    return 0
