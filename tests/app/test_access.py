@@ -160,6 +160,7 @@ def test_a_link_on_another_site_opens_the_page_in_two_steps() -> None:
 ATTACKER, USER = "10.0.0.1", "10.0.0.2"
 
 
+@pytest.mark.extended
 def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
     app = guard(password="right")
 

@@ -52,7 +52,9 @@ def blocks(site: Site) -> Any:
     return asyncio.run(build())
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "step", [12, pytest.param(5, marks=pytest.mark.extended), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks: Any, step: int) -> None:
     before = outside.snapshot()
     asked = 0

@@ -39,6 +39,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "runs", project=tmp_path, limits=Limits(queued=2))
 
 
+@pytest.mark.extended
 def test_a_thousand_runs_are_listed_in_about_the_time_that_reading_their_files_takes(tmp_path: Path) -> None:
     write_many(tmp_path, 1_000, steps=3)
     index = Index(tmp_path)
@@ -148,6 +149,7 @@ def test_thinning_keeps_the_first_and_the_last_value(count: int) -> None:
     assert len(x) <= 500
 
 
+@pytest.mark.extended
 def test_a_hundred_thousand_steps_are_read_and_thinned_as_fast_as_they_are_parsed(tmp_path: Path) -> None:
     pytest.importorskip("orjson", reason="comes with gradio; without it reading takes some seconds")
     path = tmp_path / "metrics.jsonl"

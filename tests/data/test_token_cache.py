@@ -222,6 +222,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(path: str, tmp_path: Path) -> No
     assert not [file for file in (tmp_path / "home").iterdir() if file.is_dir()]
 
 
+@pytest.mark.extended
 def test_a_kill_leaves_nothing_that_is_taken_for_whole(path: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     expected = load(data(path), BytesTokenizer()).ids_digest()

@@ -278,7 +278,7 @@ def no_number(run: Path) -> None:
     (run / "status.json").write_text(json.dumps({**status, "checkpoint": "two"}))
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("change", "said"),
     [
