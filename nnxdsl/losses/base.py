@@ -79,7 +79,7 @@ def build(objective: Objective) -> Loss:
         f"no loss is registered for {type(objective).__qualname__}; write\n"
         f"  from nnxdsl import losses\n"
         f"  @losses.build.register({name})\n"
-        f"  def _(objective): return lambda policy, reference, weight: losses.Terms(...)"
+        f"  def _(objective): return lambda policy, reference, weight: losses.LossTerms(...)"
     )
 
 

@@ -1,11 +1,11 @@
 """How far a student's distributions are from a teacher's, tile by tile: the logits of neither exist as a whole.
 
-Both heads are worked through in the tiles of `tiles.py`, a slice of the same words of both at a time. A first loop
-finds what both softmaxes divide by, a second sums the distance of the words, and the backward pass computes both logits
+Both heads are worked through in the tiles of `lm_head/tiling.py`, the same slice of the vocabulary of both at a time. A
+first loop finds what both softmaxes divide by, a second sums the distance, and the backward pass computes both logits
 once more. Where one chunk and one tile are all, the loops are one computation and XLA shares the logits.
 
-Arrays have the axes of `tiles.py`: `n` chunks of `c` tokens, `g` groups of rows, `l` pieces of rows, `s` pieces of the
-vocabulary, `v` words of a tile, `d` the width.
+Arrays have the axes of `lm_head/tiling.py`: `n` chunks of `c` tokens, `g` groups of rows, `l` pieces of rows, `s`
+pieces of the vocabulary, `v` token ids of a tile, `d` the width.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
@@ -184,7 +184,7 @@ class _Residuals(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
+    """As `_Residuals`, where the head is trained too: a type of its own, since residuals hold nothing static."""
 
     residuals: _Residuals
 

@@ -85,7 +85,12 @@ def with_reward_metrics(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, 
 def score(divergence: Divergence, ratio: Rows) -> Rows:
     """What a divergence makes of log-ratios, 0 where policy and reference are equal; register one of your own here."""
     name = type(divergence).__qualname__
-    raise NotRegisteredError(f"no score is registered for {name}; use @preferences.score.register({name})")
+    raise NotRegisteredError(
+        f"no score is registered for {name}; write\n"
+        f"  from nnxdsl.losses import preference\n"
+        f"  @preference.score.register({name})\n"
+        f"  def _(divergence, ratio): return ..."
+    )
 
 
 @score.register

@@ -233,7 +233,7 @@ FORGOTTEN = {
         "no loss is registered for Forgotten; write\n"
         "  from nnxdsl import losses\n"
         "  @losses.build.register(Forgotten)\n"
-        "  def _(objective): return lambda policy, reference, weight: losses.Terms(...)",
+        "  def _(objective): return lambda policy, reference, weight: losses.LossTerms(...)",
     ),
     "model": (
         {"model": Unknown()},

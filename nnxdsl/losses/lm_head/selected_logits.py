@@ -70,7 +70,7 @@ class _Residuals(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """As `_Kept`, where the head is trained too: a type of its own, since residuals hold nothing static."""
+    """As `_Residuals`, where the head is trained too: a type of its own, since residuals hold nothing static."""
 
     residuals: _Residuals
 

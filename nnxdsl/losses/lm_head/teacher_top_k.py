@@ -1,7 +1,7 @@
 """A teacher's top-k tokens: how they are found, what a batch has of them, and a student's distance from them.
 
 Each of the `k` words is a class, and all others together are one more, so that both models have a distribution over
-`k + 1` classes: what any other word has counts in the last. A distance is that of `distill.py` over these classes.
+`k + 1` classes: what any other word has counts in the last. A distance is that of `distillation.py` over these classes.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
