@@ -56,7 +56,7 @@ def stored() -> tuple[DecoderConfig, Leaves]:
 
 @pytest.mark.extended
 def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
-    assert difference(*stored) < 3e-5
+    assert difference(*stored) == pytest.approx(0, abs=3e-5)
 
 
 @pytest.mark.default_variants(1)

@@ -75,7 +75,7 @@ LEFT_OUT = {
 
 @pytest.mark.extended
 def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
-    assert difference(*stored) < 1e-5
+    assert difference(*stored) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.default_variants(1)

@@ -74,7 +74,7 @@ def test_each_ingredient_matters(reader: hf.HubReader, leaves: dict[str, jax.Arr
         n = lengths[row]
         right = logits(reader.config, leaves, tokens, places)[row, :n] - wanted[row, :n]
         wrong = logits(with_scaling(reader.config, **change), leaves, tokens, places)[row, :n] - wanted[row, :n]
-        assert np.abs(right).max() < 1e-5 * largest
+        assert np.abs(right).max() == pytest.approx(0, abs=1e-5 * float(largest))
         assert np.abs(wrong).max() > 1e-2 * largest
 
 

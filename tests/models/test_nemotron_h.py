@@ -39,7 +39,7 @@ ZEROS = (
 def test_each_array_counts() -> None:
     config, leaves = read("nemotron_h")
     difference = compared("nemotron_h", config)
-    assert difference(leaves) < 1e-5
+    assert difference(leaves) == pytest.approx(0, abs=1e-5)
     for name in ZEROS:
         zeros = {path: jnp.zeros_like(leaf) for path, leaf in leaves.items() if path.endswith(name)}
         assert zeros
@@ -49,7 +49,7 @@ def test_each_array_counts() -> None:
 def test_the_projections_around_experts_count() -> None:
     config, leaves = read("nemotron_h_latent")
     difference = compared("nemotron_h_latent", config)
-    assert difference(leaves) < 1e-5
+    assert difference(leaves) == pytest.approx(0, abs=1e-5)
     zeros = {path: jnp.zeros_like(leaf) for path, leaf in leaves.items() if path.endswith("latent_up.kernel")}
     assert zeros
     assert difference(leaves | zeros) > WITHOUT

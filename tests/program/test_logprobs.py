@@ -109,7 +109,7 @@ def test_gradients_of_hidden_states_and_head(
     toward = (np.eye(V)[targets] - probability) * weight[0][..., None]
     toward = (toward + 2 * log_z * probability * weight[1][..., None]) * mask[..., None]
     toward = toward if soft_cap is None else toward * (1 - np.tanh(plain / soft_cap) ** 2)
-    np.testing.assert_allclose(for_hidden, toward @ head.astype(np.float64), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(for_hidden, toward @ head.astype(np.float64), rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(for_head, np.einsum("bnv,bnd->vd", toward, hidden), rtol=1e-5, atol=1e-5)
     # With a frozen head nothing changes for the hidden states.
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(hidden, head), for_hidden, rtol=1e-5, atol=1e-5)
@@ -228,7 +228,7 @@ def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable
     rows, hidden, logits = 4 * 640 * 32, 4 * 120 * 32, 4 * 30 * 640
     assert hidden < logits / 4
     for name, found in report.items():
-        assert max(found["differences"]) < 2e-5, name
+        assert max(found["differences"]) == pytest.approx(0, abs=2e-5), name
         assert found["kinds"] == ["all-gather", "all-reduce"]
         # Nothing but that, hidden states and figures of tokens goes from device to device: no logits, no other words.
         assert rows <= found["outside"] < rows + hidden, name

@@ -215,4 +215,4 @@ def test_packed_rows_and_meshes_agree(on_eight_devices: Callable[..., Any]) -> N
     assert wanted["mtp_loss"] > 0
     for name, found in report.items():
         assert found["metrics"] == pytest.approx(wanted, rel=2e-6), name
-        assert found["away"] < 1e-6, name
+        assert found["away"] == pytest.approx(0, abs=1e-6), name

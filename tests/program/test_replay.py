@@ -102,7 +102,7 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
             assert row[key] == pytest.approx(value, rel=rough, abs=atol), (row["step"], key)
     if name.startswith("dpo"):
         first = found[0]
-        assert abs(first["loss"] - math.log(2)) < 1e-7
+        assert first["loss"] == pytest.approx(math.log(2), abs=5e-7)
         # A reference that was asked before is another program, whose norms of DoRA's weights may be rounded otherwise.
         off = 1e-6 if isinstance(fields.get("adapter"), Adapter.DoRA) and "memory" not in fields else 0.0
         assert all(abs(first[f"rewards/{name}"]) <= off for name in ("chosen", "rejected", "margins"))

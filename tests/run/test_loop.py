@@ -103,14 +103,14 @@ def test_metrics_have_one_row_a_step(finished: Any) -> None:
         assert tokens == sorted(set(tokens))
     first = metrics[0]
     assert first["rewards/margins"] == 0.0
-    assert abs(first["loss"] - math.log(2)) < 1e-6
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_held_out_reward_accuracy_rises(finished: Any) -> None:
     evaluations = RunDirectory(finished.run("dpo")).evaluations()
     assert [row["step"] for row in evaluations] == [0, 20, 40]
     assert evaluations[0]["eval/rewards/accuracies"] == 0.0  # equal rewards are no preference
-    assert abs(evaluations[0]["eval/loss"] - math.log(2)) < 1e-6
+    assert evaluations[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert evaluations[-1]["eval/rewards/accuracies"] == 1.0
     assert evaluations[-1]["eval/rewards/margins"] > 1.0
 
