@@ -24,6 +24,7 @@ from nnxdsl.data.sources.in_memory import save_rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError
+from nnxdsl.terminal.row_counts import Use
 
 UNLIMITED = 2**30
 """More than any row has tokens, and any source bad rows."""
@@ -111,7 +112,7 @@ def _kind(rows: Sequence[Fields]) -> type[FileData] | None:
     return None
 
 
-def summarize(dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: int) -> Json:
+def summarize(dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: int, use: Use = "accepted") -> Json:
     """What became of the rows of `data`, which were loaded as `dataset`: counts, lengths, and some rows as tokens.
 
     Args:
@@ -119,21 +120,22 @@ def summarize(dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: 
         data: Its spec.
         tokenizer: Of the dataset.
         examples: Number of rows to show: the shortest, the longest and those between of the first ones.
+        use: What the rows are for.
     """
     everything = np.arange(len(dataset))
     if not isinstance(data, Mixture):
-        return _summary(dataset, data, tokenizer, examples, everything, dataset.report.to_dict())
+        return _summary(dataset, data, tokenizer, examples, everything, dataset.report.to_dict(), use)
     ends = np.cumsum([source.rows for source in dataset.mixture])[:-1]
     parts = zip(data.parts, dataset.mixture, dataset.report.sources, np.split(everything, ends), strict=True)
     each = max(1, examples // len(data.parts)) if examples else 0
     return {
-        **_summary(dataset, data, tokenizer, 0, everything, {**dataset.report.to_dict(), "sources": []}),
+        **_summary(dataset, data, tokenizer, 0, everything, {**dataset.report.to_dict(), "sources": []}, use),
         "unit": data.unit,
         "sources": [
             {
                 "name": source.name,
                 "share": source.share,
-                **_summary(dataset, part, tokenizer, each, rows, report.to_dict()),
+                **_summary(dataset, part, tokenizer, each, rows, report.to_dict(), use),
             }
             for part, source, report, rows in parts
         ],
@@ -141,12 +143,19 @@ def summarize(dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: 
 
 
 def _summary(
-    dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: int, rows: npt.NDArray[np.int64], report: Json
+    dataset: Dataset,
+    data: Data,
+    tokenizer: TokenizerBase,
+    examples: int,
+    rows: npt.NDArray[np.int64],
+    report: Json,
+    use: Use,
 ) -> Json:
     """The summary of some rows of a dataset, which are those of one source."""
     lengths, tokens, targets = _lengths(dataset, rows)
     return {
         "kind": type(data).__qualname__,
+        "use": use,
         "columns": _columns(data) if isinstance(data, FileData) else [],
         "report": report,
         "rows": len(rows),

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from nnxdsl.terminal.display import clean
 from nnxdsl.terminal.plan_format import pluralize
+from nnxdsl.terminal.row_counts import row_counts
 from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section, show_table
 
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -75,11 +76,11 @@ def facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [("columns", ", ".join(data["columns"]))] if data["columns"] else []
     facts += [("layout", report["layout"])] if report["layout"] else []
     facts += [("tokenizer", data["tokenizer"])] if data.get("tokenizer") else []
-    facts.append(("rows", f"{report['rows']:,} read, {report['accepted']:,} accepted"))
+    facts += [(count.label, f"{count.rows:,}  {count.note}".rstrip()) for count in row_counts(report, data["use"])]
     if data["rows"] != report["accepted"]:
         facts.append(("examples", f"{data['rows']:,}: a preference pair is two labelled answers"))
-    for label, counts in (("left out", report["dropped"]), ("odd, accepted", report["odd"])):
-        facts += [(label, f"{count:,} {kind} (first: {report['first'][kind]})") for kind, count in counts.items()]
+    odd = report["odd"].items()
+    facts += [("odd, accepted", f"{count:,}  {kind} (first: {report['first'][kind]})") for kind, count in odd]
     cut = ", ".join(f"{part} of {pluralize(count, 'row')}" for part, count in report["cut"].items())
     facts += [("truncated", cut)] if cut else []
     unread = ", ".join(f"{name} ({rows:,})" for name, rows in report["unread"].items())

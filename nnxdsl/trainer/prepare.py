@@ -97,12 +97,11 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
         return dataset
 
     dataset = read(experiment.data, "data")
-    for line in dataset.report.lines():
-        display.say(line)
     split = None
     if experiment.test_size is not None:
         dataset, split = train_test_split(dataset, experiment.test_size)
-        display.say(f"test_size={experiment.test_size:g}: {len(dataset):,} rows to train on, {len(split):,} held out")
+    for line in dataset.report.lines():
+        display.say(line)
     if experiment.epochs is not None:  # what has been compiled so far knows the model, but not how long the run is
         steps = experiment.steps_for(len(dataset))
         display.say(f"epochs={experiment.epochs:g}: {steps:,} steps on {len(dataset):,} rows")

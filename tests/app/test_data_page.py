@@ -36,16 +36,15 @@ def test_the_rows_of_a_file_are_shown(site: Site) -> None:
     ]
     (site.settings.project / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     values = shown(site, file="pairs.jsonl")
-    assert "**3 rows** of pairs.jsonl, 1 accepted" in values["Markdown"]
+    assert "**1 rows accepted** of pairs.jsonl" in values["Markdown"]
     assert values["Part"] == "data"
     by_timer = native.Built(data_page.PAGE, site).shown(json.dumps({"name": EVERY}), file="pairs.jsonl")
     assert by_timer["Part"] == "data"
-    left_out = values["Dataframe"]
-    assert left_out.to_dict("list") == {
-        "rows": [1, 1],
-        "what": ["left out", "left out"],
-        "why": ["missing field", "identical"],
-        "first": ["pairs.jsonl:2", "pairs.jsonl:3"],
+    assert values["Dataframe"].to_dict("list") == {
+        "what": ["read", "left out", "left out", "accepted"],
+        "rows": [3, 1, 1, 1],
+        "why": ["", "missing field", "identical", ""],
+        "first": ["", "pairs.jsonl:2", "pairs.jsonl:3", ""],
     }
     assert values["Dataframe 1"].set_index("part").loc["chosen", "max"] == len(f"yes {EVIL}".encode()) + 1
     assert [trace.y for trace in values["Plot"].data] == [(1,)] * 4

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from nnxdsl import (
+    BadRows,
     Batching,
     Data,
     Evaluation,
@@ -23,6 +26,7 @@ from nnxdsl import (
     Optimizer,
     Schedule,
     cli,
+    evolve,
     to_json,
     to_python,
 )
@@ -31,6 +35,8 @@ from nnxdsl.data.summary import summarize
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.terminal.data_view import show_data
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.prepare import prepare
 
 SHORT = {"prompt": "ab", "chosen": "good", "rejected": "bad!"}
 LONG = {"prompt": "0123456789", "chosen": "abcdefgh", "rejected": "xy", "score": 1}
@@ -120,13 +126,14 @@ def test_the_text_names_what_colours_show(write, capsys: pytest.CaptureFixture[s
     path = write({"messages": [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "\x1b[31mred"}]})
     data = Data.Conversations(path, max_length=25)
     lines = [line.rstrip() for line in shown(capsys, file_of(experiment(data))).splitlines()]
-    assert lines[1:7] == [
+    assert lines[1:8] == [
         "",
         "data: Data.Conversations of rows.jsonl",
-        "columns    messages",
-        "rows       1 read, 1 accepted",
-        "truncated  tokens of 1 row",
-        "tokens     25, 6 with loss (24.0%)",
+        "columns     messages",
+        "read        1",
+        "trained on  1",
+        "truncated   tokens of 1 row",
+        "tokens      25, 6 with loss (24.0%)",
     ]
     assert lines[lines.index("rows.jsonl:1") + 1 :] == [
         "tokens, no loss    19  <bos><start_of_turn>user↵",
@@ -336,6 +343,43 @@ def test_an_experiment_may_be_a_file_its_own_command_line_or_json(write, capsys:
     assert as_json(capsys, file_of(own)) == as_json(capsys, "seen.json") == found
     Path("rows.json").write_text(json.dumps([{"text": "abc"}]))
     assert as_json(capsys, "rows.json")["source"]["kind"] == "Data.Text"
+
+
+def table(lines: Iterable[str]) -> list[tuple[str, int]]:
+    """The table of rows among lines: labels, with a reason if there is one, and numbers."""
+    cells = [re.split(r"\s{2,}", line.strip(), maxsplit=2) for line in lines]
+    labels = ("read", "left out", "held out", "trained on", "accepted")
+    return [(" ".join([row[0], *row[2:]]), int(row[1])) for row in cells if row[0] in labels]
+
+
+@pytest.mark.parametrize("test_size", [None, 0.25])
+def test_the_table_of_rows_adds_up_wherever_it_is_shown(
+    write, capsys: pytest.CaptureFixture[str], test_size: float | None
+) -> None:
+    data = Data.Text(write(*({"text": str(n)} for n in range(40)), {"text": " "}, {"other": "a"}, {"text": ""}))
+    data = evolve(data, {"bad_rows": BadRows.Skip(at_most=3)})
+    made = experiment(data, test_size=test_size)
+    found = as_json(capsys, file_of(made))
+    held_out = found["test_size"]["rows"] if test_size else 0
+    rows = [
+        ("read", 43),
+        ("left out empty text (first: rows.jsonl:41)", 2),
+        ("left out missing field (first: rows.jsonl:42)", 1),
+        *([("held out", held_out)] if test_size else []),
+        ("trained on", 40 - held_out),
+    ]
+    assert rows[0][1] == sum(count for _, count in rows[1:])
+    *parts, end = shown(capsys, file_of(made), "--rows", "0").split("Data.Text of ")[1:]
+    assert [table(part.splitlines()) for part in (*parts, end)] == [rows] * (2 if test_size else 1)
+    with Display() as display:
+        prepared = prepare(made, Path("runs"), display)
+    assert table(capsys.readouterr().err.splitlines()) == table(prepared.dataset.report.lines()) == rows
+    if test_size:
+        assert prepared.evaluator is not None
+        assert prepared.evaluator.dataset is not None
+        assert table(prepared.evaluator.dataset.report.lines("held out")) == rows
+    of_file = shown(capsys, "rows.jsonl", "bad_rows=BadRows.Skip()", "--rows", "0")
+    assert table(of_file.splitlines()) == [*rows[:3], ("accepted", 40)]
 
 
 def test_rows_that_are_held_out_by_test_size_are_shown_apart(write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,9 @@ def test_prompts_are_cut_on_their_left_after_bos_and_completions_on_their_right(
     assert [part.tolist() for part in dataset.row(1).values()] == [[3, 4, 5, 6, 7], [1] * 4, [2] * 4]
     assert dataset.report.cut == {"prompt": 2, "chosen": 2, "rejected": 1}
     assert dataset.report.lines() == [
-        "rows.jsonl: 2 rows, 2 kept",
+        "rows.jsonl, rows:",
+        "  read        2",
+        "  trained on  2",
         "prompt: 10 tokens, 5.0 a row, longest 5; 2 cut",
         "chosen: 8 tokens, 4.0 a row, longest 4; 2 cut",
         "rejected: 7 tokens, 3.5 a row, longest 4; 1 cut",
@@ -206,7 +208,7 @@ def test_bad_rows_stop_or_are_skipped_and_counted(write, tokens, row: Any, kind:
     dataset = load(Data.Preferences(path, bad_rows=BadRows.Skip(at_most=1)), tokens)
     assert dataset.row_ids == ["rows.jsonl:2"]
     assert (dataset.report.rows, dataset.report.accepted, dataset.report.dropped) == (2, 1, {kind: 1})
-    assert dataset.report.lines()[-1] == f"left out: 1 {kind} (first: rows.jsonl:1)"
+    assert f"  left out    1  {kind} (first: rows.jsonl:1)" in dataset.report.lines()
 
 
 def test_bad_rows_without_number_are_shown_by_the_first_five_and_counted(write, tokens: BytesTokenizer) -> None:

@@ -40,8 +40,8 @@ def metrics(home: Path) -> list[dict[str, Any]]:
 def test_shares_are_metrics(mixed: Any) -> None:
     code, _, err = mixed.python("mixed.py")
     assert code == 0, err
-    assert "chats.jsonl: 43 rows, 43 kept" in err
-    assert "more.jsonl: 5 rows, 5 kept" in err
+    assert "chats.jsonl, rows:\n  read        43\n  trained on  43\n" in err
+    assert "more.jsonl, rows:\n  read        5\n  trained on  5\n" in err
     rows = metrics(mixed.place / "runs")
     assert len(rows) == 6
     assert all(row["mixture/chats"] + row["mixture/more"] == 1 for row in rows)

@@ -10,11 +10,12 @@ import plotly.express as px
 import plotly.graph_objects as go
 
 from nnxdsl.terminal.data_view import facts as data_facts
+from nnxdsl.terminal.row_counts import row_counts
 
 from ...components.plots import COLOURS, ROW_PIXELS, styled
 from ...markdown import plain
 
-IN_TABLE = ("rows", "left out", "odd, accepted", "truncated")
+IN_TABLE = ("read", "left out", "held out", "trained on", "accepted", "odd, accepted", "truncated")
 """Facts that are shown otherwise."""
 LENGTHS = ("min", "median", "p95", "max", "total")
 
@@ -32,7 +33,7 @@ def parts_of(found: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def facts(part: Part) -> str:
-    """Markdown of what a part is and how much of it is trained on; `problems` has what is left out."""
+    """Markdown of what a part is and how much of it is trained on; `row_table` has all of its rows."""
     lines = [f"**! Refused: {plain(part['refused'])}**"] if part.get("refused") else []
     if "report" not in part:  # a file as it is, with its columns
         read_as = part.get("kind") or "not recognised; name the columns with columns={'theirs': 'ours'}"
@@ -45,7 +46,7 @@ def facts(part: Part) -> str:
         ]
         return "\n\n".join(lines)
     report, told = part["report"], data_facts(part)
-    rows = f"**{report['rows']:,} rows** of {plain(report['source'])}, {report['accepted']:,} accepted"
+    rows = f"**{report['accepted']:,} rows {part['use']}** of {plain(report['source'])}"
     lines.append(f"{rows}, as {plain(part['kind'])}")
     if part.get("share") is not None:
         lines.append(f"{part['share']:.1%} of the rows of a step, {part.get('epochs') or 0:.2f} epochs in the run")
@@ -53,15 +54,16 @@ def facts(part: Part) -> str:
     return "\n\n".join(lines)
 
 
-def problems(part: Part) -> pd.DataFrame:
-    """A table of the rows that are left out, odd or truncated: what became of them, why, how many, and the first."""
-    report = part.get("report") or {"dropped": part.get("bad", {}), "first": part.get("first", {})}
-    rows = [
-        {"rows": count, "what": what, "why": why, "first": report["first"].get(why, "") if name != "cut" else ""}
-        for name, what in (("dropped", "left out"), ("odd", "odd, accepted"), ("cut", "truncated"))
-        for why, count in report.get(name, {}).items()
-    ]
-    return pd.DataFrame(rows, columns=["rows", "what", "why", "first"])
+def row_table(part: Part) -> pd.DataFrame:
+    """A table of the rows read, left out, held out and trained on, and of odd and truncated ones among them."""
+    report = part.get("report")
+    if report is None:  # a file as it is
+        counts = [("left out", count, why, part["first"].get(why, "")) for why, count in part.get("bad", {}).items()]
+    else:
+        counts = [*map(tuple, row_counts(report, part["use"]))]
+        counts += [("odd, accepted", count, why, report["first"].get(why, "")) for why, count in report["odd"].items()]
+        counts += [("truncated", count, name, "") for name, count in report["cut"].items()]
+    return pd.DataFrame(counts, columns=["what", "rows", "why", "first"])
 
 
 def lengths(part: Part) -> pd.DataFrame:

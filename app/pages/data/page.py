@@ -20,7 +20,7 @@ from ...view import Done, Query, Values, View, if_any, is_narrow
 from ...words import whole
 from ..demo import choices
 from ..layout.request import SOURCES, source, within
-from .facts import facts, lengths, lengths_plot, parts_of, problems
+from .facts import facts, lengths, lengths_plot, parts_of, row_table
 
 EMPTY = (
     "Shows what becomes of the rows of an experiment or of a file: how many are read, truncated or left out and why, "
@@ -46,7 +46,7 @@ def build(site: Site) -> None:
     view.control("rows", rows, str(ROWS))
     words = gr.Markdown()
     retry = gr.Button("Read again", visible=False, size="sm", scale=0)
-    bad = gr.Dataframe(label="Rows that are left out, odd or truncated", interactive=False, wrap=True, visible=False)
+    bad = gr.Dataframe(label="Rows", interactive=False, wrap=True, visible=False)
     table = gr.Dataframe(label="Tokens of a row", interactive=False, visible=False)
     plot = gr.Plot(show_label=False, visible=False)
     examples = gr.HTML(visible=False, padding=False)
@@ -72,7 +72,7 @@ def build(site: Site) -> None:
         parts = parts_of(job.result)
         name = next(one for one in (query.get("part"), "data", *parts) if one in parts)
         values[part] = gr.update(choices=list(parts), value=name, visible=len(parts) > 1)
-        values[bad] = if_any(problems(parts[name]))
+        values[bad] = if_any(row_table(parts[name]))
         values[plot] = gr.update(value=None, visible=False)
         if "lengths" in parts[name]:
             drawn = lengths_plot(parts[name], 1 if is_narrow(query) else 2)

@@ -166,7 +166,8 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
         if held_out is not None:
             parts["evaluation.data"] = (held_out, *_load(held_out, tokenizer, limits, cache))
     for name, (data, dataset, refused) in parts.items():
-        found[name] = {**summarize(dataset, data, tokenizer, args.rows), "refused": refused}
+        use = "trained on" if name == "data" else "held out"
+        found[name] = {**summarize(dataset, data, tokenizer, args.rows, use), "refused": refused}
     found["data"]["padding"] = _padding(experiment, train)
     rows = experiment.steps_for(len(train)) * experiment.batch_size
     for source in found["data"].get("sources", ()):

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from nnxdsl.terminal.row_counts import Use, row_counts
+
 
 @attrs.frozen(kw_only=True)
 class Length:
@@ -47,18 +49,22 @@ class Report:
     sources: tuple[Report, ...] = ()
     layout: str = ""
 
-    def lines(self) -> list[str]:
-        """The report as text: a line for the file, for each part, and for each kind of bad or unusual rows."""
+    def lines(self, use: Use = "trained on") -> list[str]:
+        """The report as text: the table of rows, then a line for each part and for each kind of unusual rows."""
         if self.sources:
-            return [line for source in self.sources for line in source.lines()]
-        out = [f"{self.source}: {self.rows:,} rows, {self.accepted:,} kept"]
+            return [line for source in self.sources for line in source.lines(use)]
+        counts = row_counts(self.to_dict(), use)
+        label, rows = (
+            max(map(len, column)) for column in zip(*((c.label, f"{c.rows:,}") for c in counts), strict=True)
+        )
+        out = [f"{self.source}, rows:"]
+        out += [f"  {count.label:<{label}}  {count.rows:>{rows},}  {count.note}".rstrip() for count in counts]
         out += [f"columns: {self.layout}"] if self.layout else []
         for part, length in self.lengths.items():
             cut = f"; {self.cut[part]:,} cut" if self.cut.get(part) else ""
             mean = length.total / max(1, self.accepted)
             out.append(f"{part}: {length.total:,} tokens, {mean:.1f} a row, longest {length.longest:,}{cut}")
-        for label, counts in (("left out", self.dropped), ("odd, kept", self.odd)):
-            out += [f"{label}: {count:,} {kind} (first: {self.first[kind]})" for kind, count in counts.items()]
+        out += [f"odd, kept: {count:,} {kind} (first: {self.first[kind]})" for kind, count in self.odd.items()]
         if self.unread:
             out.append("columns not read: " + ", ".join(f"{name} ({rows:,})" for name, rows in self.unread.items()))
         return out

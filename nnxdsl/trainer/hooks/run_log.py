@@ -96,7 +96,7 @@ class RunLog(Hook):
         for name, dataset in self.datasets.items():
             if dataset is not None:
                 directory.append_event({"event": name, **dataset.report.to_dict()})
-                reporter.log("\n".join(dataset.report.lines()))
+                reporter.log("\n".join(dataset.report.lines("trained on" if name == "data" else "held out")))
 
     def on_end(self, trainer: Trainer) -> None:
         """Records how the attempt ended."""
