@@ -73,8 +73,9 @@ class Pairs(Dataset):
     def mask(self, name: str, row: int) -> npt.NDArray[np.bool_]:
         """Which tokens of the completion `name` of a row are targets."""
         mask = self._parts.get(COMPLETIONS[name])
-        is_masked = mask is not None and mask.lengths[row] > 0
-        return mask[row].astype(bool) if is_masked else np.ones(self._parts[name].lengths[row], bool)
+        if mask is None or not mask.lengths[row]:
+            return np.ones(self._parts[name].lengths[row], bool)
+        return mask[row].astype(bool)
 
     def _padded_masks(self, rows: Sequence[int]) -> dict[str, npt.NDArray[np.bool_]]:
         """The masks of a batch by field; none where every token of all completions is a target."""
