@@ -25,6 +25,9 @@ class PairBatch(NamedTuple):
         reference_chosen: [B] float32, cached reference log-probability of the whole completion, or None.
         reference_rejected: [B] float32, as `reference_chosen`.
         desirable: [B] float32, in KTO 1 for a desirable completion, else 0. None for pairs.
+        chosen_mask: [B, R] bool, True for targets: of completions of several turns the tokens of the assistant, while
+            those of others are context. None where every token of all completions is a target.
+        rejected_mask: [B, R] bool, as `chosen_mask`.
     """
 
     prompt: Array
@@ -37,6 +40,8 @@ class PairBatch(NamedTuple):
     reference_chosen: Array = None
     reference_rejected: Array = None
     desirable: Array = None
+    chosen_mask: Array = None
+    rejected_mask: Array = None
 
 
 class SequenceBatch(NamedTuple):
@@ -70,7 +75,7 @@ class PackedPairs(NamedTuple):
         segment: [G, r, T] int32, 1 and up for the pairs of a row, 0 for padding.
         branch: [G, r, T] int32, 0 in prompts, 1 in chosen, 2 in rejected completions.
         source: [G, C] int32, the slot that predicts a target: row * T + slot in its block.
-        target: [G, C] int32, tokens of completions.
+        target: [G, C] int32, tokens of completions; of several turns, those of the assistant.
         owner: [G, C] int32, the completion of a target: k for the chosen one of pair k, K + k for the rejected one, 2K
             for padding.
         prompt_length: [G, K] int32; 1 where there is no pair, as in the two others.
@@ -80,6 +85,8 @@ class PackedPairs(NamedTuple):
         reference_chosen: [G, K] float32, as in `PairBatch`.
         reference_rejected: [G, K] float32, as in `PairBatch`.
         desirable: [G, K] float32, as in `PairBatch`.
+        chosen_targets: [G, K] int32, targets of the chosen completion. None where every token is one.
+        rejected_targets: [G, K] int32, as `chosen_targets`.
     """
 
     tokens: Array
@@ -96,6 +103,8 @@ class PackedPairs(NamedTuple):
     reference_chosen: Array = None
     reference_rejected: Array = None
     desirable: Array = None
+    chosen_targets: Array = None
+    rejected_targets: Array = None
 
 
 class PackedSequences(NamedTuple):

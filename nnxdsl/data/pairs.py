@@ -11,10 +11,20 @@ import numpy.typing as npt
 from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.data.dataset import Dataset, Int32, fill_rows, round_length
 from nnxdsl.data.packing import Layout, Size, places
+from nnxdsl.data.ragged import Ragged
+
+COMPLETIONS = {"chosen": "chosen_mask", "rejected": "rejected_mask"}
+"""The completions of a pair, and the masks of their targets."""
 
 
 class Pairs(Dataset):
-    """Preference pairs; `shapes` has "prompt" and "response"."""
+    """Preference pairs; `shapes` has "prompt" and "response".
+
+    Where some completions have several turns, the parts `chosen_mask` and `rejected_mask` mark the targets of each; a
+    mask without values is that of a completion whose tokens are all targets.
+    """
+
+    masks = frozenset(COMPLETIONS.values())
 
     reference: npt.NDArray[np.float32] | None = None
     """[rows, 2] cached reference log-probabilities of chosen and rejected; NaN where missing."""
@@ -35,11 +45,47 @@ class Pairs(Dataset):
 
     def joined(self, datasets: Sequence[Dataset]) -> Dataset:
         """See `Dataset.joined`."""
-        same, parts = super().joined(datasets), [dataset for dataset in datasets if isinstance(dataset, Pairs)]
+        parts = [dataset for dataset in datasets if isinstance(dataset, Pairs)]
+        if any(part.has_masks for part in parts):
+            parts = [part._with_masks() for part in parts]
+        same = super(Pairs, parts[0]).joined(parts)
         assert isinstance(same, Pairs)
         labels = [part.desirable for part in parts if part.desirable is not None]
         same.desirable = np.concatenate(labels) if labels else None
         return same
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether some completions have tokens that are no targets."""
+        return not self.masks.isdisjoint(self._parts)
+
+    def _with_masks(self) -> Pairs:
+        same, rows = copy.copy(self), len(self)
+        empty = {mask: Ragged(np.zeros(0, np.int32), np.zeros(rows, np.int32)) for mask in COMPLETIONS.values()}
+        same._parts = {**empty, **self._parts}
+        return same
+
+    def targets(self, name: str) -> Int32:
+        """[rows] targets of the completions `name`."""
+        lengths, mask = self._parts[name].lengths, self._parts.get(COMPLETIONS[name])
+        return lengths if mask is None else np.where(mask.lengths > 0, mask.sums(), lengths)
+
+    def mask(self, name: str, row: int) -> npt.NDArray[np.bool_]:
+        """Which tokens of the completion `name` of a row are targets."""
+        mask = self._parts.get(COMPLETIONS[name])
+        if mask is None or not mask.lengths[row]:
+            return np.ones(self._parts[name].lengths[row], bool)
+        return mask[row].astype(bool)
+
+    def _padded_masks(self, rows: Sequence[int]) -> dict[str, npt.NDArray[np.bool_]]:
+        """The masks of a batch by field; none where every token of all completions is a target."""
+        if not self.has_masks:
+            return {}
+        masks = {mask: np.zeros((len(rows), self.shapes["response"]), bool) for mask in COMPLETIONS.values()}
+        for name, mask in COMPLETIONS.items():
+            for line, row in zip(masks[mask], rows, strict=True):
+                line[: self._parts[name].lengths[row]] = self.mask(name, row)
+        return masks
 
     def _shapes(self) -> dict[str, int]:
         response = max(self._parts["chosen"].longest, self._parts["rejected"].longest)
@@ -60,6 +106,7 @@ class Pairs(Dataset):
             reference_chosen=None if self.reference is None else self.reference[rows, 0],
             reference_rejected=None if self.reference is None else self.reference[rows, 1],
             desirable=None if self.desirable is None else self.desirable[rows],
+            **self._padded_masks(rows),
         )
 
     def axis_lengths(self) -> dict[str, Int32]:
@@ -69,15 +116,15 @@ class Pairs(Dataset):
 
     def packing_lengths(self) -> tuple[Int32, Int32]:
         """See `Dataset.packing_lengths`; the prompt counts once, the targets are those of both completions."""
-        targets = self._parts["chosen"].lengths + self._parts["rejected"].lengths
-        return self._parts["prompt"].lengths + targets, targets
+        prompt, chosen, rejected = (self._parts[name].lengths for name in ("prompt", *COMPLETIONS))
+        return prompt + chosen + rejected, self.targets("chosen") + self.targets("rejected")
 
     def packed(self, rows: npt.NDArray[np.integer], size: Size, layout: Layout) -> PackedPairs:
         """See `Dataset.packed`."""
         tokens, position, segment, branch = np.zeros((4, size.blocks, size.rows, size.length), np.int32)
         source, target = np.zeros((2, size.blocks, size.targets), np.int32)
         owner = np.full((size.blocks, size.targets), 2 * size.items, np.int32)
-        lengths = np.ones((3, size.blocks, size.items), np.int32)
+        lengths, counts = (np.ones((n, size.blocks, size.items), np.int32) for n in (3, 2))
         for block, lines in enumerate(layout):
             begin, number = 0, 0  # next target and next pair of the block
             for line, items in enumerate(lines):
@@ -91,14 +138,17 @@ class Pairs(Dataset):
                     position[here] = np.concatenate([np.arange(prompt), after[:chosen], after[:rejected]])
                     segment[here] = ordinal
                     branch[here] = np.repeat([0, 1, 2], [prompt, chosen, rejected])
-                    completions = block, slice(begin, begin + chosen + rejected)
                     # The slot before a token predicts it; the prompt's last one predicts the first of both completions.
-                    source[completions] = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
-                    source[block, begin + chosen] = source[block, begin]
-                    target[completions] = np.concatenate(parts[1:])
-                    owner[completions] = np.repeat([number, size.items + number], [chosen, rejected])
-                    lengths[:, block, number] = prompt, chosen, rejected
-                    slot, begin, number = here[2].stop, completions[1].stop, number + 1
+                    sources = line * size.length + slot + prompt - 1 + np.arange(chosen + rejected)
+                    sources[chosen] = sources[0]
+                    masks = [self.mask(name, int(rows[item])) for name in COMPLETIONS]
+                    is_target, of_each = np.concatenate(masks), [int(mask.sum()) for mask in masks]
+                    targets = block, slice(begin, begin + sum(of_each))
+                    source[targets] = sources[is_target]
+                    target[targets] = np.concatenate(parts[1:])[is_target]
+                    owner[targets] = np.repeat([number, size.items + number], of_each)
+                    lengths[:, block, number], counts[:, block, number] = (prompt, chosen, rejected), of_each
+                    slot, begin, number = here[2].stop, targets[1].stop, number + 1
         row_of = places(rows, size, layout)
         is_pair = row_of >= 0
         logps = None if self.reference is None else np.where(is_pair, np.moveaxis(self.reference[row_of], -1, 0), 0)
@@ -117,4 +167,6 @@ class Pairs(Dataset):
             reference_chosen=None if logps is None else logps[0],
             reference_rejected=None if logps is None else logps[1],
             desirable=None if self.desirable is None else np.where(is_pair, self.desirable[row_of], np.float32(0)),
+            chosen_targets=counts[0] if self.has_masks else None,
+            rejected_targets=counts[1] if self.has_masks else None,
         )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nnxdsl.config.data import BadRows, Data, Feedback, FileData, Mixture
 from nnxdsl.data.dataset import Dataset, Int32
 from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.convert import BYTE_PARTS
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.layouts import FIRST_ROWS, LAYOUTS, Fields
 from nnxdsl.data.loaders.sources import source_chunks, source_rows
@@ -183,11 +184,11 @@ def _lengths(dataset: Dataset, rows: npt.NDArray[np.int64]) -> tuple[dict[str, I
         prompt, chosen, rejected = (parts[name] for name in ("prompt", "chosen", "rejected"))
         if dataset.desirable is not None:  # its `rejected` is the completion of another row
             lengths = {"prompt": prompt, "completion": chosen, "total": prompt + chosen}
-            return lengths, int(lengths["total"].sum()), int(chosen.sum())
+            return lengths, int(lengths["total"].sum()), int(dataset.targets("chosen")[rows].sum())
         lengths = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         lengths["prompt and longer completion"] = prompt + chosen.clip(min=rejected)
-        targets = int(chosen.sum() + rejected.sum())
-        return lengths, int(prompt.sum()) + targets, targets
+        targets = sum(int(dataset.targets(name)[rows].sum()) for name in ("chosen", "rejected"))
+        return lengths, int(prompt.sum() + chosen.sum() + rejected.sum()), targets
     return parts, int(sum(own.sum() for own in parts.values())), None
 
 
@@ -218,7 +219,7 @@ def _examples(
     for row, name in names.items():
         parts = dataset.row(row)
         if isinstance(dataset, Pairs) and dataset.desirable is not None:
-            parts = {"prompt": parts["prompt"], "completion": parts["chosen"]}
+            parts = _single(parts)
         runs = ([*_runs(parts, whole, tokenizer)] for whole in (*uncut.get(name, ()), parts) if _holds(parts, whole))
         yield {"row": name, "runs": next(runs)}
 
@@ -243,9 +244,15 @@ def _uncut(data: FileData, tokenizer: TokenizerBase, names: set[str]) -> dict[st
         for index, place in enumerate(dataset.row_ids):
             parts = dataset.row(index)
             if isinstance(data, Feedback):
-                parts = {"prompt": parts["prompt"], "completion": parts["chosen"]}
+                parts = _single(parts)
             found.setdefault(lines[place], []).append(parts)
     return found
+
+
+def _single(parts: Mapping[str, Int32]) -> dict[str, Int32]:
+    """A labelled answer, without the mismatched one beside it."""
+    names = {"prompt": "prompt", "completion": "chosen", "completion_mask": "chosen_mask"}
+    return {name: parts[own] for name, own in names.items() if own in parts}
 
 
 def _place(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:
@@ -261,20 +268,20 @@ def _place(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:
 
 
 def _holds(parts: Mapping[str, Int32], whole: Mapping[str, Int32]) -> bool:
-    return all(_place(ids, whole[name]) is not None for name, ids in parts.items() if name != "target")
+    return all(_place(ids, whole[name]) is not None for name, ids in parts.items() if name not in BYTE_PARTS)
 
 
 def _runs(parts: Mapping[str, Int32], whole: Mapping[str, Int32], tokenizer: TokenizerBase) -> Iterable[Json]:
     """Consecutive tokens of a part that all have loss or not, and are all cut or not."""
-    target = parts.get("target")
     for name, ids in whole.items():
-        if name == "target":
+        if name in BYTE_PARTS:
             continue
         is_used = _place(parts[name], ids)
         assert is_used is not None
         state = np.where(is_used, name not in ("prompt", "tokens"), 2)
-        if target is not None:
-            state[is_used] = target
+        mask = parts.get("target" if name == "tokens" else f"{name}_mask", ())
+        if len(mask):
+            state[is_used] = mask
         borders = [0, *(np.flatnonzero(np.diff(state)) + 1).tolist(), len(ids)]
         for begin, end in itertools.pairwise(borders):
             if begin < end:

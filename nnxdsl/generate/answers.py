@@ -298,13 +298,20 @@ def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
 
 
 def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, Any]]:
-    """Both completions of a pair, computed by the same compiled program as `pairs`, so that the numbers agree."""
+    """Both completions of a pair, computed by the same compiled program as `pairs`, so that the numbers agree.
+
+    Of completions of several turns, tokens that are no targets have no log-probability.
+    """
     batch, row = data.batch([index], models.program.blueprint.forward_batch_size), data.row(index)
     both = [np.asarray(read.token_stats.logp[0]) for read in models.read(batch)]
     prompt, width, sides = row["prompt"].tolist(), batch.chosen.shape[1], []
     for number, name in enumerate(SIDES):
         completion = row[name].tolist()
-        policy, other = (logps[number * width : number * width + len(completion)] for logps in both)
+        own, is_target = (
+            (logps[number * width : number * width + len(completion)] for logps in both),
+            data.mask(name, index),
+        )
+        policy, other = (np.where(is_target, logps, np.nan) for logps in own)
         sides.append(_side(models, name, [*prompt, *completion], len(prompt), policy, other))
     return sides
 
@@ -385,7 +392,7 @@ def _pair_row(
         "row": data.row_ids[index],
         **{name: models.tokenizer.decode(row[name])[:SHOWN] for name in ("prompt", *SIDES)},
         "prompt_tokens": len(row["prompt"]),
-        **{f"{name}_tokens": len(row[name]) for name in SIDES},
+        **{f"{name}_tokens": int(data.mask(name, index).sum()) for name in SIDES},
         "policy": [float(policy.chosen_logps[at]), float(policy.rejected_logps[at])],
         "other": [float(other.chosen_logps[at]), float(other.rejected_logps[at])],
         "rewards": {name.removeprefix("rewards/"): _number(value[at]) for name, value in rewards.items()},

@@ -137,7 +137,10 @@ def test_labels_are_read_from_text_and_numbers(tmp_path: Path, tokens: BytesToke
         ({"prompt": "a", "completion": " ", "label": True}, "the completion is empty"),
         ({"prompt": "", "completion": "a", "label": True}, "the prompt is empty"),
         ({"prompt_ids": [1], "completion_ids": [], "label": True}, "the completion is empty"),
-        ({"prompt": [USER], "completion": [USER], "label": True}, "expected one assistant message after the prompt"),
+        (
+            {"prompt": [USER], "completion": [USER], "label": True},
+            "expected messages of the assistant after the prompt",
+        ),
         ({"prompt": "a", "completion": "b<eos>c", "label": True}, "contains '<eos>', which is a special token"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
     ],

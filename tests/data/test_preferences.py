@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 
 from nnxdsl import BadRows, Data, DataError
 from nnxdsl.data import BytesTokenizer, Pairs, load
+from nnxdsl.data.summary import summarize
+from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN
 from nnxdsl.data.tokenizers.huggingface import HFTokenizer
 
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"role": "assistant", "content": "Hello"}
 RUDE = {"role": "assistant", "content": "Go"}
+RESULT = {"role": "tool", "content": "4"}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
 TURN = "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
 CHAT = (TURN, "Hello<end_of_turn>", "Go<end_of_turn>")
 
@@ -54,6 +59,135 @@ def test_every_form_of_a_row(write, tokens: BytesTokenizer, row: dict, expected:
     dataset = load(Data.Preferences(write(row)), tokens)
     assert shown(tokens, dataset) == expected
     assert dataset.is_chat == (expected[0].startswith("<bos><start"))
+
+
+CALLED = '[[[{"function": {"name": "f", "arguments": {"x": 1}}}]<end_of_turn>]]\n<start_of_turn>tool\n'
+ASSISTANT = "<start_of_turn>assistant\n"
+ASKED = f"<start_of_turn>user\nHi<end_of_turn>\n{ASSISTANT}"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        pytest.param(
+            {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [RUDE]},
+            (ASKED, f"[[Hello<end_of_turn>]]\n{ASKED}[[Hello<end_of_turn>]]", "[[Go<end_of_turn>]]"),
+            id="turns of users",
+        ),
+        pytest.param(
+            {"prompt": [USER], "chosen": [CALL, RESULT, GOOD], "rejected": [USER, CALL, RESULT, RUDE]},
+            (
+                ASKED,
+                f"{CALLED}4<end_of_turn>\n{ASSISTANT}[[Hello<end_of_turn>]]",
+                f"{CALLED}4<end_of_turn>\n{ASSISTANT}[[Go<end_of_turn>]]",
+            ),
+            id="calls of tools and their results",
+        ),
+        pytest.param(
+            {"prompt": [USER], "chosen": [{**GOOD, "weight": 0}, USER, GOOD], "rejected": [RUDE, USER]},
+            (ASKED, f"Hello<end_of_turn>\n{ASKED}[[Hello<end_of_turn>]]", "[[Go<end_of_turn>]]"),
+            id="an answer of weight 0, and a last turn that nobody answers",
+        ),
+        pytest.param(
+            {"prompt": [USER, GOOD], "chosen": [GOOD, USER, GOOD], "rejected": [RUDE]},
+            (f"{ASKED}Hello", f"[[Hello<end_of_turn>]]\n{ASKED}[[Hello<end_of_turn>]]", "[[Go<end_of_turn>]]"),
+            id="a prompt that is continued",
+        ),
+        pytest.param(
+            {
+                "chosen": [USER, GOOD, {**USER, "content": "one"}, GOOD],
+                "rejected": [USER, GOOD, {**USER, "content": "two"}, RUDE],
+            },
+            (
+                f"{ASKED}Hello<end_of_turn>\n<start_of_turn>user\n",
+                f"one<end_of_turn>\n{ASSISTANT}[[Hello<end_of_turn>]]",
+                f"two<end_of_turn>\n{ASSISTANT}[[Go<end_of_turn>]]",
+            ),
+            id="no prompt: users who differ",
+        ),
+        pytest.param(
+            {"chosen": [USER, GOOD, GOOD, USER, GOOD], "rejected": [USER, GOOD, RUDE]},
+            (
+                f"{ASKED}Hello<end_of_turn>\n{ASSISTANT}",
+                f"[[Hello<end_of_turn>]]\n{ASKED}[[Hello<end_of_turn>]]",
+                "[[Go<end_of_turn>]]",
+            ),
+            id="no prompt: assistants who differ after an answer that both share",
+        ),
+    ],
+)
+def test_of_several_turns_those_of_the_assistant_are_targets(write, row: dict, expected: tuple[str, ...]) -> None:
+    tokenizer = BytesTokenizer(chat_template=ALL_OF_A_TURN)
+    single = {"prompt": [USER], "chosen": [GOOD], "rejected": [RUDE]}
+    dataset = load(Data.Preferences(write(row, single)), tokenizer)
+    assert isinstance(dataset, Pairs)
+    assert marked(tokenizer, dataset, 0) == expected
+    assert marked(tokenizer, dataset, 1) == (ASKED, "[[Hello<end_of_turn>]]", "[[Go<end_of_turn>]]")
+    targets = [[ids.sum() for ids in (dataset.mask(side, 0), dataset.mask(side, 1))] for side in ("chosen", "rejected")]
+    assert [dataset.targets(side).tolist() for side in ("chosen", "rejected")] == targets
+    alone = load(Data.Preferences(write(single)), tokenizer)
+    assert list(alone.row(0)) == ["prompt", "chosen", "rejected"]  # without masks
+
+
+def marked(tokenizer: BytesTokenizer, dataset: Pairs, row: int) -> tuple[str, ...]:
+    """A row's parts as text, with targets in double brackets."""
+    parts = dataset.row(row)
+    found = [tokenizer.decode(parts["prompt"].tolist(), skip_special=False)]
+    for side in ("chosen", "rejected"):
+        runs = itertools.groupby(zip(parts[side].tolist(), dataset.mask(side, row), strict=True), key=lambda x: x[1])
+        texts = [(on, tokenizer.decode([token for token, _ in run], skip_special=False)) for on, run in runs]
+        found.append("".join(f"[[{text}]]" if on else text for on, text in texts))
+    return tuple(found)
+
+
+def test_completions_of_several_turns_that_are_cut(write) -> None:
+    row = {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [RUDE, USER, GOOD]}
+    path, tokenizer = write(row), BytesTokenizer(chat_template=ALL_OF_A_TURN)
+    for longest, expected in (
+        (6, ("[[Hello<end_of_turn>]]", "[[Go<end_of_turn>]]")),  # within a turn of a user: it ends before
+        (3, ("[[Hel]]", "[[Go<end_of_turn>]]")),
+        (31, (f"[[Hello<end_of_turn>]]\n{ASKED}[[Hel]]", f"[[Go<end_of_turn>]]\n{ASKED}[[Hello<end_of_turn>]]")),
+    ):
+        dataset = load(Data.Preferences(path, max_completion_length=longest), tokenizer)
+        assert isinstance(dataset, Pairs)
+        assert marked(tokenizer, dataset, 0)[1:] == expected
+    row = {"prompt": [USER], "chosen": [{**GOOD, "weight": 0}, USER, GOOD], "rejected": [RUDE]}
+    said = message(Data.Preferences(write(row), max_completion_length=6), tokenizer)
+    assert "chosen: none of its first 6 tokens is the assistant's; raise data.max_completion_length" in said
+
+
+def test_masks_of_mixtures_feedback_and_the_data_page(write) -> None:
+    turns = {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [RUDE]}
+    other = {"prompt": [{**USER, "content": "Ho"}], "chosen": [GOOD], "rejected": [RUDE]}
+    several, single = write(turns, name="several.jsonl"), write(other, name="single.jsonl")
+    tokenizer = BytesTokenizer(chat_template=ALL_OF_A_TURN)
+    mixed = Data.Mixture(tuple((Data.Preferences(path), 1.0) for path in (single, several)))
+    dataset = load(mixed, tokenizer)
+    assert isinstance(dataset, Pairs)
+    assert [marked(tokenizer, dataset, row)[1] for row in (0, 1)] == [
+        "[[Hello<end_of_turn>]]",
+        f"[[Hello<end_of_turn>]]\n{ASKED}[[Hello<end_of_turn>]]",
+    ]
+    assert dataset.batch([0, 1], 2).chosen_mask.sum(axis=1).tolist() == [6, 12]
+    unread = dataset.only([0]).batch([0, 1], 2)  # of a row of another process the number of targets is known
+    assert unread.chosen_mask.sum(axis=1).tolist() == [6, 12]
+    summary = summarize(load(Data.Preferences(several), tokenizer), Data.Preferences(several), tokenizer, 1)
+    assert summary["tokens_with_loss"] == 6 + 6 + 3
+    runs = [(run["part"], run["loss"], run["text"]) for run in summary["examples"][0]["runs"]]
+    assert runs[1:] == [
+        ("chosen", True, "Hello<end_of_turn>"),
+        ("chosen", False, f"\n{ASKED}"),
+        ("chosen", True, "Hello<end_of_turn>"),
+        ("rejected", True, "Go<end_of_turn>"),
+    ]
+    # Of feedback, a mismatched completion has its own mask.
+    labelled = {"prompt": [USER], "completion": turns["chosen"], "label": True}
+    feedback = load(Data.Feedback(write(labelled, other)), tokenizer)
+    assert isinstance(feedback, Pairs)
+    assert feedback.targets("chosen").tolist() == [12, 6, 3]
+    assert feedback.targets("rejected").tolist() == [6, 12, 12]
+    batch = feedback.batch([0, 1, 2], 3)
+    assert (batch.chosen_mask.sum(), batch.chosen_length.sum()) == (21, 34 + 6 + 3)
 
 
 def test_parts_and_sharegpt_names_are_understood(write, tokens: BytesTokenizer) -> None:
@@ -191,10 +325,14 @@ PAIR = {"chosen": "a", "rejected": "b"}
          "completion"),
         ({"prompt": "Ho", "chosen": [USER, GOOD], "rejected": [USER, RUDE]}, "nothing in common",
          "chosen and rejected are whole chats, but do not both begin with the text of 'prompt'"),
-        ({"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, RUDE]}, "not one answer",
-         "chosen: expected one assistant message after the prompt, got assistant, user, assistant"),
-        ({"prompt": [USER], "chosen": [USER], "rejected": [RUDE]}, "not one answer",
-         "chosen: expected one assistant message after the prompt, got nothing"),
+        ({"prompt": [USER], "chosen": [USER], "rejected": [RUDE]}, "no answer",
+         "chosen: expected messages of the assistant after the prompt, got nothing"),
+        ({"chosen": [USER, GOOD, USER], "rejected": [USER, GOOD, RESULT]}, "no answer",
+         "chosen: expected messages of the assistant after the prompt, got user"),
+        ({"prompt": [USER], "chosen": [{**GOOD, "content": ""}, USER, GOOD], "rejected": [RUDE]}, "empty completion",
+         "chosen: an assistant's message is empty"),
+        ({"prompt": [USER], "chosen": [{**GOOD, "weight": 0}, USER], "rejected": [RUDE]}, "no target",
+         "chosen: no message of the assistant that the loss reads has a weight other than 0"),
         (b"{", "bad JSON", "bad JSON at column 2: Expecting property name enclosed in double quotes; JSONL wants one "
          "whole object on each line"),
     ],

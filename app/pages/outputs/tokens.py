@@ -165,7 +165,8 @@ def _margin(result: Mapping[str, Any], tables: Sequence[Table]) -> str:
 
 def _sums(table: Table, side: Side, against: str, scale: float) -> str:
     policy, other = table["policy_logp"].sum(), table["other_logp"].sum()
-    differences, count = table["difference"], len(table)
+    differences = table["difference"]
+    count = int(differences.count())  # without tokens that are no targets
     parts = [
         f"Policy {policy:.3f} nats",
         f"{plain(called(against))} {other:.3f} nats",

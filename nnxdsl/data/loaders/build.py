@@ -75,7 +75,8 @@ def build_dataset(
     Args:
         data: The source and the policy.
         convert: From a row's fields to an example; raises RowError for a bad row.
-        parts: Names of the parts of every example; all are ids, except "target".
+        parts: Names of the parts of every example; all are ids, except masks (`BYTE_PARTS`), which are left out if
+            they are empty in every row.
         tokenizer: Decodes ids in messages; None leaves them out, and nothing is cached.
         vocabulary: As of `load`.
         reads: Columns that `convert` reads; the report counts the others. None for all columns.
@@ -150,7 +151,9 @@ def _append(store: ArrayStore, chunk: Converted) -> None:
 
 
 def _parts(names: Sequence[str], arrays: Arrays) -> dict[str, Ragged]:
-    return {n: Ragged(arrays[f"{n}.values"], arrays[f"{n}.lengths"], arrays.get(f"{n}.sums")) for n in names}
+    """The ids by part, without masks that no row has."""
+    has_values = [name for name in names if name not in BYTE_PARTS or len(arrays[f"{name}.values"])]
+    return {n: Ragged(arrays[f"{n}.values"], arrays[f"{n}.lengths"], arrays.get(f"{n}.sums")) for n in has_values}
 
 
 def _rows(

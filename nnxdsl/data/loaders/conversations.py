@@ -7,23 +7,19 @@ from typing import NamedTuple
 
 from nnxdsl.config.data import Conversations
 from nnxdsl.data.loaders.build import build_dataset, load, require_fit
-from nnxdsl.data.loaders.completions import split_text
+from nnxdsl.data.loaders.completions import encode_chat, split_text
 from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.encode import Encoder, common_prefix
+from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import (
     Message,
-    Tools,
-    has_loss,
-    is_blank,
     read_messages,
     read_tools,
     require_no_media,
-    with_answer,
 )
 from nnxdsl.errors import DataError
 
@@ -127,35 +123,8 @@ def _encode(row: Fields, encoder: Encoder, loss_on: str) -> _Encoded:
             return text._replace(odd=(*odd, *other_forms(row, "plain text", ("tools",)), *text.odd))
         context, messages = guard.chat(prompt, "prompt", "user"), guard.chat(completion, "completion", "assistant")
     tools = guard.tools(read_tools(row))
-    ids, mask, excluded, warnings = _encode_chat(context, messages, tools, encoder, loss_on)
+    ids, mask, excluded, warnings = encode_chat(context, messages, tools, encoder, loss_on)
     return _Encoded(ids, mask, excluded, (*odd, *warnings), chat=True)
-
-
-def _encode_chat(
-    context: list[Message], messages: list[Message], tools: Tools | None, encoder: Encoder, loss_on: str
-) -> tuple[list[int], list[bool], list[bool], tuple[str, ...]]:
-    """Ids of messages after those of `context`, the masks of `_Encoded`, and warnings."""
-    is_prefilled = bool(context) and context[-1]["role"] == messages[0]["role"] == "assistant"
-    whole = [*(with_answer(context, messages[0]) if is_prefilled else [*context, messages[0]]), *messages[1:]]
-    first = len(context) - is_prefilled
-    answers = [turn for turn in range(first, len(whole)) if whole[turn]["role"] == "assistant"]
-    if not answers:
-        raise RowError("no target", "no message is the assistant's, so there is nothing to learn")
-    scope = answers[-1:] if loss_on == "last_assistant" else answers
-    learnt = [turn for turn in scope if has_loss(whole[turn])]
-    reads_turns = loss_on in ("assistant", "last_assistant")
-    if reads_turns and not learnt:
-        raise RowError("no target", "no message of the assistant that the loss reads has a weight other than 0")
-    if any(is_blank(whole[turn]) for turn in learnt):
-        raise RowError("empty completion", "an assistant's message is empty")
-    silent = [] if reads_turns else [turn for turn in answers if not has_loss(whole[turn])]
-    ids, mask, warnings = encoder.conversation(whole, learnt if reads_turns else answers, tools)
-    excluded = encoder.conversation(whole, silent, tools)[1] if silent else []
-    excluded = [*excluded, *[False] * len(ids)][: len(ids)]  # the end token of the last turn may differ
-    if is_prefilled:
-        start = common_prefix(encoder.prompt(context, tools), ids)
-        mask[:start] = [False] * start
-    return ids, mask, excluded, (*encoder.check_chat(whole, tools), *warnings)
 
 
 def _encode_text(prompt: str, completion: str, encoder: Encoder) -> _Encoded:

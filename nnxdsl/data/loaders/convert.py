@@ -19,8 +19,8 @@ from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
 
-BYTE_PARTS = frozenset({"target"})
-"""Parts whose values are 0 or 1."""
+BYTE_PARTS = frozenset({"target", "completion_mask", "chosen_mask", "rejected_mask"})
+"""Masks: parts whose values are 0 or 1."""
 
 
 class Example(NamedTuple):
@@ -148,7 +148,7 @@ class Conversion:
     def _require_in_vocabulary(self, example: Example) -> None:
         if self.vocabulary is None:
             return
-        token = max((max(ids, default=0) for name, ids in example.parts.items() if name != "target"), default=0)
+        token = max((max(ids, default=0) for name, ids in example.parts.items() if name not in BYTE_PARTS), default=0)
         if token >= self.vocabulary:
             text = "" if self.tokenizer is None else self.tokenizer.decode([token], skip_special=False)
             named = f" ({text!r})" if text else ""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from nnxdsl.config.data import Feedback
 from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.build import build_dataset, load
-from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
+from nnxdsl.data.loaders.completions import require_prompt, split_chat, split_ids, split_text, truncated, turns_after
 from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError, kind_of
@@ -20,7 +20,7 @@ from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.ragged import Ragged, RaggedBuilder
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import read_tools, require_no_media, with_answer
+from nnxdsl.data.tokenizers.messages import read_tools, require_no_media
 from nnxdsl.errors import DataError
 
 READS = (
@@ -30,6 +30,9 @@ READS = (
 IDS = ("prompt_ids", "completion_ids")
 PAIR_FIELDS = ("chosen", "rejected", "chosen_ids", "rejected_ids")
 SINGLE_FIELDS = ("completion", "completion_ids", "label")
+PARTS = ("prompt", "completion", "rejected", "label", "completion_mask", "rejected_mask")
+MISMATCHED = {"chosen": "rejected", "chosen_mask": "rejected_mask"}
+"""Parts of a completion, and those of the mismatched one beside it."""
 
 
 @load.register(Feedback)
@@ -60,17 +63,16 @@ def load_feedback(
     def convert(row: Fields) -> Example:
         if any(name in row for name in PAIR_FIELDS):
             pair = pair_example(row, encoder, data, vocabulary)
-            prompt, chosen, rejected = pair.parts.values()
-            parts = {"prompt": prompt, "completion": chosen, "rejected": rejected, "label": [1]}
+            prompt, chosen, rejected, *masks = pair.parts.values()
+            parts = dict(zip(PARTS, (prompt, chosen, rejected, [1], *masks), strict=True))
             odd = (*pair.odd, *other_forms(row, "chosen/rejected", SINGLE_FIELDS))
             return pair._replace(
                 parts=parts, cut=tuple("completion" if c == "chosen" else c for c in pair.cut), odd=odd
             )
         return _example(row, encoder, data, vocabulary)
 
-    names = ("prompt", "completion", "rejected", "label")
     reads = {"prompt", "tools", *IDS, *PAIR_FIELDS, *SINGLE_FIELDS}
-    rows = build_dataset(data, convert, names, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache)
+    rows = build_dataset(data, convert, PARTS, tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache)
     lengths = {name: n for name, n in rows.report.lengths.items() if n.total and name != "label"}
     rows = rows._replace(report=attrs.evolve(rows.report, lengths=lengths))
     singles, desirable = _split_pairs(rows)
@@ -79,7 +81,8 @@ def load_feedback(
         raise DataError(
             f"{data.name}: all rows have the same prompt, so no completion can be paired with a mismatched one"
         )
-    paired = singles.with_parts({**singles.parts, "rejected": _select(singles.parts["chosen"], other)})
+    of_others = {mine: _select(singles.parts[own], other) for own, mine in MISMATCHED.items() if own in singles.parts}
+    paired = singles.with_parts({**singles.parts, **of_others})
     require_pairs_fit(paired, max_position)
     pairs = Pairs(paired)
     pairs.desirable = desirable
@@ -109,15 +112,18 @@ def mismatched(prompts: Ragged, desirable: npt.NDArray[np.float32]) -> npt.NDArr
 
 def _split_pairs(rows: TokenizedRows) -> tuple[TokenizedRows, npt.NDArray[np.float32]]:
     """Single completions, two for each pair, in the order of the file; and [rows] 1 for desirable ones."""
-    builders = {name: RaggedBuilder() for name in ("prompt", "chosen", "rejected")}
+    has_masks = any(name in rows.parts for name in PARTS[-2:])
+    builders = {name: RaggedBuilder() for name in ("prompt", *MISMATCHED) if name != "chosen_mask" or has_masks}
     row_ids, desirable = [], []
     for row, row_id in enumerate(rows.row_ids):
-        own, rejected = rows.parts["completion"][row], rows.parts["rejected"][row]
-        for ids, label in ((own, rows.parts["label"][row][0]), (rejected, 0)):
-            if not len(ids):
+        for name, label in (("completion", rows.parts["label"][row][0]), ("rejected", 0)):
+            if not len(rows.parts[name][row]):
                 continue
             builders["prompt"].add(rows.parts["prompt"][row].tolist())
-            builders["chosen"].add(ids.tolist())
+            builders["chosen"].add(rows.parts[name][row].tolist())
+            if has_masks:
+                mask = rows.parts.get(f"{name}_mask")
+                builders["chosen_mask"].add([] if mask is None else mask[row].tolist())
             row_ids.append(row_id)
             desirable.append(label)
     parts = {name: builder.build() for name, builder in builders.items()}
@@ -143,7 +149,7 @@ def _example(row: Fields, encoder: Encoder, data: Feedback, vocabulary: int | No
     for name, ids in (("prompt", split.prompt), ("completion", split.completions[0])):
         _require(ids, name)
     single = truncated(split, ("completion",), data, None if is_ids else encoder.tokenizer.bos_id, odd, chat)
-    return single._replace(parts={**single.parts, "rejected": [], "label": [int(label)]})
+    return single._replace(parts={**single.parts, "rejected": [], "rejected_mask": [], "label": [int(label)]})
 
 
 def _label(value: object) -> bool:
@@ -175,5 +181,6 @@ def _split(row: Fields, encoder: Encoder) -> tuple[Split, bool, tuple[str, ...]]
         return split, False, other_forms(row, "plain text", ("tools",))
     context, tools = encoder.guard.chat(prompt, "prompt", "user"), encoder.guard.tools(read_tools(row))
     require_prompt(context)
-    message = answer("completion", encoder.guard.chat(completion, "completion", "assistant"), context)
-    return encoder.split_chat(context, [message], tools), True, encoder.check_chat(with_answer(context, message), tools)
+    turns = turns_after("completion", encoder.guard.chat(completion, "completion", "assistant"), context)
+    split, odd = split_chat(context, {"completion": turns}, tools, encoder)
+    return split, True, odd

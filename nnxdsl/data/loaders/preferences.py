@@ -9,7 +9,7 @@ import numpy as np
 from nnxdsl.config.data import Feedback, Preferences
 from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.build import build_dataset, load, require_fit
-from nnxdsl.data.loaders.completions import answer, require_prompt, split_ids, split_text, truncated
+from nnxdsl.data.loaders.completions import require_prompt, split_chat, split_ids, split_text, truncated, turns_after
 from nnxdsl.data.loaders.convert import Example
 from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
@@ -17,12 +17,13 @@ from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, Split
-from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools, require_no_media, with_answer
+from nnxdsl.data.tokenizers.messages import Message, content_of, read_tools, require_no_media
 
 READS = "Data.Preferences reads prompt/chosen/rejected (text or messages) or prompt_ids/chosen_ids/rejected_ids"
 SIDES = ("chosen", "rejected")
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 COLUMNS = ("prompt", *SIDES, "tools")
+MASKS = ("chosen_mask", "rejected_mask")
 
 
 @load.register(Preferences)
@@ -40,9 +41,10 @@ def load_preferences(
     The forms of a row:
 
     - `prompt`, `chosen`, `rejected` as text: BOS + prompt, completion + EOS, nothing else added.
-    - as chat messages: the prompt is the rendered chat with its generation prompt, a completion one assistant message.
-      With chat completions, a prompt of text is one user message; with a chat prompt, a completion of text is one
-      assistant message. Completions may repeat the prompt's messages.
+    - as chat messages: the prompt is the rendered chat with its generation prompt, a completion one assistant message,
+      or several turns, of which the assistant's alone are targets. With chat completions, a prompt of text is one user
+      message; with a chat prompt, a completion of text is one assistant message. Completions may repeat the prompt's
+      messages.
     - without `prompt`: the common beginning of chosen and rejected, by message for chats, by token for text.
     - `prompt_ids`, `chosen_ids`, `rejected_ids`: used unchanged, without BOS or EOS.
 
@@ -58,7 +60,7 @@ def load_preferences(
 
     reads = {*COLUMNS, *IDS}
     rows = build_dataset(
-        data, convert, ("prompt", *SIDES), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache
+        data, convert, ("prompt", *SIDES, *MASKS), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache
     )
     require_pairs_fit(rows, max_position)
     return Pairs(rows)
@@ -175,12 +177,11 @@ def _split_chat(row: Fields, prompt: str | list[object] | None, encoder: Encoder
     else:
         context = _text_prompt(encoder.guard.text(prompt, "prompt"), sides)
     require_prompt(context)
-    answers = [answer(name, side, context) for name, side in zip(SIDES, sides, strict=True)]
-    split = encoder.split_chat(context, answers, tools)
-    odd = [kind for one in answers for kind in encoder.check_chat(with_answer(context, one), tools)]
-    if "tool_calls" not in answers[0] and "tool_calls" not in answers[1]:
-        odd += _alike(*map(content_of, answers))
-    return split, tuple(odd)
+    turns = {name: turns_after(name, side, context) for name, side in zip(SIDES, sides, strict=True)}
+    split, odd = split_chat(context, turns, tools, encoder, is_prefill=prompt is not None)
+    if not any("tool_calls" in message for messages in turns.values() for message in messages):
+        odd += _alike(*("\n".join(map(content_of, messages)) for messages in turns.values()))
+    return split, odd
 
 
 def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Message]:
@@ -201,8 +202,6 @@ def _shared_turns(chosen: list[Message], rejected: list[Message]) -> list[Messag
                 f"there is no 'prompt', and {name} ({len(side)} messages) is the beginning of {other}, so it would be "
                 f"an empty completion",
             )
-    while shared and chosen[shared - 1]["role"] == "assistant":  # a turn of its own, which no answer continues
-        shared -= 1
     return chosen[:shared]
 
 
@@ -211,6 +210,8 @@ def _text_prompt(prompt: str, sides: list[list[Message]]) -> list[Message]:
     if all(side[0]["role"] == "assistant" for side in sides):
         return [{"role": "user", "content": prompt}]
     context = _shared_turns(*sides)
+    while context and context[-1]["role"] == "assistant":
+        context.pop()
     if not context or content_of(context[-1]).strip() != prompt.strip():
         raise RowError(
             "nothing in common", "chosen and rejected are whole chats, but do not both begin with the text of 'prompt'"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import BadRows, FileData
-from nnxdsl.data.loaders.convert import Converted
+from nnxdsl.data.loaders.convert import BYTE_PARTS, Converted
 from nnxdsl.data.loaders.report import Length, Report
 from nnxdsl.data.loaders.sources import Source
 from nnxdsl.data.ragged import Ragged, blocks_of
@@ -95,7 +95,7 @@ class Tally:
             dropped=dict(self.dropped),
             odd=dict(self.odd),
             first={kind: f"{source.places[file]}{number}" for kind, (file, number) in self.first.items()},
-            lengths={n: Length(total=r.total, longest=r.longest) for n, r in parts.items() if n != "target"},
+            lengths={n: Length(total=r.total, longest=r.longest) for n, r in parts.items() if n not in BYTE_PARTS},
             unread=dict(self.unread),
         )
 

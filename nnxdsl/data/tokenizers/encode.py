@@ -25,11 +25,13 @@ class Split(NamedTuple):
         prompt: Common ids of all completions.
         completions: The ids after it, each with one end token.
         merged: Whether a token spans the border, so that the prompt is shorter than it would be alone.
+        masks: Which tokens of each completion are targets, where it has turns of others; empty if all tokens are.
     """
 
     prompt: list[int]
     completions: list[list[int]]
     merged: bool
+    masks: Sequence[list[bool]] = ()
 
 
 class Encoder:

@@ -39,6 +39,12 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         """Which targets count, `[G, C]`."""
         return batch.owner < 2 * batch.weight.shape[1]
 
+    def target_counts(self, batch: PackedPairs) -> tuple[jax.Array, jax.Array]:
+        """See `AnyPairs.target_counts`; `[G, K]`."""
+        counts = batch.chosen_targets, batch.rejected_targets
+        chosen, rejected = (batch.chosen_length, batch.rejected_length) if batch.chosen_targets is None else counts
+        return chosen.astype(jnp.float32), rejected.astype(jnp.float32)
+
     def mtp_targets(self, hidden: jax.Array, batch: PackedPairs) -> Targets:
         """As `targets`, from the states one slot before."""
         return Targets(gather_earlier(hidden, batch), batch.target, self.mtp_mask(batch))
@@ -54,17 +60,17 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         """Summed log-probabilities of all pairs `[G * K]`, and the statistics of each target `[G, C]`."""
         pairs = batch.weight.shape[1]
         # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
+        counts = self.target_counts(batch)
         own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
         logp = jnp.where(own, stats.logp[:, None, :], 0.0)
         if options.ld_alpha != 1:
-            shared = jnp.tile(jnp.minimum(batch.chosen_length, batch.rejected_length), (1, 2))[:, :, None]  # [G, 2K, 1]
+            shared = jnp.tile(jnp.minimum(*counts), (1, 2))[:, :, None]  # [G, 2K, 1]
             logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, options.ld_alpha)
         sums = jnp.sum(logp, axis=-1)
-        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-        logps = PairLogps(*(part.reshape(-1) for part in (sums[:, :pairs], sums[:, pairs:], *lengths)))
+        logps = PairLogps(*(part.reshape(-1) for part in (sums[:, :pairs], sums[:, pairs:], *counts)))
         if options.aligned is not None:
             sums = jnp.sum(jnp.where(own, options.aligned()[:, None, :], 0.0), axis=-1)
-            means = sums[:, :pairs] / lengths[0] + sums[:, pairs:] / lengths[1]
+            means = sums[:, :pairs] / counts[0] + sums[:, pairs:] / counts[1]
             logps = logps._replace(likelihood=jnp.exp(means).reshape(-1))
         if batch.desirable is None:
             return logps, stats

@@ -54,8 +54,12 @@ class AnyPairs(BatchKind[BatchT]):
         """The reference's log-probabilities that the batch carries; None if it carries none."""
         if batch.reference_chosen is None:
             return None
-        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
-        return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *lengths)))
+        counts = self.target_counts(batch)
+        return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *counts)))
+
+    def target_counts(self, batch: BatchT) -> tuple[jax.Array, jax.Array]:
+        """Targets of chosen and of rejected completions, float32 of the shape of `batch.weight`."""
+        raise NotImplementedError
 
     def with_reference_logps(self, batch: BatchT, reference: LossInputs) -> BatchT:
         """The batch with the reference's log-probabilities, as `reference_logps` gives them."""
@@ -74,7 +78,8 @@ class AnyPairs(BatchKind[BatchT]):
         """What a batch in numpy holds."""
         fields = batch.prompt_length, batch.chosen_length, batch.rejected_length
         prompt, *branches = (real_lengths(field, batch.weight) for field in fields)
-        targets = int(sum(np.sum(branch) for branch in branches))
+        is_real = np.asarray(batch.weight) > 0
+        targets = int(sum(np.sum(np.asarray(counts)[is_real]) for counts in self.target_counts(batch)))
         return BatchLengths(prompt, tuple(branches), targets, batch.reference_chosen is not None)
 
     def scores(self, data: Data, arrays: AbstractArrays, *shape: int) -> tuple[Any, ...]:
@@ -104,10 +109,19 @@ class PairKind(AnyPairs[PairBatch]):
 
     def target_mask(self, batch: PairBatch) -> jax.Array:
         """Which targets count, `[B, 2R]`."""
+        if batch.chosen_mask is not None:
+            return jnp.concatenate([batch.chosen_mask, batch.rejected_mask], axis=1)
         slots = jnp.arange(batch.chosen.shape[1])[None, :]
         return jnp.concatenate(
             [slots < batch.chosen_length[:, None], slots < batch.rejected_length[:, None]], axis=1
         )  # [B, 2R]
+
+    def target_counts(self, batch: PairBatch) -> tuple[jax.Array, jax.Array]:
+        """See `AnyPairs.target_counts`."""
+        if batch.chosen_mask is None:
+            return batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32)
+        chosen, rejected = (mask.sum(axis=1) for mask in (batch.chosen_mask, batch.rejected_mask))
+        return chosen.astype(jnp.float32), rejected.astype(jnp.float32)
 
     def mtp_targets(self, hidden: jax.Array, batch: PairBatch) -> Targets:
         """The tokens of chosen completions `[B, R]`, from the states one slot before."""
@@ -122,25 +136,25 @@ class PairKind(AnyPairs[PairBatch]):
         slots = jnp.arange(batch.chosen.shape[1])[None, :]
         is_read = batch.weight > 0 if batch.desirable is None else (batch.weight > 0) & (batch.desirable > 0)
         has_earlier = (slots > 0) | (batch.prompt_length[:, None] > 1)
-        return (slots < batch.chosen_length[:, None]) & has_earlier & is_read[:, None]
+        is_target = self.target_mask(batch)[:, : batch.chosen.shape[1]]
+        return is_target & has_earlier & is_read[:, None]
 
     def loss_inputs(self, stats: TokenStats, batch: PairBatch, options: PairOptions) -> tuple[LossInputs, TokenStats]:
         """Summed log-probabilities of both completions `[B]`, and the statistics of their tokens `[B, 2R]`."""
         response = batch.chosen.shape[1]
-        logp = stats.logp
+        logp, counts = stats.logp, self.target_counts(batch)
         if options.ld_alpha != 1:
-            shared = jnp.minimum(batch.chosen_length, batch.rejected_length)[:, None]
-            slots = jnp.arange(response)[None, :]
-            logp = logp * jnp.tile(jnp.where(slots < shared, 1.0, options.ld_alpha), (1, 2))
+            mask, shared = self.target_mask(batch), jnp.minimum(*counts)[:, None]
+            order = [jnp.cumsum(half, axis=1) for half in (mask[:, :response], mask[:, response:])]
+            logp = logp * jnp.where(jnp.concatenate(order, axis=1) <= shared, 1.0, options.ld_alpha)
         chosen, rejected = jnp.sum(logp[:, :response], axis=1), jnp.sum(logp[:, response:], axis=1)
-        lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         token_stats = stats
         if batch.desirable is not None:  # a mismatched completion is left out of the metrics
             token_stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
-        logps = PairLogps(chosen, rejected, *lengths, batch.desirable)
+        logps = PairLogps(chosen, rejected, *counts, batch.desirable)
         if options.aligned is not None:
             own = options.aligned()
-            means = jnp.sum(own[:, :response], axis=1) / lengths[0] + jnp.sum(own[:, response:], axis=1) / lengths[1]
+            means = jnp.sum(own[:, :response], axis=1) / counts[0] + jnp.sum(own[:, response:], axis=1) / counts[1]
             logps = logps._replace(likelihood=jnp.exp(means))
         return logps, weighted_stats(token_stats, batch.weight)
 
