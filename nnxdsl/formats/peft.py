@@ -26,7 +26,23 @@ from nnxdsl.formats.files import PICKLE_REFUSED
 from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import PREFIXES, tensor_name
 from nnxdsl.formats.hf_names import tensor_sources
-from nnxdsl.formats.peft_config import CONFIG, Scale, is_pissa, is_targeted, problems_of, read_config, scales_of
+from nnxdsl.formats.peft_config import (
+    CONFIG,
+    WHOLE_MODULES,
+    Scale,
+    is_pissa,
+    is_targeted,
+    problems_of,
+    read_config,
+    scales_of,
+)
+from nnxdsl.formats.peft_experts import (
+    ExpertParameter,
+    expert_parameters,
+    is_targeted_parameter,
+    nested_modules,
+    parameter_of,
+)
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.tensors import TensorSource
 from nnxdsl.models.families.registry import family_named
@@ -51,12 +67,14 @@ class PeftAdapter:
         leaves: Its arrays by our path, in the dtype of the file.
         base: The `base_model_name_or_path` of its config: a name, a path or None.
         is_pissa: Whether it stands on a base without its principal components, see `adapters.pissa`.
+        whole: Embedding and head that replace those of the base (`modules_to_save`), by our path.
     """
 
     adapter: LowRank
     leaves: Mapping[str, np.ndarray]
     base: str | None
     is_pissa: bool = False
+    whole: Mapping[str, np.ndarray] = attrs.field(factory=dict)
 
     def unlike(self, adapter: LowRank, paths: Iterable[str]) -> Iterator[Problem]:
         """Differences to an adapter that starts from this one and has arrays at `paths`."""
@@ -114,18 +132,22 @@ def read(
     problems = problems_of(fields)
     kind = DoRA if fields.get("use_dora") is True else LoRA
     sides = [side for side in _SUFFIXES if kind is DoRA or side in "AB"]
-    sources = tensor_sources(config, model_type)
+    kernels = {path: leaf.shape for path, leaf in base.items() if path.endswith(".kernel")}
+    sources = _sources(config, model_type, {path: (shape[-3:][0], shape[-1]) for path, shape in kernels.items()})
     parts = _parts(sources)
     by_side: dict[tuple[str, str], dict[int, safetensors.Tensor]] = {}  # by path and matrix ("A", "B")
     names: dict[str, str] = {}  # module names in the file, by tensor of the Hub
-    for name, tensor in tensors.items():
+    whole, tensors_of_adapter = _whole(fields, tensors, base, sources, problems)
+    for name, tensor in tensors_of_adapter.items():
         match = _TENSOR.fullmatch(name)
         side = "" if match is None else match["side"] or match["size"]
-        hub_name = "" if match is None else _without_prefix(match["module"]) + ".weight"
+        module = "" if match is None else match["module"]
+        own = _without_prefix(module)
+        hub_name = parameter_of(own, parts, fields) or own + ".weight"
         if match is None or hub_name not in parts or side not in sides:
             problems.append(Problem(name, f"is no adapter of a linear layer of this model, shape {tensor.shape}"))
             continue
-        names[hub_name] = match["module"]
+        names[hub_name] = module.removesuffix(own) + hub_name.removesuffix(".weight")
         for part in parts[hub_name]:
             by_side.setdefault((part.path, side), {})[part.number] = tensor
     modules = [(_in_period(part.path), module) for hub_name, module in names.items() for part in parts[hub_name]]
@@ -150,7 +172,8 @@ def read(
     _reduce_blocks(leaves, scales, sources, parts, scaling)
     (rank, alpha), ranks, alphas = _patterns(scales, base)
     adapter = kind(rank=rank, alpha=alpha, targets=targets, scaling=scaling, ranks=ranks, alphas=alphas)
-    return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"), is_pissa(fields))
+    replaced = {path: np.array(tensor.read()) for path, tensor in whole.items()}
+    return PeftAdapter(adapter, leaves, fields.get("base_model_name_or_path"), is_pissa(fields), replaced)
 
 
 def write(
@@ -180,7 +203,8 @@ def write(
         WeightsError: A path is not that of a linear layer's adapter.
     """
     directory = Path(directory)
-    sources = tensor_sources(config, model_type)
+    shapes = {path.removesuffix("_lora_b"): leaf.shape for path, leaf in leaves.items() if path.endswith("_lora_b")}
+    sources = _sources(config, model_type, {path: (shape[-3:][0], shape[-1]) for path, shape in shapes.items()})
     family = family_named(model_type)
     is_multimodal |= family is not None and family.written_in is not None
     prefix = PREFIXES[0] if is_multimodal else "model."
@@ -189,7 +213,7 @@ def write(
         side = next((side for side, ending in _SUFFIXES.items() if path.endswith(ending)), None)
         kernel = path if side is None else path.removesuffix(_SUFFIXES[side])
         source = None if side is None else sources.get(kernel)
-        if source is None or not _is_linear(kernel, source):
+        if source is None or not _is_linear(kernel, source) or _is_unsupported(source, adapter):
             raise WeightsError(f"{path}: PEFT does not support this layer; export the model with its adapter merged")
         for number, name in enumerate(source.names if side == "A" else ()):
             own.setdefault(tensor_name(name, prefix).removesuffix(".weight"), []).append(_Part(kernel, number))
@@ -197,22 +221,24 @@ def write(
     # A layer that its adapter leaves out has zeros in the stack of those that it does not, see `read`.
     if any(np.any(each.a) for each in matrices.values()):
         matrices = {module: each for module, each in matrices.items() if np.any(each.a) or np.any(each.b)}
+    linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
+    parameters = {module for module, parts in own.items() if isinstance(sources[parts[0].path], ExpertParameter)}
+    nested = nested_modules(module for module in matrices if module in parameters)
     tensors = {
-        f"base_model.model.{module}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
+        f"base_model.model.{nested.get(module, module)}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
         for module, each in matrices.items()
-        for side, matrix in (("A", each.a.T), ("B", each.b.T), ("magnitude_vector", each.m))
-        if matrix is not None
+        for side, matrix in _to_peft(each, sources[own[module][0].path])
     }
     shapes = {name: (array.shape, array.dtype) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
-    linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": _number(adapter.alpha),
-        **_target_modules(set(matrices), linears),
+        **_target_modules(set(matrices) - parameters, linears),
+        "target_parameters": _target_parameters(set(nested), linears),
         "lora_dropout": adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -229,14 +255,73 @@ def write(
     (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+_WHOLE = {"embed_tokens": "embed.embedding", "lm_head": "lm_head.kernel"}
+_TIED = (
+    "the head of this model is its embedding, and the adapter replaces only one of them; set ensure_weight_tying=True "
+    "where it is trained, or merge it with PEFT (merge_and_unload) and load that model"
+)
+
+
+def _whole(
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, safetensors.Tensor],
+    base: Mapping[str, ParamSpec],
+    sources: Mapping[str, TensorSource],
+    problems: list[Problem],
+) -> tuple[dict[str, safetensors.Tensor], dict[str, safetensors.Tensor]]:
+    """The tensors of embedding and head by our path, and all others by name; `problems` are appended to."""
+    found, others = {}, dict(tensors)
+    is_tied = "lm_head.kernel" not in sources
+    for module in WHOLE_MODULES:
+        path = "embed.embedding" if is_tied else _WHOLE[module]
+        names = [name for name in tensors if re.fullmatch(rf"base_model\.model\.(.+\.)?{module}\.weight", name)]
+        for name in names:
+            tensor = found[path] = others.pop(name)
+            if tensor.shape != base[path].shape:
+                message = f"{name}: expected shape {base[path].shape}, got {tensor.shape}"
+                problems.append(Problem(path, message))
+            elif not tensor.readable:
+                problems.append(Problem(path, f"{name}: dtype {tensor.dtype} is not supported"))
+        is_named = any(str(one).rpartition(".")[2] == module for one in fields.get("modules_to_save") or ())
+        if is_named and not names and not is_tied:
+            message = f"expected a tensor base_model.model.(...){module}.weight, there is none"
+            problems.append(Problem(path, message))
+    if found and is_tied and not fields.get("ensure_weight_tying"):
+        problems.append(Problem(f"{CONFIG}: modules_to_save", _TIED))
+    return found, others
+
+
+def _sources(
+    config: DecoderConfig, model_type: str | None, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, TensorSource]:
+    """The tensors of the base model that make up each array, with experts as transformers stacks them."""
+    sources = tensor_sources(config, model_type)
+    return sources | expert_parameters(sources, shapes)
+
+
+def _is_unsupported(source: TensorSource, adapter: LowRank) -> bool:
+    """Whether PEFT refuses this adapter of experts."""
+    return isinstance(source, ExpertParameter) and (isinstance(adapter, DoRA) or adapter.dropout > 0)
+
+
 class _Matrices(NamedTuple):
-    """The adapter of one module of the Hub: A `[in, r]`, B `[r, out]`, magnitudes `[out]` of DoRA, rank and alpha."""
+    """The adapter of one module of the Hub: A `[in, r]`, B `[r, out]`, magnitudes `[out]` of DoRA, rank and alpha.
+
+    A and B of experts have an axis for these before.
+    """
 
     a: np.ndarray
     b: np.ndarray
     m: np.ndarray | None
     rank: int
     alpha: float
+
+
+def _to_peft(each: _Matrices, source: TensorSource) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a module by side, in PEFT's layout."""
+    for side, matrix in (("A", each.a), ("B", each.b), ("magnitude_vector", each.m)):
+        if matrix is not None:
+            yield side, source.from_array(side, matrix) if isinstance(source, ExpertParameter) else matrix.T
 
 
 def _matrices(
@@ -262,7 +347,7 @@ def _matrices(
     scales = {(rank_at(adapter, _in_period(part.path)), alpha_at(adapter, _in_period(part.path))) for part in parts}
     (rank, alpha), *others = scales
     columns = sources[parts[0].path].columns
-    if others or (columns is not None and sum(array.shape[1] for array in b) != columns[2]):
+    if others or (columns is not None and sum(array.shape[-1] for array in b) != columns[2]):
         names = ", ".join(_in_period(part.path) for part in parts)
         raise WeightsError(
             f"{module}: PEFT has one adapter for all layers that it joins, this adapter has {names}; target all of "
@@ -270,14 +355,14 @@ def _matrices(
         )
     magnitude = np.concatenate(m) if m else None
     if all(np.array_equal(one, a[0]) for one in a) or not any(map(np.any, b)):
-        return _Matrices(a[0], np.concatenate(b, axis=1), magnitude, rank, alpha)
+        return _Matrices(a[0], np.concatenate(b, axis=-1), magnitude, rank, alpha)
     ratio = len(parts) if adapter.scaling == "rank" else math.sqrt(len(parts))
-    return _Matrices(np.concatenate(a, axis=1), _block_diagonal(b), magnitude, rank * len(parts), alpha * ratio)
+    return _Matrices(np.concatenate(a, axis=-1), _block_diagonal(b), magnitude, rank * len(parts), alpha * ratio)
 
 
 def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """`[r, out]` matrices as the blocks of one, so that each has rows of its own of the A that they share."""
-    rows = [[np.zeros((one.shape[0], other.shape[1]), one.dtype) for other in blocks] for one in blocks]
+    """`[..., r, out]` matrices as the blocks of one, so that each has rows of its own of the A that they share."""
+    rows = [[np.zeros((*one.shape[:-1], other.shape[-1]), one.dtype) for other in blocks] for one in blocks]
     for number, one in enumerate(blocks):
         rows[number][number] = one
     return np.block(rows)
@@ -291,12 +376,13 @@ def _reduce_blocks(
     scaling: str,
 ) -> None:
     """Takes the blocks of `_block_diagonal` apart: each layer keeps the rank that is its own."""
+    stored = dict(scales)  # layers of several groups share an entry
     for each in parts.values():
         paths = sorted((part.path for part in each), key=lambda path: sources[path].columns or ())
         b = [leaves.get(path + _SUFFIXES["B"]) for path in paths]
         if len(paths) < 2 or each[0].number or any(one is None for one in b):
             continue
-        rank, alpha = scales[_in_period(paths[0])]
+        rank, alpha = stored[_in_period(paths[0])]
         own, rest = divmod(rank, len(paths))
         used = [
             np.flatnonzero(np.any(one, axis=(*range(one.ndim - 2), -1))) // max(own, 1) for one in b if one is not None
@@ -337,7 +423,9 @@ def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str
 
 
 def _is_linear(path: str, source: TensorSource) -> bool:
-    """Whether an array holds the kernel of a linear layer, or some of its columns; PEFT has none for experts."""
+    """Whether an array holds the kernel of a linear layer or of experts, or some of its columns."""
+    if isinstance(source, ExpertParameter):
+        return True
     periods = int(is_stacked(path))
     is_kernel = path.endswith(".kernel") and ".blocks." in path and source.names[0].endswith(".weight")
     return is_kernel and source.transposed and len(source.leading) == periods
@@ -400,15 +488,18 @@ def _misfits(
     for path in paths:
         inputs, outputs = base[path].shape[-2:]
         rank = 0 if scales is None else scales.get(_in_period(path), (0, 0))[0]
-        outputs = (sources[path].columns or (0, 0, outputs))[2]
+        source = sources[path]
+        outputs = (source.columns or (0, 0, outputs))[2]
+        rank *= source.experts if isinstance(source, ExpertParameter) else 1
         shapes = {"A": (rank, inputs), "B": (outputs, rank), "magnitude_vector": (outputs,)}
         for side in sides:
             tensors, shape, array = by_side.get((path, side), {}), shapes[side], path + _SUFFIXES[side]
             ending = ".weight" if side in ("A", "B") else ""
-            for number, name in enumerate(sources[path].names):
+            for number, name in enumerate(source.names):
                 module = names.get(name) or f"{_module_prefix(names)}{name}".removesuffix(".weight")
                 full, tensor = f"base_model.model.{module}.lora_{side}{ending}", tensors.get(number)
-                if tensor is None and not is_targeted(fields, module):
+                is_expert = isinstance(source, ExpertParameter)
+                if tensor is None and not (is_targeted_parameter if is_expert else is_targeted)(fields, module):
                     if "magnitude_vector" in sides:
                         reason = "DoRA of some of the layers that are stacked is not supported; merge it with PEFT"
                         problems.append(Problem(array, f"{module}: is left out by {CONFIG}; {reason}"))
@@ -431,6 +522,8 @@ def _stacked(source: TensorSource, side: str, tensors: Mapping[int, safetensors.
     """The array of all layers; zero where a layer has no tensor."""
 
     def array(tensor: safetensors.Tensor) -> np.ndarray:
+        if isinstance(source, ExpertParameter):
+            return source.to_array(side, tensor.read())
         values = tensor.read().T  # of B and of magnitudes, the layer's own outputs
         return values if side == "A" or source.columns is None else values[..., slice(*source.columns[:2])]
 
@@ -455,6 +548,17 @@ def _target_modules(modules: set[str], linears: set[str]) -> dict[str, list[str]
     if {linear for linear in named if _layer_of(linear) in layers} == modules:
         return {"target_modules": sorted(short), "layers_to_transform": sorted(layers)}
     return {"target_modules": sorted(modules), "layers_to_transform": None}
+
+
+def _target_parameters(parameters: set[str], names: set[str]) -> list[str] | None:
+    """Short names ("mlp.experts.down_proj") if they cover exactly these parameters; else full names."""
+    short = {_in_layer(name) for name in parameters}
+    return sorted(short if {name for name in names if _in_layer(name) in short} == parameters else parameters) or None
+
+
+def _in_layer(module: str) -> str:
+    """The name of a module or parameter within its layer."""
+    return re.sub(r".*layers\.\d+\.", "", module)
 
 
 def _layer_of(module: str) -> int:

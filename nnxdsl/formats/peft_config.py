@@ -13,6 +13,9 @@ from nnxdsl.formats.files import read_json
 
 CONFIG = "adapter_config.json"
 
+WHOLE_MODULES = ("embed_tokens", "lm_head")
+"""The embedding and the head, which `modules_to_save` may replace."""
+
 Scale = tuple[int, float]
 """Rank and alpha."""
 
@@ -29,7 +32,6 @@ _REASONS = {
     "bias": f": biases that are trained beside A and B are no part of Adapter.LoRA; {_MERGE}",
     "init_lora_weights": f": it stands on a base without some of its weights, which this does not compute; {_MERGE}",
     "modules_to_save": f"; {_MERGE}",
-    "target_parameters": f"; {_MERGE}",
 }
 # Fields without effect on the forward pass: the origin of an adapter, its initialization and training.
 _WITHOUT_EFFECT = frozenset(
@@ -56,6 +58,7 @@ _WITHOUT_EFFECT = frozenset(
         "revision",
         "runtime_config",
         "target_modules",  # as `layers_to_transform`
+        "target_parameters",  # as `layers_to_transform`, see `peft_experts`
         "use_dora",  # read below, as the next
         "use_rslora",
     ]
@@ -80,6 +83,8 @@ def problems_of(fields: Mapping[str, Any]) -> list[Problem]:
     ]
     for name, value in fields.items():
         reason = _REASONS.get(name, "")
+        if name == "modules_to_save" and isinstance(value, list):
+            value = [module for module in value if str(module).rpartition(".")[2] not in WHOLE_MODULES]
         if name in _FIXED:
             if value not in _FIXED[name]:
                 allowed = " or ".join(map(repr, _FIXED[name]))

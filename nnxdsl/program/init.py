@@ -21,7 +21,7 @@ from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.objectives.reference import Checkpoint
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.config.weights import HF, PEFT, Random, Weights
-from nnxdsl.errors import NotRegisteredError, PlanError
+from nnxdsl.errors import NotRegisteredError, PlanError, Problem
 from nnxdsl.formats import peft
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
@@ -114,6 +114,13 @@ def open_source(blueprint: Blueprint) -> Source:
     return with_adapter_start(blueprint, open_base(blueprint))
 
 
+_WHOLE = (
+    "{0} replaces the embedding or the head as a whole (modules_to_save), which adapters do not train; merge it first, "
+    "and train a new adapter on the result: model.weights=Weights.Merged(base, adapters=(Weights.PEFT({0!r}),), "
+    "coefficients=(1.0,))"
+)
+
+
 def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
     """A source of base weights, with the adapter of `adapter.start` if that is in PEFT's format.
 
@@ -131,6 +138,10 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
             kind = model_type(blueprint.experiment)
             found = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
             assert isinstance(adapter, LowRank)
+            if found.whole:
+                raise PlanError(
+                    [Problem("adapter.start", _WHOLE.format(str(directory)))], f"Experiment '{experiment.name}'"
+                )
             if problems := list(found.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")
             return AdapterSource(base, found.leaves, is_pissa=found.is_pissa)

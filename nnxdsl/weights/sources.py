@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -282,7 +283,7 @@ class MergedSource:
                 read = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
                 if read.is_pissa:
                     raise WeightsError(f"{directory}: {_PISSA}")
-                self._parts.append((coefficient, read.adapter, read.leaves))
+                self._parts.append((coefficient, read.adapter, {**read.leaves, **read.whole}))
                 continue
             assert isinstance(place, Checkpoint | From)
             if starts_from_pissa(saved_experiment(_path_of(place, home))):
@@ -292,13 +293,17 @@ class MergedSource:
     def leaf(self, path: str) -> ArrayLike:
         """The weight at a path; float32 if adapters are merged into it."""
         weight = self._base.leaf(path)
-        parts = [(c, adapter, leaves) for c, adapter, leaves in self._parts if path + lora_math.A in leaves]
+        parts = [part for part in self._parts if path + lora_math.A in part[2] or path in part[2]]
         if not parts:
             return weight
         plain = jnp.asarray(weight, jnp.float32)
-        return plain + sum(
-            c * (lora_math.merged(adapter, path, plain, leaves.__getitem__) - plain) for c, adapter, leaves in parts
-        )
+
+        def merged(adapter: LowRank, leaves: Mapping[str, np.ndarray]) -> jax.Array:
+            if path in leaves:  # an embedding or a head that the adapter replaces
+                return jnp.asarray(leaves[path], jnp.float32)
+            return lora_math.merged(adapter, path, plain, leaves.__getitem__)
+
+        return plain + sum(c * (merged(adapter, leaves) - plain) for c, adapter, leaves in parts)
 
 
 class WeightsOnlySource:

@@ -1,6 +1,7 @@
 """Makes the stored figures of adapters with torch, transformers and PEFT: random LoRAs, a DoRA, and their logits.
 
-Run it in an environment that has torch, transformers and peft (stored here: torch 2.15, transformers 5.12, peft 0.21):
+Run it in an environment that has torch, transformers and peft (stored here: torch 2.15, transformers 5.12, peft 0.21;
+experts, gpt_oss and saved with torch 2.13, transformers 5.24, peft 0.21.2):
 
     python tests/reference/make_peft.py
 
@@ -54,6 +55,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # A base without its principal components, which PEFT computes when it loads the adapter.
     "pissa": ("llama3/untied", {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "down_proj"],
                                 "init_lora_weights": "pissa"}),
+    # Stacked experts, as [experts, out, in] with gate and up one after the other; some layers and the attention too.
+    "experts": ("families/qwen3_moe", {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "target_parameters": [
+                                       "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
+    # As [experts, in, out], with gate and up interleaved.
+    "gpt_oss": ("families/gpt_oss", {"r": 2, "lora_alpha": 5, "target_modules": [], "use_rslora": True,
+                                     "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
+    # The whole embedding and head beside the adapter.
+    "saved": ("llama3/untied", {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj"],
+                                "modules_to_save": ["embed_tokens", "lm_head"]}),
 }  # fmt: skip
 ROWS, LENGTH = 2, 20
 
@@ -82,6 +92,8 @@ def main(names: list[str]) -> None:
                 if ".lora_B." in path:  # zero at first, which would hide everything
                     parameter.copy_(torch.randn_like(parameter) * 0.3)
                 if ".lora_magnitude_vector." in path:
+                    parameter.mul_(torch.rand_like(parameter) + 0.5)
+                if ".modules_to_save." in path:  # equal to the base at first
                     parameter.mul_(torch.rand_like(parameter) + 0.5)
         directory = HERE / "peft" / name
         shutil.rmtree(directory, ignore_errors=True)

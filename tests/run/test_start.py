@@ -267,3 +267,29 @@ def test_a_base_without_its_principal_components(tmp_path: Path) -> None:
     blueprint = build_blueprint(evolve(continued(adapter=None), {"model.weights": merged}))
     with pytest.raises(WeightsError, match="stands on another base than others, with which it is not merged"):
         sources.open_source(blueprint, tmp_path)
+
+
+def test_an_embedding_and_a_head_as_a_whole(tmp_path: Path) -> None:
+    """They are merged with the model, and training on from such an adapter is refused."""
+    hub, place = REFERENCE / "llama3" / "untied", REFERENCE / "peft" / "saved"
+    model = Model.HF(str(hub), weights=Weights.HF(str(hub)), tokenizer=Tokenizer.Bytes())
+
+    def source(weights: Weights = model.weights, adapter: Adapter | None = None) -> Any:
+        experiment = continued(model=attrs.evolve(model, weights=weights), adapter=adapter)
+        return sources.open_source(build_blueprint(experiment), tmp_path)
+
+    adapters = (Weights.PEFT(str(place)),)
+    plain = source()
+    whole, half = (
+        source(Weights.Merged(model.weights, adapters=adapters, coefficients=(number,))) for number in (1.0, 0.5)
+    )
+    tensors = safetensors.index(place / "adapter_model.safetensors")
+    for path, name in (("embed.embedding", "model.embed_tokens"), ("lm_head.kernel", "lm_head")):
+        stored, before = tensors[f"base_model.model.{name}.weight"].read(), np.asarray(plain.leaf(path))
+        assert np.abs(stored - before).max() > 0.01
+        np.testing.assert_allclose(whole.leaf(path), stored, atol=1e-6)
+        np.testing.assert_allclose(half.leaf(path), (stored + before) / 2, atol=1e-6)
+    np.testing.assert_array_equal(whole.leaf("norm.scale"), plain.leaf("norm.scale"))
+    begun = Adapter.LoRA(rank=3, alpha=5.0, targets=("attention.query",), start=adapters[0])
+    with pytest.raises(PlanError, match=r"adapter.start: .*saved replaces the embedding or the head as a whole"):
+        source(adapter=begun)
