@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from app.pages import PAGES, demo
+from app.processes.jobs import MOST_OF_A_CLIENT
 from app.store.run_paths import FILES
 from tests.app.conftest import TOKEN, RunningApp
 from tests.app.forged import SECRET, Outside
@@ -43,7 +44,8 @@ def asked(app: Any, method: str, path: str, body: object = None, **headers: str)
 
 
 def answered(app: Any, method: str, path: str, body: object = None, **headers: str) -> Answered:
-    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=HANG_SECONDS)
+    source = (headers.pop("source", "127.0.0.1"), 0)  # the address of the client: all of 127.0.0.0/8 are this machine
+    connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=HANG_SECONDS, source_address=source)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body)
     named = {"authorization": f"Bearer {app.token}", "content-type": "application/json"}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -87,6 +89,48 @@ def test_a_question_that_is_no_json_is_answered(app: Any) -> None:
             status, body = asked(app, "POST", PREDICT, question)
             assert status == 200, (page.name, text[:20], body[:300])
             assert b"Internal error" not in body, (page.name, text[:20], body[:2_000])
+
+
+def test_a_request_that_gradio_cannot_take_is_one_line_of_its_output(project: Path, environment: Any) -> None:
+    app = RunningApp(project, environment)
+    app.start()
+    child = app.child
+    assert child is not None
+    assert child.stdout is not None
+    bad = ({}, {"fn_index": "x\nTraceback"}, {"fn_index": 99_999, "data": []}, {"data": {}}, [], b"{", b"\xff")
+    statuses = [asked(app, "POST", path, body)[0] for path in CALLED for body in bad]
+    assert all(400 <= status <= 500 for status in statuses), statuses
+    assert asked(app, "GET", "/")[0] == 200
+    child.terminate()
+    printed = child.stdout.read()
+    child.wait(HANG_SECONDS)
+    child.stdout.close()
+    lines = [line for line in printed.splitlines() if "POST" in line]
+    assert len(lines) == statuses.count(500) > 0, printed
+    assert not re.search(r"^(Traceback| +File |\w*Error)", printed, re.MULTILINE), printed
+
+
+def test_jobs_of_one_client_leave_room_for_those_of_others(app: Any) -> None:
+    large = app.project / "large-0.jsonl"
+    large.write_text('{"text": "some words that are read for long"}\n' * 400_000)
+    files = [large, *(app.project / f"large-{number}.jsonl" for number in range(1, 2 * MOST_OF_A_CLIENT))]
+    for file in files[1:]:
+        file.hardlink_to(large)
+    index = functions(app, "/data")["load"]
+
+    def shown(file: Path, source: str) -> bytes:
+        data = ["{}", f"?file={file.name}", "{}"]
+        question = {"fn_index": index, "data": data, "session_hash": "x"}
+        status, body = asked(app, "POST", PREDICT, question, source=source)
+        assert status == 200
+        return body
+
+    refusal = f"{MOST_OF_A_CLIENT} computations of yours wait or run".encode()
+    assert [refusal in shown(file, "127.0.0.2") for file in files] == [
+        number >= MOST_OF_A_CLIENT for number in range(len(files))
+    ]
+    assert refusal not in shown(files[-1], "127.0.0.3")
+    assert refusal in shown(files[-2], "127.0.0.2")
 
 
 def functions(app: Any, path: str, **headers: str) -> dict[str, int]:
