@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlencode
 
+import attrs
 import pytest
 
 from app.pages import PAGES
@@ -25,7 +26,7 @@ from app.processes.outputs_worker import Model, Request
 from app.processes.votes import SIDES
 from app.settings import Limits, Settings
 from app.state import Site
-from nnxdsl import Data, Evaluation, RunError, to_dict
+from nnxdsl import Checkpoint, Data, Evaluation, RunError, to_dict
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.sources import source_rows
 from tests.app.many import experiment, write_run
@@ -232,6 +233,9 @@ def test_what_is_missing_is_said(site: Site, run: str) -> None:
     assert "There is no run" in told(site, run=EVIL)
     without = write_run(site.settings.home, experiment(1), "failed", 3)
     assert "this run has no checkpoint yet" in told(site, run=without.name)
+    for field in attrs.fields(Checkpoint):
+        if field.name.startswith("every_"):
+            assert f"checkpoint.{field.name}" in told(site, run=without.name)
     assert "press Generate" in told(site, run=run)
     assert shown(site, run=run, step="7")["Policy at step"] == "20"  # 7 is not there: the newest is taken
     rows = shown(site, run=run)["Held-out row choices"]

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
 
+from tests import waiting
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -175,13 +175,16 @@ def shared(factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., None]:
-    def wait(is_so: Callable[[], bool], child: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> None:
+    def wait(is_so: Callable[[], bool], child: subprocess.Popen[str]) -> None:
         """Waits until something is so, as long as the process lives."""
-        end = time.monotonic() + seconds
-        while not is_so():
+
+        def is_so_or_ended() -> bool:
+            if is_so():
+                return True
             if child.poll() is not None:
                 raise AssertionError(f"ended with {child.returncode}: {child.communicate()[1][-3000:]}")
-            assert time.monotonic() < end
-            time.sleep(0.005)
+            return False
+
+        waiting.wait_until(is_so_or_ended, every_seconds=0.005)
 
     return wait

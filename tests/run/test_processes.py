@@ -206,7 +206,7 @@ def test_each_process_reads_its_rows_and_no_others(lab: Any, tmp_path_factory: p
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_signal_to_one_stops_all_at_one_step(lab: Any, wait_until: Callable[..., None], which: int) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 3, children[0], seconds=600)
+    wait_until(lambda: rows_written(lab) > 3, children[0])
     children[which].send_signal(signal.SIGTERM)
     assert [code for code, _ in ended(children)] == [128 + signal.SIGTERM] * 2
     run = finished_run(lab, "sft")
@@ -226,7 +226,7 @@ def test_a_signal_to_one_stops_all_at_one_step(lab: Any, wait_until: Callable[..
 @pytest.mark.parametrize("which", [0, 1])
 def test_killing_one_ends_the_others(lab: Any, wait_until: Callable[..., None], which: int) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 12, children[0], seconds=600)
+    wait_until(lambda: rows_written(lab) > 12, children[0])
     children[which].send_signal(signal.SIGKILL)
     began = time.monotonic()
     results = ended(children)
@@ -251,7 +251,7 @@ def test_killing_one_ends_the_others(lab: Any, wait_until: Callable[..., None], 
 def test_one_that_hangs_ends_the_others(lab: Any, wait_until: Callable[..., None]) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
     try:
-        wait_until(lambda: rows_written(lab) > 12, children[0], seconds=600)
+        wait_until(lambda: rows_written(lab) > 12, children[0])
         children[1].send_signal(signal.SIGSTOP)
         out, _ = children[0].communicate(timeout=LOST_SECONDS + 60)
         assert children[0].returncode not in (0, 2), out
@@ -269,7 +269,7 @@ def test_one_that_hangs_ends_the_others(lab: Any, wait_until: Callable[..., None
 @pytest.mark.timeout(1500)
 def test_a_slow_process_is_waited_for(lab: Any, wait_until: Callable[..., None]) -> None:
     children = start(lab, "sft.py", "run", *MESH, processes=2)
-    wait_until(lambda: rows_written(lab) > 3, children[0], seconds=600)
+    wait_until(lambda: rows_written(lab) > 3, children[0])
     children[1].send_signal(signal.SIGSTOP)
     time.sleep(8)
     children[1].send_signal(signal.SIGCONT)

@@ -103,7 +103,8 @@ def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
         if here.model is not None:
             return f"{signed(here.row.state)} · {run}"
         return (
-            f"{run}: this run has no checkpoint yet. The first one is saved after checkpoint.every_steps steps, or "
+            f"{run}: this run has no checkpoint yet. The first one is saved after checkpoint.every_steps steps or "
+            "checkpoint.every_minutes minutes, before an evaluation after step 0, at the end, or "
             "when the run is stopped with Stop and save; this page then compares its policy with its reference."
         )
     lost = f"There is no run {plain(query['run'])} here. " if query.get("run") else ""
