@@ -88,7 +88,7 @@ def learnt(steps: int) -> Pretrained:
         last = result.metrics[-1]
         print(f"{steps} steps: loss {last['loss']:.3f}, mtp_loss {last['mtp_loss']:.3f}")
         export(result.directory, Path(place) / "model")
-        return nnxdsl.load(Path(place) / "model", mtp=True, tokenizer=Tokenizer.Bytes())
+        return nnxdsl.load(Path(place) / "model", mtp=True, tokenizer=Tokenizer.Bytes(allow_mismatch=True))
 
 
 def speculative(steps: int, tokens: int, repeat: int) -> dict[str, Any]:

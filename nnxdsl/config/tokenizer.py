@@ -29,7 +29,16 @@ class Auto(Tokenizer):
 
 @attrs.frozen(kw_only=True)
 class Bytes(Tokenizer):
-    """UTF-8 bytes and a few markers: built in, nothing to download."""
+    """UTF-8 bytes and a few markers: built in, nothing to download.
+
+    Attributes:
+        allow_mismatch: Whether it may be used with weights that have a tokenizer of their own, or fewer rows of the
+            embedding than it has ids; else such a run is refused.
+    """
+
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_mismatch"})
+
+    allow_mismatch: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +48,12 @@ class File(Tokenizer):
     Attributes:
         path: The file or the directory.
         chat_template: A jinja2 template in place of the one beside the tokenizer; None keeps that one.
+        allow_mismatch: Whether it may have more ids than the embedding has rows; else such a run is refused. Special
+            tokens above all others do not count.
     """
+
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_mismatch"})
 
     path: str = attrs.field(kw_only=False, validator=filled)
     chat_template: str | None = None
+    allow_mismatch: bool = False

@@ -14,9 +14,9 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from nnxdsl.config.tokenizer import Auto, Tokenizer
-from nnxdsl.data.tokenizers.base import TokenizerBase, open_tokenizer
+from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
-from nnxdsl.errors import WeightsError
+from nnxdsl.errors import DataError, WeightsError
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
@@ -63,10 +63,13 @@ class Pretrained:
         """Tokenizer, opened on first use, so that a directory without one can still compute logits.
 
         Raises:
-            DataError: the tokenizer is missing or cannot be read.
+            DataError: the tokenizer is missing or cannot be read, or is not that of the weights.
         """
         if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(self._spec, self._directory)
+            tokenizer = open_tokenizer(self._spec, self._directory)
+            if message := mismatch(self._spec, tokenizer, self._directory, self.config.vocab_size):
+                raise DataError(f"{self._directory}: {message}")
+            self._tokenizer = tokenizer
         return self._tokenizer
 
     def __call__(self, tokens: ArrayLike, attention_mask: ArrayLike | None = None) -> jax.Array:

@@ -81,10 +81,9 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     require_fit(program.blueprint, usable_memory(own_device(program.mesh)))
     for warning in warnings(program.blueprint):
         display.say(f"warning: {warning.path}: {warning.message}")
-    owner = sources.tokenizer_owner(experiment)
-    tokenizer = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
-    _require_same_tokenizer(experiment, tokenizer, home)
     config = program.blueprint.config
+    tokenizer = sources.open_tokenizer_of(experiment, home, config.vocab_size)
+    _require_same_tokenizer(experiment, tokenizer, home)
     loss_on = experiment.objective.loss_on
     cache = TokenCache(home / TOKENS, display)
     if not is_single_process():  # the first process tokenizes, and the others map what it has stored

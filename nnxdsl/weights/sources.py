@@ -16,6 +16,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.tokenizer import Auto
 from nnxdsl.config.weights import HF, PEFT, Checkpoint, From, Merged, Weights
+from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
 from nnxdsl.errors import PlanError, Problem, WeightsError
 from nnxdsl.formats import peft, peft_config
 from nnxdsl.formats.finite import all_finite, require_finite
@@ -87,6 +88,26 @@ def tokenizer_owner(experiment: Experiment) -> Experiment:
             return tokenizer_owner(_with_weights(experiment, base))
         case _:
             return experiment
+
+
+def open_tokenizer_of(experiment: Experiment, home: Path, vocab_size: int) -> TokenizerBase:
+    """Opens the tokenizer of an experiment for a run.
+
+    Args:
+        experiment: The experiment.
+        home: The directory of all runs, with those of earlier experiments.
+        vocab_size: The number of rows of the model's embedding.
+
+    Raises:
+        DataError: There is no tokenizer at the path, or it cannot be read.
+        PlanError: It is not the tokenizer of the weights, or has more ids than the embedding has rows.
+    """
+    owner = tokenizer_owner(experiment)
+    spec, directory = owner.model.tokenizer, tokenizer_directory(owner, home)
+    tokenizer = open_tokenizer(spec, directory)
+    if message := mismatch(spec, tokenizer, directory, vocab_size):
+        raise PlanError([Problem("model.tokenizer", message)], f"Experiment '{experiment.name}'")
+    return tokenizer
 
 
 def open_source(blueprint: Blueprint, home: Path) -> Source:

@@ -276,7 +276,7 @@ from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Sched
 PLACE = {place!r}
 experiment = Experiment(
     name="mixture",
-    model=Model.HF(PLACE, weights=Weights.HF(PLACE), tokenizer=Tokenizer.Bytes()),
+    model=Model.HF(PLACE, weights=Weights.HF(PLACE), tokenizer=Tokenizer.Bytes(allow_mismatch=True)),
     adapter=Adapter.LoRA(rank=2),
     objective=Objective.DPO(),
     data=Data.Preferences("ids.jsonl", max_prompt_length=8, max_completion_length=8),

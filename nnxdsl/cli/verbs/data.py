@@ -141,14 +141,13 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
     from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
     from nnxdsl.data.split import train_test_split
     from nnxdsl.data.summary import summarize
-    from nnxdsl.data.tokenizers.base import open_tokenizer
     from nnxdsl.program.architecture import architecture
     from nnxdsl.runtime.backend import use_cpu
     from nnxdsl.weights import sources
 
     use_cpu()
-    owner, config = sources.tokenizer_owner(experiment), architecture(experiment.model)
-    tokenizer = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, args.home))
+    config = architecture(experiment.model)
+    tokenizer = sources.open_tokenizer_of(experiment, args.home, config.vocab_size)
     limits = {
         "loss_on": experiment.objective.loss_on,
         "max_position": config.max_length,

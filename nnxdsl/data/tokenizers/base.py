@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from nnxdsl.config.tokenizer import Tokenizer
+from nnxdsl.config.tokenizer import Auto, Bytes, File, Tokenizer
 from nnxdsl.data.tokenizers.chat_template import TURNS
 from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
@@ -135,6 +135,42 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
             return BytesTokenizer() if weights_dir is None else _beside_weights(weights_dir)
         case _:
             raise DataError(f"cannot open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
+
+
+def mismatch(spec: Tokenizer, tokenizer: TokenizerBase, weights_dir: Path | None, vocab_size: int) -> str | None:
+    """Why a tokenizer is not that of a model, and what would be right; None if it may be.
+
+    An embedding may have more rows than the tokenizer has ids, and random weights have no tokenizer. Special tokens
+    above all others may be missing in it, as in the published Gemma 3 1B: rows with them are refused one by one.
+
+    Args:
+        spec: The setting, which may allow the mismatch.
+        tokenizer: The tokenizer that it names.
+        weights_dir: Of the weights; None for random ones.
+        vocab_size: The number of rows of the model's embedding.
+    """
+    allows = isinstance(spec, Bytes | File) and spec.allow_mismatch
+    if allows or isinstance(tokenizer, MissingTokenizer) or (isinstance(spec, Auto) and weights_dir is None):
+        return None
+    own = next((weights_dir / name for name in _NAMES if weights_dir and (weights_dir / name).is_file()), None)
+    if isinstance(spec, Bytes) and own is not None:
+        return (
+            f"Tokenizer.Bytes() has other ids than {own}, the tokenizer of the weights; leave it out to use that one, "
+            f"or set Tokenizer.Bytes(allow_mismatch=True)"
+        )
+    last = tokenizer.vocab_size - 1
+    while last in tokenizer.special_ids:
+        last -= 1
+    last = max(last, tokenizer.eos_id, tokenizer.bos_id or 0)
+    if last < vocab_size:
+        return None
+    named = repr(spec.path if isinstance(spec, File) else str(weights_dir)) + ", "
+    kind, named = ("Bytes", "") if isinstance(spec, Bytes) else ("File", named)
+    return (
+        f"Tokenizer.{kind}({named.removesuffix(', ')}) has ids up to {last:,}, and the model's embedding "
+        f"{vocab_size:,} rows; name the tokenizer that belongs to the model with Tokenizer.File(path), or, if the data "
+        f"is token ids, set Tokenizer.{kind}({named}allow_mismatch=True)"
+    )
 
 
 def _beside_weights(directory: Path) -> TokenizerBase:
