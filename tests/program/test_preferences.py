@@ -257,7 +257,9 @@ def test_a_divergence_without_a_score() -> None:
     class Mine(Divergence):
         """Of somebody else."""
 
-    with pytest.raises(NotRegisteredError, match=r"no score is registered for .*Mine; use @preferences\.score"):
+    with pytest.raises(
+        NotRegisteredError, match=r"no score is registered for .*Mine; write\n  from nnxdsl.losses import preference"
+    ):
         say(Objective.DPO(divergence=Mine()))
 
 

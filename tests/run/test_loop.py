@@ -140,7 +140,9 @@ def test_events_and_log_tell_the_story(finished: Any) -> None:
     log = (path / "log.txt").read_text(encoding="utf-8")
     parts = (
         "  attempt 1: dpo.py\n",
-        "pairs.jsonl, rows:\n  read        40\n  trained on  40\n",
+        "  pairs.jsonl, rows:\n",
+        "    read        40\n",
+        "    trained on  40\n",
         "step 20, held out: loss",
         "  step 40/40, loss",
         "  checkpoint step 40 saved\n",
