@@ -267,6 +267,8 @@ ELSEWHERE = {
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
     "Reward.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
+    "Tokenizer.Bytes.allow_mismatch": "run/test_tokenizer_mismatch.py::test_bytes_over_a_model_with_its_own_tokenizer",
+    "Tokenizer.File.allow_mismatch": "run/test_tokenizer_mismatch.py::test_more_ids_than_the_embedding_has_rows",
     "Tokenizer.File.path": HUB,
     "Tokenizer.File.chat_template": "data/test_tokenizers.py::test_chat_template_of_its_own_file",
     "Weights.Checkpoint.path": "run/test_origin.py::test_a_run_and_each_of_its_steps_give_the_adapted_model",

@@ -99,5 +99,6 @@ def test_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
             f"name the tokenizer that belongs to the model with Tokenizer.File(path), or, if the data is token ids, "
             f"set Tokenizer.{allowed}allow_mismatch=True)"
         )
-    permitted = nnxdsl.evolve(asked, {"model.tokenizer": Tokenizer.Bytes(allow_mismatch=True)})
-    assert len(prepare(permitted, tmp_path / "runs", Display(quiet=True)).dataset) == 2
+    for tokenizer in (Tokenizer.Bytes(allow_mismatch=True), Tokenizer.File(large, allow_mismatch=True)):
+        permitted = nnxdsl.evolve(asked, {"model.tokenizer": tokenizer})
+        assert len(prepare(permitted, tmp_path / "runs", Display(quiet=True)).dataset) == 2
