@@ -307,11 +307,8 @@ def _pair_sides(models: ModelPair, data: Pairs, index: int) -> list[dict[str, An
     prompt, width, sides = row["prompt"].tolist(), batch.chosen.shape[1], []
     for number, name in enumerate(SIDES):
         completion = row[name].tolist()
-        own, is_target = (
-            (logps[number * width : number * width + len(completion)] for logps in both),
-            data.mask(name, index),
-        )
-        policy, other = (np.where(is_target, logps, np.nan) for logps in own)
+        place, is_target = slice(number * width, number * width + len(completion)), data.mask(name, index)
+        policy, other = (np.where(is_target, logps[place], np.nan) for logps in both)
         sides.append(_side(models, name, [*prompt, *completion], len(prompt), policy, other))
     return sides
 
