@@ -47,6 +47,15 @@ LONGEST = ("test_bad_input", "test_user_flags")
 """Files with the longest single tests; the first trains the recipes that all tests of runs share."""
 
 
+ON_GPU = {
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # float32 is to be float32: jax multiplies it in TF32 by default
+    "JAX_PLATFORMS": "cuda,cpu",
+    "NNXDSL_TEST_PLATFORMS": "cuda,cpu",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # one device is shared by all workers
+}
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bounds", metavar="FILE", help="write how much of its bound each comparison used")
     parser.addoption("--max-isa", metavar="ISA", help="compile for a lesser x86 processor: SSE4_2, AVX, AVX2 or AVX512")
@@ -58,6 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
         bounds = Bounds()
         bounds.watch()
         config.pluginmanager.register(bounds)
+    if config.getoption("markexpr") == "gpu":
+        flags = os.environ["XLA_FLAGS"].replace(QUICKLY, "").replace(DETERMINISTIC, "")
+        os.environ.update(ON_GPU, XLA_FLAGS=f"{flags} {DETERMINISTIC}".strip())
     if (isa := config.getoption("max_isa")) and not hasattr(config, "workerinput"):
         os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
     if allocator.one_arena():

@@ -229,15 +229,16 @@ def _quantize_layers(
 ) -> tuple[jax.Array, ...]:
     """Values and scales of a weight, on the devices.
 
-    Of a large stack that lies in files, some layers are read and quantised at a time, so that a model which the devices
-    could not hold in full comes to them in few bits.
+    Of a large stack in files or in the host's memory, some layers are brought to the devices and quantised at a time,
+    so that a model which the devices could not hold in full comes to them in few bits.
     """
     spread = where[0]  # a weight has the axes of its values
-    is_whole = not isinstance(weight, MappedArray) or not weight.leading or spread.spec[:1] not in ((), (None,))
+    is_stack = bool(weight.leading) if isinstance(weight, MappedArray) else weight.ndim > 2
+    is_whole = isinstance(weight, jax.Array) or not is_stack or spread.spec[:1] not in ((), (None,))
     layers = 1 if is_whole else weight.shape[0]
     size = weight.size * jnp.dtype(dtype).itemsize // layers
     at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
-    if not isinstance(weight, MappedArray) or at_once == layers:
+    if isinstance(weight, jax.Array) or at_once == layers:
         quantise = jax.jit(weight_only_quant.quantize, static_argnums=1, out_shardings=where)
         return quantise(place(weight, dtype, spread), quantization)
     whole = jax.ShapeDtypeStruct(weight.shape, dtype)
@@ -248,7 +249,9 @@ def _quantize_layers(
     )
     write = jax.jit(_write, static_argnums=3, donate_argnums=0, out_shardings=where)
     for first in range(0, layers, at_once):
-        found = write(found, place(weight.layers(first, first + at_once), dtype, spread), first, quantization)
+        last = first + at_once
+        part = weight.layers(first, last) if isinstance(weight, MappedArray) else weight[first:last]
+        found = write(found, place(part, dtype, spread), first, quantization)
     return found
 
 

@@ -53,6 +53,9 @@ def laid_out(draw: Callable[..., Any], most: int = 9) -> tuple[RowLayout, Length
     return row, lengths
 
 
+CUDNN = 2e-2
+"""The length of the difference of two results in bfloat16, of that of one: value and gradients."""
+
 windows = st.one_of(st.none(), st.integers(1, 12))
 
 
@@ -129,6 +132,7 @@ def close(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
         np.testing.assert_allclose(mine, wanted, atol=5e-5, rtol=5e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.extended
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([None, 2.0]), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.integers(1, 5))
@@ -157,6 +161,21 @@ def test_splash_gives_what_the_dense_product_gives(row: RowLayout, window: int |
     close(compared(kernel, row, lengths, window=window, cap=cap, heads=2, kv_heads=1, width=16))
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [rows.pair(50, 35), rows.pair(512, 256), rows.sequence(130), rows.sequence(1024)])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_cudnn_gives_what_the_dense_product_gives(row: RowLayout, window: int | None, width: int) -> None:
+    if jax.default_backend() != "gpu":
+        pytest.skip("cuDNN's attention runs on a GPU")
+    lengths = [tuple(size - less for size in row.parts) for less in (0, 7)]
+    found = compared(attend_cudnn, row, lengths, window=window, width=width, dtype=jnp.bfloat16)
+    for dense, other in zip(*found, strict=True):
+        assert np.linalg.norm(other - dense) == pytest.approx(0, abs=CUDNN * float(np.linalg.norm(dense)))
+
+
+@pytest.mark.gpu
 def test_blocks_of_half_precision() -> None:
     kernel = partial(attend_in_blocks, queries=8)
     found = compared(kernel, rows.pair(20, 10), [(20, 10, 7), (13, 4, 10)], window=None, dtype=jnp.bfloat16)

@@ -58,7 +58,8 @@ class Loaded(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES],
 )
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     reader = hf.HubReader(REFERENCE / request.param)
@@ -79,6 +80,7 @@ def close(got: jax.Array, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
 
 
+@pytest.mark.gpu
 def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
     size = tokens.shape[1]
@@ -90,6 +92,7 @@ def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
         close(left[row, size - n :], wanted[row, :n])
 
 
+@pytest.mark.gpu
 @pytest.mark.default_variants(1)
 def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))
@@ -102,6 +105,7 @@ def test_sequences_packed_side_by_side(loaded: Loaded) -> None:
     close(got, np.concatenate([row[:n] for row, n in zip(wanted, lengths, strict=True)]))
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_loss_and_gradient(loaded: Loaded) -> None:
     tokens, lengths = (jnp.asarray(loaded.expected[name]) for name in ("tokens", "lengths"))
@@ -121,6 +125,7 @@ def test_loss_and_gradient(loaded: Loaded) -> None:
     assert length == pytest.approx(float(loaded.expected["norm"]), rel=TOLERANCE)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
     prompt, greedy = int(loaded.expected["prompt"]), loaded.expected["greedy"]

@@ -46,6 +46,7 @@ from nnxdsl import (  # noqa: E402
     Mesh,
     Objective,
     Optimizer,
+    Precision,
     Quantization,
     Reward,
     Schedule,
@@ -125,6 +126,7 @@ def asked(objective: Any, fields: dict[str, Any]) -> Experiment:
         batch_size=ROWS,
         steps=STEPS,
         memory=Memory(reference="online") if objective.needs_reference else Memory(),
+        precision=Precision(compute="float32"),
         **fields,
     )
 

@@ -47,12 +47,24 @@ def test_the_page_has_it() -> None:
     assert matrix.page(text, STORED) == text
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "training"), [("KTO", "QLoRA-NF4")])
+@pytest.mark.parametrize(
+    ("objective", "training"),
+    [
+        ("KTO", "QLoRA-NF4"),
+        ("DPO", "QLoRA-Int8"),
+        ("DPO", "DoRA"),
+        ("SFT", "full"),
+        ("Distill", "full"),
+        ("GRPO", "LoRA"),
+    ],
+)
 def test_a_cell_on_one_device(objective: str, training: str) -> None:
     said = matrix.tried(objective, training, ("alone", "2 parts"))
     assert matrix.wrong(said) == []
     assert "2 parts" in said
+    assert said["start"] == pytest.approx(STORED[objective][training]["start"], rel=2e-6)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import jax
 import pytest
 from small_lab.model import Small
 
@@ -71,6 +72,7 @@ TIGHT = {"loss": 1e-5, "grad_norm": 2e-5}
 """Relative tolerance where it is not 1e-4; these runs are in float32, and ten steps carry its rounding on."""
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
 def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
     fields = RUNS[name]
@@ -93,9 +95,14 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
     assert outcome.state == "finished"
     found = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in found] == list(range(10))
+    # On a CPU a reference that was asked before gives the bits of the policy at first. On a GPU that is another
+    # program, whose last digits may differ: then margins are of either sign.
+    is_exact = jax.default_backend() == "cpu"
     for row, expected in zip(found, EXPECTED[name], strict=True):
         assert expected.keys() <= row.keys()
         for key, value in expected.items():
+            if (row["step"], key) == (0, "rewards/accuracies") and not is_exact:
+                continue
             # Rewards are small differences of log-probabilities of about 50: those have the rounding of the latter.
             atol = 2e-6 if key.startswith("rewards/") else 1e-8
             rough = TIGHT.get(key, 1e-4)
@@ -105,5 +112,6 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
         assert first["loss"] == pytest.approx(math.log(2), abs=5e-7)
         # A reference that was asked before is another program, whose norms of DoRA's weights may be rounded otherwise.
         off = 1e-6 if isinstance(fields.get("adapter"), Adapter.DoRA) and "memory" not in fields else 0.0
+        off = off if is_exact else 5e-6
         assert all(abs(first[f"rewards/{name}"]) <= off for name in ("chosen", "rejected", "margins"))
         assert off or first["rewards/accuracies"] == 0.0

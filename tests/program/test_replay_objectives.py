@@ -45,6 +45,7 @@ def test_ten_steps_in_float64_equal_the_replay(on_eight_devices: Callable[..., A
                 assert ours[key] == pytest.approx(value, rel=WIDE, abs=1e-12), (name, step, key)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_ten_steps_equal_the_replay(name: str) -> None:

@@ -18,6 +18,8 @@ from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SFT_STEPS, DPO_STEPS = 60, 40
+PLATFORMS = "NNXDSL_TEST_PLATFORMS"
+"""Environment variable: the platforms of child processes; tests/conftest.py sets it for `-m gpu`."""
 
 SFT = f"""
 from nnxdsl import *
@@ -131,7 +133,8 @@ class Lab:
 
 def environment() -> dict[str, str]:
     """Of processes: they share what XLA compiled, as the tests do."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "JAX_PLATFORMS": "cpu"}
+    packages = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": packages, "COLUMNS": "100", "JAX_PLATFORMS": os.environ.get(PLATFORMS, "cpu")}
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ def naive(last_logits: Callable[[Sequence[int]], np.ndarray], prompt: Sequence[i
     return tokens[len(prompt) :]
 
 
+@pytest.mark.gpu
 def test_greedy_is_the_naive_loop(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:
     found = sampler(leaves, PROMPTS, Sampling(NEW))
     assert found == [naive(last_logits, prompt, NEW) for prompt in PROMPTS]
@@ -90,6 +91,7 @@ def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampl
     assert sampler(leaves, PROMPTS[::-1], Sampling(NEW)) == together[::-1]
 
 
+@pytest.mark.gpu
 def test_an_answer_ends_before_the_stop_token(
     template: params.AbstractModel, sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leave
     assert first != again  # the same prompt given twice has two answers
 
 
+@pytest.mark.gpu
 @pytest.mark.extended
 def test_models_answer_together_as_each_alone(
     template: params.AbstractModel, sampler: Sampler, leaves: Leaves, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +214,7 @@ def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> 
     assert sampler(leaves, [], Sampling(1)) == []
 
 
+@pytest.mark.gpu
 def test_draws_follow_the_softmax(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:
     temperature, rows = 2.0, 4000
     drawn = sampler(leaves, [PROMPTS[0]] * rows, Sampling(1, temperature=temperature, seed=3))

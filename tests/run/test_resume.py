@@ -64,6 +64,7 @@ def after_sft(lab: Any, finished: Any) -> tuple[Any, Path]:
     return lab, lab.place / "runs" / finished.run("dpo").name
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_killed_twice_it_ends_bit_equal(
     after_sft: tuple[Any, Path], finished: Any, wait_until: Callable[..., None]
@@ -92,6 +93,7 @@ def test_killed_twice_it_ends_bit_equal(
     assert len(RunDirectory(lab.place / "runs" / finished.run("sft").name).attempts()) == 1
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_stopped_by_signals_and_by_a_file_it_ends_bit_equal(
     lab: Any, finished: Any, wait_until: Callable[..., None]

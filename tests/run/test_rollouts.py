@@ -117,6 +117,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
         broken.check(kept)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Program, prompts: Prompts) -> None:
     # What was kept of the policy that drew is what the step computes, so the first update has ratios of 1.
@@ -163,6 +164,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any) -> None:
     chats = [[{"role": "user", "content": f"Hi {n}"}] for n in range(20)]

@@ -87,6 +87,7 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
     return attrs.evolve(sampling, num_speculative_tokens=drafts)
 
 
+@pytest.mark.gpu
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "sampling", "drafts"),

@@ -72,8 +72,11 @@ def _causal(
     implementation: Literal["cudnn", "xla"],
 ) -> jax.Array:
     """Causal attention of rows that begin at their first slot."""
+    size = query.shape[1]
+    if size % 2:  # jax refuses a gradient of cuDNN's attention over an odd number of slots
+        query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
     length = jnp.maximum(length, 1).astype(jnp.int32)  # an empty row would be 0 / 0
-    return jax.nn.dot_product_attention(
+    mixed = jax.nn.dot_product_attention(
         query,
         key,
         value,
@@ -84,6 +87,7 @@ def _causal(
         local_window_size=None if window is None else (window - 1, 0),
         implementation=implementation,
     )
+    return mixed[:, :size]
 
 
 def _parts(x: jax.Array, row: RowLayout) -> list[jax.Array]:
