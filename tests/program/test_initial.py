@@ -12,6 +12,7 @@ import pytest
 
 from nnxdsl import Adapter, Experiment, Memory, Model, Quantization, Weights, compile
 from nnxdsl.adapters import weight_only_quant
+from nnxdsl.formats.hf import HubReader
 from nnxdsl.program import init
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
@@ -50,6 +51,16 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
         assert array.sharding == found[2**28][name].sharding
     layers = sum(program.blueprint.base[path].shape[0] for path in few)
     assert single == {2**28: 0, 1: layers}
+
+    class InMemory:
+        def leaf(self, path: str) -> np.ndarray:
+            return np.asarray(reader.leaf(path))
+
+    reader = HubReader(Path(path))
+    held = program.init(InMemory()).frozen
+    assert sum(shape[0] == 1 for shape in placed if len(shape) > 2) == layers
+    for name, array in found[1].items():
+        np.testing.assert_array_equal(np.asarray(held[name]), np.asarray(array), err_msg=name)
 
 
 @pytest.mark.extended
