@@ -50,7 +50,6 @@ LONGEST = ("test_bad_input", "test_user_flags")
 ON_GPU = {
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # float32 is to be float32: jax multiplies it in TF32 by default
     "JAX_PLATFORMS": "cuda,cpu",
-    "NNXDSL_TEST_PLATFORMS": "cuda,cpu",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # one device is shared by all workers
 }
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -67,14 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
         bounds = Bounds()
         bounds.watch()
         config.pluginmanager.register(bounds)
-    if config.getoption("markexpr") == "gpu":
-        flags = os.environ["XLA_FLAGS"].replace(QUICKLY, "").replace(DETERMINISTIC, "")
-        os.environ.update(ON_GPU, XLA_FLAGS=f"{flags} {DETERMINISTIC}".strip())
-    if (isa := config.getoption("max_isa")) and not hasattr(config, "workerinput"):
-        os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
+    if not hasattr(config, "workerinput"):  # a worker has what its controller was told
+        if config.getoption("markexpr") == "gpu":
+            os.environ.update(ON_GPU, XLA_FLAGS=f"{os.environ['XLA_FLAGS'].replace(QUICKLY, '')} {DETERMINISTIC}")
+        if isa := config.getoption("max_isa"):
+            os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
     if allocator.one_arena():
         allocator.keep_memory(0)
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # a worker has what its controller was told
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # set by the user, or by the controller
         return
     place = tempfile.mkdtemp(prefix="nnxdsl-compiled-")
     os.environ.update(CACHE, JAX_COMPILATION_CACHE_DIR=place)

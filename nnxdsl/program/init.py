@@ -238,7 +238,7 @@ def _quantize_layers(
     layers = 1 if is_whole else weight.shape[0]
     size = weight.size * jnp.dtype(dtype).itemsize // layers
     at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
-    if isinstance(weight, jax.Array) or at_once == layers:
+    if at_once == layers:
         quantise = jax.jit(weight_only_quant.quantize, static_argnums=1, out_shardings=where)
         return quantise(place(weight, dtype, spread), quantization)
     whole = jax.ShapeDtypeStruct(weight.shape, dtype)

@@ -163,12 +163,11 @@ def test_splash_gives_what_the_dense_product_gives(row: RowLayout, window: int |
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="runs on a GPU alone")
 @pytest.mark.parametrize("row", [rows.pair(50, 35), rows.pair(512, 256), rows.sequence(130), rows.sequence(1024)])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_cudnn_gives_what_the_dense_product_gives(row: RowLayout, window: int | None, width: int) -> None:
-    if jax.default_backend() != "gpu":
-        pytest.skip("cuDNN's attention runs on a GPU")
     lengths = [tuple(size - less for size in row.parts) for less in (0, 7)]
     found = compared(attend_cudnn, row, lengths, window=window, width=width, dtype=jnp.bfloat16)
     for dense, other in zip(*found, strict=True):

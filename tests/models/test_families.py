@@ -58,8 +58,7 @@ class Loaded(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES],
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
 )
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     reader = hf.HubReader(REFERENCE / request.param)

@@ -52,11 +52,12 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
     layers = sum(program.blueprint.base[path].shape[0] for path in few)
     assert single == {2**28: 0, 1: layers}
 
+    reader = HubReader(Path(path))
+
     class InMemory:
         def leaf(self, path: str) -> np.ndarray:
             return np.asarray(reader.leaf(path))
 
-    reader = HubReader(Path(path))
     held = program.init(InMemory()).frozen
     assert sum(shape[0] == 1 for shape in placed if len(shape) > 2) == layers
     for name, array in found[1].items():

@@ -18,8 +18,6 @@ from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SFT_STEPS, DPO_STEPS = 60, 40
-PLATFORMS = "NNXDSL_TEST_PLATFORMS"
-"""Environment variable: the platforms of child processes; tests/conftest.py sets it for `-m gpu`."""
 
 SFT = f"""
 from nnxdsl import *
@@ -134,7 +132,7 @@ class Lab:
 def environment() -> dict[str, str]:
     """Of processes: they share what XLA compiled, as the tests do."""
     packages = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": packages, "COLUMNS": "100", "JAX_PLATFORMS": os.environ.get(PLATFORMS, "cpu")}
+    return {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": packages, "COLUMNS": "100"}
 
 
 @pytest.fixture

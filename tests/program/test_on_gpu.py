@@ -14,7 +14,11 @@ from small_lab.model import Small
 from nnxdsl import Adapter, Data, Experiment, Memory, Objective, Optimizer, Precision, Quantization, Schedule, compile
 from nnxdsl.adapters import weight_only_quant
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="runs on a GPU alone"),
+]
 
 STEPS = 3
 LORA = Adapter.LoRA(rank=2, alpha=4.0)
