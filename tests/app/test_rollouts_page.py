@@ -115,6 +115,7 @@ def test_a_run_is_shown_by_step_prompt_and_completion(site: Site, trained: Path)
         assert traces[name] == pytest.approx([row[name] for row in metrics])
 
 
+@pytest.mark.extended
 def test_runs_without_rollouts_and_foreign_ids(site: Site, trained: Path) -> None:
     built = native.Built(page.PAGE, site)
     assert "There is no such run yet" in built.shown()["Markdown"]
@@ -131,6 +132,7 @@ def test_runs_without_rollouts_and_foreign_ids(site: Site, trained: Path) -> Non
         Rollouts().steps(site.settings.home / run / "rollouts.jsonl")
 
 
+@pytest.mark.extended
 def test_a_file_is_followed_while_it_grows_shrinks_and_is_damaged(tmp_path: Path, trained: Path) -> None:
     lines = (trained / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     path, cache = tmp_path / "rollouts.jsonl", Rollouts()

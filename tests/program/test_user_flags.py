@@ -17,14 +17,16 @@ from nnxdsl.config.model import Model
 SCRIPT = Path(__file__).with_name("on_user_flags.py")
 STEPS = ("sft", "dpo", "packed-sft", "packed-dpo")
 FORWARD = tuple(f"{length}x{rows}" for length, rows in product((5, 17, 33, 48, 64, 65, 96), (1, 2, 3)))
-RECURRENT = {
-    "Qwen3Next": ("48x2", "packed-sft"),
+RECURRENT = {"Qwen3Next": ("48x2",), "NemotronH": ("packed-sft",)}
+"""Chunks of the gated delta rule, and of Mamba-2 in a packed step."""
+OTHERS = {
+    "Qwen3Next": ("packed-sft",),
     "OlmoHybrid": ("64x2",),
-    "NemotronH": ("48x1",),
+    "Gemma3": ("65x3",),
+    "DeepSeekV32": ("65x3",),
+    "GPTOSS": ("33x2",),
 }
-"""One family of each recurrent mixer: chunks of the gated delta rule by value heads, by heads, and Mamba-2."""
-OTHERS = {"Gemma3": ("65x3",), "DeepSeekV32": ("65x3",), "GPTOSS": ("33x2",)}
-"""Windows and groups; latent attention with an indexer, and experts; sinks."""
+"""The delta rule packed, and by heads; windows and groups; latent attention with an indexer, and experts; sinks."""
 FAMILIES = tuple(name for name, member in members(Model).items() if "size" in declared(member))
 
 
@@ -43,6 +45,7 @@ def test_recurrent_families_run_as_users_compile_them() -> None:
     run(**RECURRENT)
 
 
+@pytest.mark.extended
 def test_one_family_of_each_other_mixer_runs_as_users_compile_it() -> None:
     run(**OTHERS)
 

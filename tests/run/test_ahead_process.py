@@ -136,6 +136,7 @@ def test_a_time_limit_ends_all_that_was_started(tmp_path: Path) -> None:
         os.killpg(pid, 0)
 
 
+@pytest.mark.extended
 def test_what_is_known_on_time_and_too_late_has_the_same_names(compiled: Compiled, tmp_path: Path) -> None:
     late = compiled_report(EXPERIMENT, "cpu", 8, home=tmp_path, limit_seconds=0.05)
     assert late.keys() == compiled.report.keys()

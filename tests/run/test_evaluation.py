@@ -48,6 +48,7 @@ def test_batches_with_a_partial_last_one_equal_one_batch(finished: Any, program:
     assert evaluator.metrics(state) == pytest.approx(at_once, rel=1e-6)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("order", [Order.AsInFile(), Order.Shuffled()])
 def test_rows_come_as_their_data_order_them(
     program: Program, evaluator: Evaluator, order: Order, monkeypatch: pytest.MonkeyPatch

@@ -311,6 +311,7 @@ def test_a_changed_run_goes_on_and_each_step_is_there_once(
     assert command("resume", run.name, "--home", str(home))[0] == 0
 
 
+@pytest.mark.extended
 def test_an_attempt_of_another_run_trains_nothing(bases: Bases, tmp_path: Path, command: Any) -> None:
     home = copied(bases.killed, tmp_path / "home")
     path = run_of(home) / "attempts.jsonl"

@@ -158,6 +158,7 @@ def test_it_is_asked_once_for_all_that_ask_the_same(ask: Ask, experiment: Experi
         ask(weights="of another", program=silent(compile(experiment)))
 
 
+@pytest.mark.extended
 def test_what_is_cut_short_or_damaged_is_asked_again_and_no_more(
     ask: Ask, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ def test_every_class_is_drawn_of_its_family(tag: str) -> None:
     assert type(find(st.from_type(cls.family), lambda spec: type(spec) is cls, settings=QUICK)) is cls
 
 
-RARE = {"Reward", "Distance"}
+RARE = {"Reward", "Distance", "Outer"}
 """Few experiments have one: it takes long to come upon one."""
 
 
