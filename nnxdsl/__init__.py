@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Batching
-from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.base import Spec, register_html
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.imports import allow_imports
 from nnxdsl.config.core.serialization import diff, evolve, flatten, from_dict, from_json, get, to_dict, to_json
@@ -75,6 +75,10 @@ def _command_line(experiment: Experiment) -> int:
     return importlib.import_module("nnxdsl.cli").main_of(experiment)
 
 
+def _html(spec: Spec) -> str:
+    return importlib.import_module("nnxdsl.config.core.tree_html").page(spec)
+
+
 def _run(experiment: Experiment, home: Path, **options: bool) -> Result:
     return importlib.import_module("nnxdsl.trainer.result").run_experiment(experiment, home, **options)
 
@@ -84,6 +88,7 @@ def _run_sweep(*arguments: Any, **options: bool) -> SweepResult:
 
 
 xla_faults.set_flags()
+register_html(_html)
 register_runners(_command_line, _run)
 register_runner(_run_sweep)
 

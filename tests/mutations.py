@@ -36,18 +36,18 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation("models/layers/norm.py", "keepdims=True) + eps)", "keepdims=True) + 10 * eps)", "models/test_families.py"),
-    Mutation("models/layers/norm.py", "keepdims=True) + eps)", "keepdims=True)) + eps", "models/test_hub.py"),
+    Mutation("models/layers/norm.py", "keepdims=True) + eps)", "keepdims=True)) + eps", "formats/test_hf.py"),
     Mutation(
         "models/attention/dot_product.py",
         "preferred_element_type=jnp.float32) * scale",
         "preferred_element_type=jnp.float32) * (scale * 1.01)",
-        "models/test_hub.py",
+        "formats/test_hf.py",
     ),
     Mutation(
         "models/attention/mask.py",
         "query.positions - key.positions < window",
         "query.positions - key.positions <= window",
-        "models/test_hub.py",
+        "formats/test_hf.py",
     ),
     Mutation(
         "models/attention/mask.py",
@@ -65,7 +65,7 @@ MUTATIONS = (
         "models/layers/rope.py",
         "np.float32(rope.theta) ** exponent",
         "np.float32(rope.theta * 1.01) ** exponent",
-        "models/test_hub.py",
+        "formats/test_hf.py",
     ),
     Mutation(
         "models/attention/splash.py",
@@ -77,13 +77,13 @@ MUTATIONS = (
         "losses/preference.py",
         "margin_loss(objective, beta, lambda d: smoothed(beta * d, smoothing))",
         "margin_loss(objective, beta, lambda d: smoothed(beta * 1.001 * d, smoothing))",
-        "program/test_preferences.py",
+        "losses/test_preference.py",
     ),
     Mutation(
         "losses/grpo.py",
         "1 - objective.epsilon, 1 + above",
         "1 - objective.epsilon, 1 - above",
-        "program/test_policy.py",
+        "losses/test_grpo.py",
     ),
     Mutation(
         "program/batches/sequences.py",
@@ -95,7 +95,7 @@ MUTATIONS = (
         "losses/lm_head/selected_logits.py",
         "jnp.exp(top - now) * mass +",
         "mass +",
-        "program/test_top_words.py",
+        "losses/test_teacher_top_k.py",
     ),
     Mutation("optim/optimizers.py", "eps=optimizer.eps)\n", "eps=optimizer.eps * 100)\n", "program/test_replay.py"),
 )

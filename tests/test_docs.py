@@ -111,7 +111,7 @@ def test_the_metrics_are_those_that_runs_write() -> None:
     recorded |= {*speed.rates(1, 1.0), "samples/s", *speed.use(Flops(1.0, 1.0), 1.0)}
     described = first_column(METRICS)
     assert sorted(described) == sorted(set(described))
-    mixtures = {"mixture/NAME"}  # tests/run/test_mixture_run.py
+    mixtures = {"mixture/NAME"}  # tests/trainer/test_mixture_run.py
     assert set(described) == recorded | mixtures | {"step", "attempt", "peak_memory_gib"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "nnxdsl"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
+
+
+def module_name(path: Path) -> str:
+    """As it is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path) for path in FILES}
 
 RANKS = {
     "errors": 0,
@@ -82,7 +90,7 @@ ONLY_IN = {
 
 @functools.cache
 def imports(path: Path) -> frozenset[str]:
-    """Every module that a file imports when it is loaded or run, but not those for type checkers alone."""
+    """Every module that a file imports when it is loaded or run, by name as well, but not for type checkers alone."""
     found: set[str] = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -95,6 +103,8 @@ def imports(path: Path) -> frozenset[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES or name.count(".") == 0 else node.module for name in names}
             found |= names & MODULES
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {str(word.value) for word in node.args if isinstance(word, ast.Constant)} & MODULES
     return frozenset(found)
 
 
@@ -159,6 +169,34 @@ def test_a_file_says_what_it_knows_and_is_not_too_long(path: Path) -> None:
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text)), "begin with one sentence that says what the file knows"
     assert len(text.splitlines()) <= 600
+
+
+TEST_FOLDERS = {
+    "app": "the web app",
+    "faults": "kills, damage, full disks",
+    "fixtures": "what tests of several rooms use",
+    "golden": "recipes as text",
+    "launchers": "real engines",
+    "packages": "third parties' packages",
+    "reference": "stored figures and the scripts that make them",
+    "regression": "results that a refactoring must not change",
+}
+"""Folders of tests that are no room of the library."""
+
+
+def test_tests_live_in_the_rooms_they_test() -> None:
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/*.py")}
+    assert folders - set(TEST_FOLDERS) <= set(RANKS)
+
+
+def test_no_room_imports_itself_in_a_circle() -> None:
+    """Among the files of one room, imports by name as well."""
+    graph = {
+        module: {other for other in imports(path) if f"{other}.".startswith(f"nnxdsl.{room(path)}.")}
+        for path in FILES
+        if (module := module_name(path)).count(".") > 1
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises where there is a circle
 
 
 def test_ci_runs_the_readmes_command() -> None:

@@ -14,7 +14,7 @@ from nnxdsl.storage import manifest
 
 ARRAYS = "arrays"  # orbax's own directory inside a step
 WRITING, TRASH = ".writing", ".trash"
-# Each of these is restored bit for bit (tests/run/test_checkpoint.py); orbax refuses uint2 and uint4.
+# Each of these is restored bit for bit (tests/runs/test_checkpoint.py); orbax refuses uint2 and uint4.
 _SIZES = {"int": (2, 4, 8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
 SAVED_DTYPES = frozenset(
     [f"{kind}{bits}" for kind, sizes in _SIZES.items() for bits in sizes]

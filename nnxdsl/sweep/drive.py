@@ -41,7 +41,9 @@ def drive(
         if isinstance(sweep, Search):
             if engine.parallel >= UNBOUNDED:
                 raise RunError("a search learns from earlier runs: limit the concurrent ones with --parallel N")
-            source = importlib.import_module("nnxdsl.sweep.optuna_search").Trials(directory, sweep, display)
+            source = importlib.import_module("nnxdsl.sweep.optuna_search").Trials(
+                directory.path, directory.home, sweep, display
+            )
         else:
             source = Points(sweep, display)
         driver = Driver(

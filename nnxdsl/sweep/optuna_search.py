@@ -13,6 +13,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,7 +27,6 @@ from nnxdsl.launch.driver import Settled, Task
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.sweep.results import held_out
-from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal.display import Display
 
 try:
@@ -50,16 +50,22 @@ class _Trial:
 class Trials:
     """The trials of a search: first those that were running when it was interrupted, then new ones."""
 
-    def __init__(self, directory: SweepDirectory, search: Search, display: Display) -> None:
+    def __init__(self, path: Path, home: Path, search: Search, display: Display) -> None:
         """Opens the journal; samples nothing yet.
+
+        Args:
+            path: Directory of the search.
+            home: Directory of the runs.
+            search: The search.
+            display: The display.
 
         Raises:
             RunError: the journal cannot be read.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.total = search.trials
-        self._directory, self._search, self._display = directory, search, display
-        self._study = _study(directory, search)
+        self._home, self._search, self._display = home, search, display
+        self._study = _study(path, search)
         self._space = {path: _distribution(axis) for path, axis in search.space.items()}
         frozen = self._study.get_trials(deepcopy=False)
         self._left = [trial for trial in frozen if trial.state == TrialState.RUNNING]
@@ -85,7 +91,7 @@ class Trials:
         trial = self._active.get(-1 if task.index is None else task.index)
         if self._search.pruner is None or trial is None:
             return False
-        file = self._directory.home / task.run / "metrics.jsonl"
+        file = self._home / task.run / "metrics.jsonl"
         with contextlib.suppress(OSError):
             size = file.stat().st_size
             if size != trial.seen_bytes:
@@ -98,7 +104,7 @@ class Trials:
         trial = self._active.get(-1 if task.index is None else task.index)
         if how.state == "stopped" or trial is None:
             return
-        run = self._directory.home / task.run
+        run = self._home / task.run
         self._report(trial, task)
         value = last_metrics(run).get(self._search.metric)
         if how.state == "pruned":
@@ -128,7 +134,7 @@ class Trials:
 
     def _report(self, trial: _Trial, task: Task) -> bool:
         """Reports new evaluation metrics to Optuna, without those of the last step; returns whether there were any."""
-        is_new, run = False, self._directory.home / task.run
+        is_new, run = False, self._home / task.run
         last = task.experiment.steps or RunDirectory(run).status().get("total") or 0
         for step, value in held_out(run, self._search.metric):
             if step not in trial.reported and step < last and math.isfinite(value):
@@ -138,29 +144,29 @@ class Trials:
         return is_new
 
 
-def tried(directory: SweepDirectory, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
+def tried(path: Path, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
     """All trials so far with a valid config: their numbers, experiments and changes."""
     found: list[tuple[int, Experiment, Mapping[str, object]]] = []
-    if (directory.path / JOURNAL).exists():
+    if (path / JOURNAL).exists():
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        for trial in _study(directory, search).get_trials(deepcopy=False):
+        for trial in _study(path, search).get_trials(deepcopy=False):
             changes = _changes(search, trial.params)
             with contextlib.suppress(SpecError):
                 found.append((trial.number, evolve(search.base, changes), changes))
     return found
 
 
-def _study(directory: SweepDirectory, search: Search) -> Any:
+def _study(path: Path, search: Search) -> Any:
     try:
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(directory.path / JOURNAL))),
-            study_name=directory.path.name,
+            storage=JournalStorage(JournalFileBackend(str(path / JOURNAL))),
+            study_name=path.name,
             direction=search.direction,
             pruner=_pruner(search.pruner),
             load_if_exists=True,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{directory.path / JOURNAL}: cannot be read: {error}") from error
+        raise RunError(f"{path / JOURNAL}: cannot be read: {error}") from error
 
 
 def _sampler(search: Search, count: int) -> Any:

@@ -82,7 +82,7 @@ class SweepDirectory:
         """The points of a sweep, or the trials of a search so far with a valid config."""
         if isinstance(self.spec, Sweep):
             return [(i, one, self.spec.points[i]) for i, one in enumerate(self.spec.experiments)]
-        return importlib.import_module("nnxdsl.sweep.optuna_search").tried(self, self.spec)
+        return importlib.import_module("nnxdsl.sweep.optuna_search").tried(self.path, self.spec)
 
     def rows(self, points: Numbered, metric: str) -> list[Row]:
         """The current state of every point, given as its number, its experiment and its changes."""

@@ -17,7 +17,7 @@ from nnxdsl.config.core.base import declared
 from nnxdsl.config.core.imports import VARIABLE
 from tests.app.many import experiment
 
-PACKAGES = Path(__file__).parents[1] / "spec" / "packages"
+PACKAGES = Path(__file__).parents[1] / "config" / "packages"
 HERS = {"type": "her_lab:Hers"}
 
 

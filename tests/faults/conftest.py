@@ -12,7 +12,7 @@ import pytest
 
 KEPT = "NNXDSL_FAULTS_KEPT"
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "program" / "packages")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "packages")]
 
 from fault_lab import Lab, Nursery, Whole, make  # noqa: E402
 

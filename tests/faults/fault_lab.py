@@ -24,7 +24,7 @@ from nnxdsl.storage import process_info
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PACKAGES = HERE.parent / "program" / "packages"
+PACKAGES = HERE.parent / "packages"
 
 STEPS, EVERY = 12, 3
 

@@ -46,7 +46,7 @@ class Guard:
 KILL = "tests/faults/test_kills.py::test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal"
 DAMAGE, DISK, STEPS = "tests/faults/test_damage.py::", "tests/faults/test_disk.py::", "tests/faults/test_steps.py::"
 CHANGES, SIGNALS = "tests/faults/test_changes.py::", "tests/faults/test_signals.py::"
-PROCESSES, SWEEPS = "tests/run/test_processes.py::", "tests/launchers/test_local.py::"
+PROCESSES, SWEEPS = "tests/trainer/test_processes.py::", "tests/launchers/test_local.py::"
 
 GUARDS = [
     Guard(
@@ -115,7 +115,7 @@ GUARDS = [
     Guard(
         "9", "sizes are compared", "storage/manifest.py",
         'if stat.st_size != entry["size"]:', "if False:",
-        "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
+        "tests/runs/test_checkpoint.py::test_each_damage_has_its_words",
     ),
     Guard(
         "9, 10", "digests are compared", "storage/manifest.py",
@@ -125,7 +125,7 @@ GUARDS = [
     Guard(
         "11", "a step without its manifest is no step", "runs/checkpoint_reader.py",
         "self._manifest(step)\n                committed.append(step)", "committed.append(step)",
-        "tests/run/test_checkpoint.py::test_each_damage_has_its_words",
+        "tests/runs/test_checkpoint.py::test_each_damage_has_its_words",
     ),
     Guard(
         "12", "the manifest has a digest of its own", "storage/manifest.py",
@@ -181,7 +181,7 @@ GUARDS = [
     Guard(
         "20", "on one machine heartbeats go by the clock that does not jump", "storage/process_info.py",
         'name = "monotonic" if same_boot else "wall"', 'name = "wall"',
-        "tests/run/test_store.py::test_a_jump_of_the_wall_clock_changes_nothing",
+        "tests/runs/test_run_dir.py::test_a_jump_of_the_wall_clock_changes_nothing",
     ),
     Guard(
         "20", "a heartbeat elsewhere counts when it goes on", "runs/status.py",
@@ -255,12 +255,12 @@ GUARDS = [
         "30", "a step is complete before it is committed", "runs/checkpointer.py",
         '        check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])\n',
         "",
-        "tests/run/test_checkpoint.py::test_a_step_that_lacks_an_array_is_never_committed",
+        "tests/runs/test_checkpoint.py::test_a_step_that_lacks_an_array_is_never_committed",
     ),
     Guard(
         "30", "orbax is given a path without patterns", "storage/plain_path.py",
         "    if _is_plain(directory):", "    if True:",
-        "tests/run/test_checkpoint.py::test_a_path_of_any_name_holds_checkpoints",
+        "tests/runs/test_checkpoint.py::test_a_path_of_any_name_holds_checkpoints",
     ),
 ]  # fmt: skip
 

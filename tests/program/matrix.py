@@ -29,7 +29,7 @@ if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "packages"))
+sys.path.insert(0, str(HERE.parent / "packages"))
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -181,20 +181,20 @@ CACHED = "data/test_hub.py::test_a_dataset_in_the_cache"
 RENDERED = "data/test_template_args.py::test_rows_are_rendered_with_the_arguments"
 SYSTEM = "data/test_template_args.py::test_chats_without_a_system_message_get_that_of_the_data"
 SHARES = "data/test_mixture.py::test_no_source_is_two_rows_from_its_share"
-DRAWN = "run/test_sampling.py::test_who_may_be_drawn"
-SAVED = "run/test_loop.py::test_the_last_checkpoints_are_kept"
-COUNTED = "program/test_guards.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
-FINITE = "run/test_non_finite.py::test_refused_unless_asked"
-HUB = "run/test_origin.py::test_a_hub_directory_with_its_tokenizer"
-ANSWERS = "run/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
+DRAWN = "generate/test_sampling.py::test_who_may_be_drawn"
+SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
+COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
+FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
+HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
+ANSWERS = "trainer/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
-FURTHER = "program/test_mtp_weight.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
+FURTHER = "program/test_mtp_loss.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
 INDEXERS = {
     "indexer_loss_coef": "program/test_indexer_loss.py::test_sparse_stage_equals_the_reference",
     "indexer_stage": "program/test_indexer_loss.py::test_dense_warmup_equals_the_reference",
 }
 TRACKED = "tracking/test_clients.py::test_"
-WRITTEN = "run/test_rollout_log.py::test_each_rollout_is_written_once_and_changes_nothing"
+WRITTEN = "trainer/test_rollout_log.py::test_each_rollout_is_written_once_and_changes_nothing"
 ELSEWHERE = {
     "Tracking.TensorBoard.directory": f"{TRACKED}tensorboard",
     **{f"Tracking.WandB.{name}": f"{TRACKED}wandb" for name in ("project", "mode", "entity")},
@@ -227,30 +227,32 @@ ELSEWHERE = {
     "Batching.Bucketed.buckets": "data/test_packing.py::test_buckets_are_few_and_the_last_is_the_longest",
     "Batching.Packed.length": "data/test_packing.py::test_what_does_not_say_how_it_is_packed_is_refused",
     "Checkpoint.every_steps": SAVED,
-    "Checkpoint.every_minutes": "run/test_checkpointing.py::test_a_state_is_saved_by_time_and_before_evaluations",
+    "Checkpoint.every_minutes": "trainer/test_checkpointing.py::test_a_state_is_saved_by_time_and_before_evaluations",
     "Checkpoint.keep": SAVED,
     **dict.fromkeys(("RolloutLog.every_steps", "RolloutLog.prompts", "Experiment.rollouts"), WRITTEN),
-    "Evaluation.every_steps": "run/test_loop.py::test_held_out_reward_accuracy_rises",
-    "Evaluation.data": "run/test_evaluation.py::test_rows_come_as_their_data_order_them",
-    "Evaluation.prompts": "run/test_loop.py::test_samples_have_policy_and_reference",
-    "Evaluation.max_new_tokens": "run/test_generate.py::test_greedy_is_the_naive_loop",
-    "Evaluation.num_speculative_tokens": "run/test_speculative.py::test_an_evaluation_and_a_pretrained_model_have_it",
-    "Evaluation.temperature": "run/test_generate.py::test_draws_follow_the_softmax",
+    "Evaluation.every_steps": "trainer/test_two_stages.py::test_held_out_reward_accuracy_rises",
+    "Evaluation.data": "trainer/test_evaluation.py::test_rows_come_as_their_data_order_them",
+    "Evaluation.prompts": "trainer/test_two_stages.py::test_samples_have_policy_and_reference",
+    "Evaluation.max_new_tokens": "generate/test_decode_loop.py::test_greedy_is_the_naive_loop",
+    "Evaluation.num_speculative_tokens": (
+        "generate/test_speculative.py::test_an_evaluation_and_a_pretrained_model_have_it"
+    ),
+    "Evaluation.temperature": "generate/test_decode_loop.py::test_draws_follow_the_softmax",
     "Evaluation.top_k": DRAWN,
     "Evaluation.top_p": DRAWN,
-    "Experiment.name": "spec/test_identity.py::test_",
-    "Experiment.notes": "run/test_loop.py::test_the_generated_file_builds_the_same_experiment",
+    "Experiment.name": "config/test_identity.py::test_",
+    "Experiment.notes": "trainer/test_two_stages.py::test_the_generated_file_builds_the_same_experiment",
     "Experiment.seed": ANSWERS,
-    "Experiment.steps": "run/test_loop.py::test_metrics_have_one_row_a_step",
-    "Experiment.epochs": "run/test_epochs.py::test_a_run_of_epochs_is_that_of_its_steps_and_resumes",
-    "Experiment.test_size": "run/test_epochs.py::test_held_out_rows_are_evaluated_and_never_trained_on",
+    "Experiment.steps": "trainer/test_two_stages.py::test_metrics_have_one_row_a_step",
+    "Experiment.epochs": "trainer/test_epochs.py::test_a_run_of_epochs_is_that_of_its_steps_and_resumes",
+    "Experiment.test_size": "trainer/test_epochs.py::test_held_out_rows_are_evaluated_and_never_trained_on",
     "Experiment.tracking": f"{TRACKED}tensorboard",
     "Experiment.mesh": "program/test_meshes.py::test_meshes_and_one_device_agree",
     "Experiment.batching": "program/test_packing.py::test_a_step_is_the_same_however_its_rows_are_batched",
-    "Experiment.evaluation": "run/test_loop.py::test_held_out_reward_accuracy_rises",
+    "Experiment.evaluation": "trainer/test_two_stages.py::test_held_out_reward_accuracy_rises",
     "Experiment.checkpoint": SAVED,
-    "Adapter.LoRA.start": "run/test_start.py::test_the_reference_is_the_adapter_as_it_began",
-    "Adapter.DoRA.start": "run/test_start.py::test_the_reference_is_the_adapter_as_it_began",
+    "Adapter.LoRA.start": "weights/test_adapter_sources.py::test_the_reference_is_the_adapter_as_it_began",
+    "Adapter.DoRA.start": "weights/test_adapter_sources.py::test_the_reference_is_the_adapter_as_it_began",
     "Guard.Skip.max_in_a_row": COUNTED,
     "Guard.Skip.max_total": COUNTED,
     "Guard.SkipSpikes.max_in_a_row": COUNTED,
@@ -261,25 +263,27 @@ ELSEWHERE = {
     "Objective.GRPO.num_generations": ANSWERS,
     "Objective.GRPO.top_k": DRAWN,
     "Objective.GRPO.top_p": DRAWN,
-    "Objective.GRPO.num_speculative_tokens": "run/test_speculative.py::test_rollouts_have_it",
-    "Objective.GRPO.num_iterations": "run/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
-    "Objective.GRPO.scale_rewards": "program/test_policy.py::test_advantages_by_hand",
+    "Objective.GRPO.num_speculative_tokens": "generate/test_speculative.py::test_rollouts_have_it",
+    "Objective.GRPO.num_iterations": "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
+    "Objective.GRPO.scale_rewards": "losses/test_grpo.py::test_advantages_by_hand",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
     "Reward.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
-    "Tokenizer.Bytes.allow_mismatch": "run/test_tokenizer_mismatch.py::test_bytes_over_a_model_with_its_own_tokenizer",
-    "Tokenizer.File.allow_mismatch": "run/test_tokenizer_mismatch.py::test_more_ids_than_the_embedding_has_rows",
+    "Tokenizer.Bytes.allow_mismatch": (
+        "trainer/test_tokenizer_mismatch.py::test_bytes_over_a_model_with_its_own_tokenizer"
+    ),
+    "Tokenizer.File.allow_mismatch": "trainer/test_tokenizer_mismatch.py::test_more_ids_than_the_embedding_has_rows",
     "Tokenizer.File.path": HUB,
     "Tokenizer.File.chat_template": "data/test_tokenizers.py::test_chat_template_of_its_own_file",
-    "Weights.Checkpoint.path": "run/test_origin.py::test_a_run_and_each_of_its_steps_give_the_adapted_model",
-    "Weights.From.experiment": "run/test_loop.py::test_both_stages_run_by_one_command",
+    "Weights.Checkpoint.path": "weights/test_sources.py::test_a_run_and_each_of_its_steps_give_the_adapted_model",
+    "Weights.From.experiment": "trainer/test_two_stages.py::test_both_stages_run_by_one_command",
     "Weights.Checkpoint.allow_non_finite": FINITE,
     "Weights.HF.path": HUB,
     "Weights.HF.allow_non_finite": FINITE,
-    "Weights.PEFT.path": "program/test_peft.py::test_logits_equal_those_of_peft",
+    "Weights.PEFT.path": "formats/test_peft.py::test_logits_equal_those_of_peft",
     "Weights.PEFT.allow_non_finite": FINITE,
     **{
-        f"Weights.Merged.{name}": "run/test_start.py::test_several_adapters_are_merged"
+        f"Weights.Merged.{name}": "weights/test_adapter_sources.py::test_several_adapters_are_merged"
         for name in ("base", "adapters", "coefficients")
     },
     "Model.HF.path": HUB,
@@ -289,7 +293,7 @@ ELSEWHERE = {
         if issubclass(kind, WithMTP) and kind.batch_kind == "pairs"
     },
     "Objective.SFT.mtp_loss_weight": FURTHER,
-    "Objective.Distill.mtp_loss_weight": "program/test_mtp_weight.py::test_it_is_added_to_distillation",
+    "Objective.Distill.mtp_loss_weight": "program/test_mtp_loss.py::test_it_is_added_to_distillation",
     "Objective.KTO.mtp_loss_weight": "program/test_mtp_pairs.py::test_losses_and_gradients_are_those_of_rows",
     **{
         f"Model.{kind}.mtp_layers": FURTHER
@@ -312,7 +316,7 @@ MESHES = {
 
 
 BESIDE = {"Launcher", "Range", "Pruner"}
-"""Families of what stands beside an experiment; tests/launchers and tests/spec/test_search.py try them."""
+"""Families of what stands beside an experiment; tests/launchers and tests/config/test_search.py try them."""
 
 
 def classes() -> list[type[Spec]]:

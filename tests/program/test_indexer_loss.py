@@ -217,7 +217,7 @@ def test_pairs_in_micro_batches_with_routers_are_as_at_once(experiment: Callable
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_meshes_agree(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_indexer.py")
+    report = on_eight_devices("program/on_indexer.py")
     for name, found in report.items():
         kind = name.partition("-")[0]
         wanted = report[f"{kind}-one" if kind in ("warmup", "frozen") else "one"]["metrics"]

@@ -22,7 +22,7 @@ import pytest
 def test_meshes_and_one_device_agree(
     words: tuple[str, ...], devices: list[int], on_eight_devices: Callable[..., Any]
 ) -> None:
-    report = on_eight_devices("on_meshes.py", *words)
+    report = on_eight_devices("program/on_meshes.py", *words)
     assert [entry["devices"] for entry in report.values()] == devices
     for name, entry in report.items():
         alone = report[f"{name.split()[0]} one"]

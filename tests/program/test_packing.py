@@ -236,7 +236,7 @@ def test_sequences_are_packed_only_for_sums_over_tokens(experiment: Callable[...
 
 @pytest.mark.slow
 def test_packed_steps_agree_on_eight_devices(on_eight_devices: Callable[..., Any]) -> None:
-    padded, *packed = on_eight_devices("on_packed.py").values()
+    padded, *packed = on_eight_devices("program/on_packed.py").values()
     assert [entry["shape"] for entry in packed] != [padded["shape"]] * len(packed)
     for entry in packed:
         assert entry["metrics"] == {name: pytest.approx(v, rel=1e-5, abs=2e-6) for name, v in padded["metrics"].items()}

@@ -30,7 +30,7 @@ def lines(entry: dict[str, Any], ending: str) -> list[str]:
 
 @pytest.mark.slow
 def test_full_fine_tuning_with_a_reference(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_placements.py", "full")
+    report = on_eight_devices("program/on_placements.py", "full")
     check(report)
     assert [entry["devices"] for entry in report.values()] == [1, 8, 8, 8, 8]
     # The rows are not empty of what they are for: all parts are there, copies over data are cut, parts are on the host.
@@ -49,7 +49,7 @@ def test_full_fine_tuning_with_a_reference(on_eight_devices: Callable[..., Any])
 
 @pytest.mark.slow
 def test_adapters_on_four_bits(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_placements.py", "qlora")
+    report = on_eight_devices("program/on_placements.py", "qlora")
     check(report)
     up = "layers.blocks.0.mlp.up.kernel"
     dumped = report["qlora: data2-fsdp2-tensor2"]["dump"].splitlines()
@@ -74,17 +74,17 @@ def frozen_on_the_host(report: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_frozen_weights_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
-    frozen_on_the_host(on_eight_devices("on_placements.py", "frozen lora"))
+    frozen_on_the_host(on_eight_devices("program/on_placements.py", "frozen lora"))
 
 
 @pytest.mark.slow
 def test_frozen_weights_of_four_bits_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
-    frozen_on_the_host(on_eight_devices("on_placements.py", "frozen qlora"))
+    frozen_on_the_host(on_eight_devices("program/on_placements.py", "frozen qlora"))
 
 
 @pytest.mark.slow
 def test_dimensions_that_do_not_divide_are_copied(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_placements.py", "odd")
+    report = on_eight_devices("program/on_placements.py", "odd")
     check(report)
     up = "layers.blocks.0.mlp.up.kernel"
     assert lines(report["odd: replicate"], f"{up}")[0] == f"trainable {up} 1x16x30 float32 (None, 'fsdp', None) 960"
@@ -92,10 +92,10 @@ def test_dimensions_that_do_not_divide_are_copied(on_eight_devices: Callable[...
 
 @pytest.mark.slow
 def test_more_placements_of_four_bits_on_the_host(on_eight_devices: Callable[..., Any]) -> None:
-    check(on_eight_devices("on_placements.py", "slow frozen qlora"))
+    check(on_eight_devices("program/on_placements.py", "slow frozen qlora"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["slow full", "slow qlora"])
 def test_more_placements(on_eight_devices: Callable[..., Any], name: str) -> None:
-    check(on_eight_devices("on_placements.py", name))
+    check(on_eight_devices("program/on_placements.py", name))

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_meshes_and_parts_change_nothing(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_policies.py")
+    report = on_eight_devices("program/on_policies.py")
     for kind in ("distill", "taught once", "grpo"):
         alone, found = report[f"{kind} one"], report[f"{kind} fsdp2-tensor2-context2"]
         assert found["said"] == alone["said"]

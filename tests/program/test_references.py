@@ -318,7 +318,7 @@ def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kto", "synced", "other", "modified"])
 def test_eight_devices_say_what_one_says(name: str, on_eight_devices: Callable[..., Any]) -> None:
-    found = on_eight_devices("on_references.py", name)
+    found = on_eight_devices("program/on_references.py", name)
     for one, eight in zip(found["one"], found["eight"], strict=True):
         for metric, value in one.items():
             assert eight[metric] == pytest.approx(value, rel=2e-5, abs=2e-6), metric

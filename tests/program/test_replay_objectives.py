@@ -36,7 +36,7 @@ def test_every_objective_is_replayed() -> None:
 @pytest.mark.timeout(1800)
 def test_ten_steps_in_float64_equal_the_replay(on_eight_devices: Callable[..., Any]) -> None:
     """Loss, log-probabilities, rewards, margins and the gradient's norm of all steps of all objectives."""
-    found = on_eight_devices("on_float64.py")
+    found = on_eight_devices("program/on_float64.py")
     assert found.keys() == STORED.keys()
     for name, case in STORED.items():
         for step, (ours, expected) in enumerate(zip(found[name], case["steps"], strict=True)):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "program" / "packages"))
+sys.path.insert(0, str(HERE.parent / "packages"))
 
 from small_lab.model import Small  # noqa: E402
 

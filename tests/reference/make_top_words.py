@@ -1,4 +1,4 @@
-"""Makes the figures that tests/program/test_top_words.py reads: TRL's distances over a teacher's likeliest words.
+"""Makes the figures that tests/losses/test_teacher_top_k.py reads: TRL's distances over a teacher's likeliest words.
 
     /path/to/environment/with/trl/bin/python tests/reference/make_top_words.py
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-for packages in (Path(__file__).parent / "packages", Path(__file__).parents[1] / "program" / "packages"):
+for packages in (Path(__file__).parent / "packages", Path(__file__).parents[1] / "packages"):
     sys.path.insert(0, str(packages))
 
 from line_files.written import Written  # noqa: E402

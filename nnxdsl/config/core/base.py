@@ -7,7 +7,6 @@ class below a family is a member, reachable as `Objective.DPO`.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import operator
 import sys
@@ -170,7 +169,8 @@ class Spec:
 
     def _repr_html_(self) -> str:
         """A tree of all settings, for notebooks."""
-        return importlib.import_module("nnxdsl.config.core.tree_html").page(self)
+        assert _html_page is not None  # set by the package
+        return _html_page(self)
 
     @classmethod
     def hint_for(cls, value: object) -> str:
@@ -199,6 +199,15 @@ class Spec:
 
 Spec.family = Spec
 SpecT = TypeVar("SpecT", bound=Spec)
+
+
+_html_page: Callable[[Spec], str] | None = None
+
+
+def register_html(page: Callable[[Spec], str]) -> None:
+    """Sets what draws a spec in notebooks."""
+    global _html_page
+    _html_page = page
 
 
 class Field(NamedTuple):

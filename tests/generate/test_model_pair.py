@@ -24,7 +24,7 @@ from nnxdsl.generate.answers import generate, pairs, pieces, tokens
 from nnxdsl.generate.model_pair import ModelPair
 from nnxdsl.generate.streaming import PartialText
 from nnxdsl.runs.run_dir import RunDirectory
-from tests.run.conftest import DPO_STEPS, SFT_STEPS
+from tests.fixtures.recipes import DPO_STEPS, SFT_STEPS
 
 BYTE_FALLBACK = Path(__file__).parent.parent / "reference" / "row_shapes" / "gemma" / "tokenizer.json"
 ROW = "pairs_held_out.jsonl:3"

@@ -66,4 +66,4 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
 
 @pytest.mark.extended
 def test_parts_that_several_devices_have_are_read_once(on_eight_devices: Callable[..., Any]) -> None:
-    assert on_eight_devices("on_parts.py") == {"reads": 2, "equal": True}
+    assert on_eight_devices("program/on_parts.py") == {"reads": 2, "equal": True}

@@ -212,7 +212,7 @@ def test_one_worker_at_full_rate_is_the_inner_optimizer(
 
 @pytest.mark.slow
 def test_meshes_agree_and_nothing_is_sent_between_meetings(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_workers.py")
+    report = on_eight_devices("program/on_workers.py")
     for name, entry in report.items():
         run, where = name.split()
         alone = report[f"{run} one"]

@@ -201,7 +201,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
 
 @pytest.mark.slow
 def test_meshes_and_one_device_agree(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_experts.py")
+    report = on_eight_devices("adapters/on_experts.py")
     alone = report.pop("one")
     assert [entry["spec"] for entry in report.values()] == [
         "('expert', None, None)",

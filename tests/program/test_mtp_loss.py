@@ -210,7 +210,7 @@ def test_with_routers_in_parts_it_is_as_at_once(experiment: Callable[..., Experi
 
 @pytest.mark.slow
 def test_packed_rows_and_meshes_agree(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_mtp.py")
+    report = on_eight_devices("program/on_mtp.py")
     wanted = report["one"]["metrics"]
     assert wanted["mtp_loss"] > 0
     for name, found in report.items():

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "program" / "packages"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
 from small_lab.model import Small
 

@@ -26,7 +26,7 @@ from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.program.compile import Program
 from nnxdsl.trainer.rollouts import Rollouts
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "program" / "packages"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
 from small_lab.model import Small
 

@@ -30,7 +30,7 @@ from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "program" / "packages"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
 from small_lab.model import Small
 

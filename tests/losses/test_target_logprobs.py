@@ -222,7 +222,7 @@ def test_masked_positions_may_hold_anything(trained: bool) -> None:
 
 @pytest.mark.extended
 def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable[..., Any]) -> None:
-    report = on_eight_devices("on_cut_heads.py")
+    report = on_eight_devices("losses/on_cut_heads.py")
     assert set(report) == {"frozen", "trained"}
     # A device has 640 of 1280 words, after it has gathered the other columns of their rows, and 30 of 120 tokens.
     rows, hidden, logits = 4 * 640 * 32, 4 * 120 * 32, 4 * 30 * 640

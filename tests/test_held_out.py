@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
 FALLS = ("`eval/loss`", "`eval/distance`")
 

@@ -25,7 +25,7 @@ from nnxdsl import (
 from nnxdsl.data import BatchSampler, BytesTokenizer, load
 from small_lab.model import Small
 
-REPLAY = Path(__file__).parents[3] / "reference" / "replay"
+REPLAY = Path(__file__).parents[2] / "reference" / "replay"
 ADAMW = Optimizer.AdamW(
     schedule=Schedule.WarmupCosine(peak_lr=4e-3, warmup_ratio=0.2, final_ratio=0.1), weight_decay=0.1, max_grad_norm=1.0
 )

@@ -1,0 +1,7 @@
+"""Fixtures of the tests of optim."""
+
+from __future__ import annotations
+
+from tests.fixtures.programs import experiment, pairs, sequences
+
+__all__ = ["experiment", "pairs", "sequences"]

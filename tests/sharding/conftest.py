@@ -1,0 +1,7 @@
+"""Fixtures of the tests of sharding."""
+
+from __future__ import annotations
+
+from tests.fixtures.programs import experiment
+
+__all__ = ["experiment"]

@@ -1,0 +1,7 @@
+"""Fixtures of the tests of weights."""
+
+from __future__ import annotations
+
+from tests.fixtures.recipes import finished, lab
+
+__all__ = ["finished", "lab"]
