@@ -1,4 +1,4 @@
-"""The trainer's side of the tracking process: starts it, reads its warnings, ends it; never raises and never blocks."""
+"""The trainer's side of the tracking process: starts it, reads its messages, ends it; never raises."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ FILES = "tracking"
 """Directory of the process and of the trackers, in the run directory."""
 OUTPUT = "output.txt"
 CHECK = "--check"
+OPEN_SECONDS = 60.0
+"""Longest time that a new run waits for its trackers to open; they go on to open without it."""
 WAIT_SECONDS = 30.0
 """Longest time that a run waits at its end for trackers to take the last rows; they go on without it."""
 _POLL_SECONDS = 0.02
@@ -44,7 +46,8 @@ class TrackingProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._text = b""
         self._unreported: list[str] = []
-        self._is_over = False
+        self._unopened = {f"tracking.{index}" for index in range(len(tracking))}
+        self._not_opened: list[Problem] = []
         files = directory / FILES
         try:
             files.mkdir(exist_ok=True)
@@ -63,10 +66,32 @@ class TrackingProcess:
         except (OSError, RunError) as error:
             self._unreported.append(f"tracking: the process that writes metrics cannot be started: {error}; {_LOST}")
 
+    def open_problems(self, seconds: float = OPEN_SECONDS) -> list[Problem]:
+        """Waits until each tracker is open or has failed to open, at most so long.
+
+        Returns:
+            Why trackers cannot be opened; paths from the experiment.
+        """
+        limit = time.monotonic() + seconds
+        while self._unopened and self._is_heard() and time.monotonic() < limit:
+            time.sleep(_POLL_SECONDS)
+            self._read()
+        if self._unopened and not self._is_heard():
+            return [Problem("", why) for why in self._unreported]
+        return self._not_opened
+
     def warnings(self) -> Iterator[str]:
         """Warnings since the last call: of trackers that stopped, or that the process itself has ended."""
+        self._read()
         yield from self._unreported
         self._unreported.clear()
+
+    def _is_heard(self) -> bool:
+        """Whether more messages of the process may come."""
+        return self._process is not None and self._process.stdout is not None and not self._process.stdout.closed
+
+    def _read(self) -> None:
+        """Reads the messages that are there, and whether the process has ended."""
         process = self._process
         if process is None or process.stdout is None or process.stdout.closed:
             return
@@ -75,12 +100,21 @@ class TrackingProcess:
             while block := os.read(process.stdout.fileno(), 65536):
                 self._text += block
         *lines, self._text = self._text.split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines)
+        for line in lines:
+            self._hear(**json.loads(line))
         if code is not None:
             self.close()
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                yield f"tracking: the process that writes metrics {how}; {_LOST}"
+                self._unreported.append(f"tracking: the process that writes metrics {how}; {_LOST}")
+
+    def _hear(self, path: str, type: str, error: str | None) -> None:
+        """Takes a message: the tracker is open, or it has ended with an error."""
+        if error is not None:
+            self._unreported.append(f"{path}: {type} has stopped: {error}; the run goes on, and a resume tries again")
+            if path in self._unopened:
+                self._not_opened.append(Problem(path, f"{type} cannot be opened: {error}"))
+        self._unopened.discard(path)
 
     def end(self, how: End) -> None:
         """Tells the process that the run has ended, and does not wait; only the first call does anything."""

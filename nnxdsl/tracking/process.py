@@ -1,9 +1,10 @@
 """The process that writes a run's metrics to its trackers: `python -m nnxdsl.tracking.process RUN_DIRECTORY ATTEMPT`.
 
-A trainer starts it (`handle.py`). It reads `metrics.jsonl`, each tracker in a thread of its own; warnings go to its
-standard output, one a line, for the trainer to report. It ends when standard input does, after a last line that says
-how the run ended; there is none if the trainer was killed. What the trackers' packages print goes to standard error,
-which is `tracking/output.txt`. With `--check` in place of its arguments it only imports third parties' trackers.
+A trainer starts it (`handle.py`). It reads `metrics.jsonl`, each tracker in a thread of its own. Its standard output
+tells the trainer, one JSON object a line, that a tracker is open, or why it has stopped. It ends when standard input
+does, after a last line that says how the run ended; there is none if the trainer was killed. What the trackers'
+packages print goes to standard error, which is `tracking/output.txt`. With `--check` in place of its arguments it only
+imports third parties' trackers.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Work:
         directory: Of the run.
         experiment: As JSON.
         end: The end of the run.
-        messages: Descriptor that warnings are written to.
+        messages: Descriptor that the trainer reads.
     """
 
     path: str
@@ -151,12 +152,16 @@ class Work:
             self.warn(f"it has not taken everything within {DRAIN_SECONDS:.0f} s")
 
     def warn(self, why: str) -> None:
-        """Tells the trainer, which may be gone, that this tracker has ended."""
+        """Tells the trainer that this tracker has ended."""
         why = " ".join(why.split())[:MAX_REASON].rstrip(".")
-        text = f"{self.path}: {self.node.get('type')} has stopped: {why}; the run goes on, and a resume tries again"
-        print(text, file=sys.stderr, flush=True)
+        print(f"{self.path}: {why}", file=sys.stderr, flush=True)
+        self._tell(why)
+
+    def _tell(self, error: str | None) -> None:
+        """Tells the trainer, which may be gone, that the tracker is open, or with which error it has ended."""
+        message = {"path": self.path, "type": self.node.get("type"), "error": error}
         with contextlib.suppress(OSError):
-            os.write(self.messages, f"{text}\n".encode())
+            os.write(self.messages, f"{json.dumps(message)}\n".encode())
 
     def _run(self) -> None:
         """Writes all rows until the run ends. Whatever a tracker raises, SystemExit too, ends this thread alone."""
@@ -171,6 +176,7 @@ class Work:
         record = Record.read(files, self.node)
         run = TrackedRun(self.directory.name, files, self.experiment, record.position.step + 1, record.saved)
         tracker = open_tracker(from_dict(self.node, Tracking), run)
+        self._tell(None)
         self._store(record)
         feed = Feed(self.directory / "metrics.jsonl", record.position)
         while True:

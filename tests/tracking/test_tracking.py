@@ -45,7 +45,7 @@ from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer, TrainingError
 from tests.doc_pages import blocks, texts
-from tests.waiting import wait_until
+from tests.waiting import HANG_SECONDS, wait_until
 
 TEXTS = Path(__file__).parents[1] / "reference" / "replay" / "texts.jsonl"
 ROOT = Path(__file__).parents[2]
@@ -120,11 +120,24 @@ def test_a_dead_tracker_is_one_warning(fault: Any, error: str, written: Written,
     assert "Traceback" in (written.directory.path / "tracking" / "output.txt").read_text()
 
 
-def test_a_tracker_that_cannot_be_opened_is_one_warning(written: Written, tmp_path: Path) -> None:
-    process = written.begin(Lines(str(tmp_path / "missing" / "lines")))
+def test_a_tracker_that_cannot_be_opened_is_one_problem_and_one_warning(written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "alive")), Lines(str(tmp_path / "missing" / "lines")))
+    (problem,) = process.open_problems(HANG_SECONDS)
+    assert problem.path == "tracking.1"
+    assert problem.message.startswith("line_files:Lines cannot be opened: FileNotFoundError: [Errno 2] No such file")
     written.train(range(4))
     (warning,) = end(process, "finished")
-    assert warning.startswith("tracking.0: line_files:Lines has stopped: FileNotFoundError: [Errno 2] No such file")
+    assert warning.startswith("tracking.1: line_files:Lines has stopped: FileNotFoundError: [Errno 2] No such file")
+
+
+def test_a_process_that_ends_before_its_trackers_are_open_is_one_problem(written: Written, tmp_path: Path) -> None:
+    process = written.begin(Lines(str(tmp_path / "hangs"), fault="hang at opening"))
+    wait_until(lambda: read_lines(tmp_path / "hangs"))
+    assert process.open_problems(0.1) == []
+    os.kill(read_lines(tmp_path / "hangs")[0]["pid"], signal.SIGKILL)
+    (problem,) = process.open_problems(HANG_SECONDS)
+    assert str(problem).startswith("tracking: the process that writes metrics was killed by SIGKILL")
+    assert end(process, "failed") == [str(problem)]
 
 
 def test_a_tracker_that_hangs_holds_nobody_up_for_long(written: Written, tmp_path: Path) -> None:
@@ -304,6 +317,31 @@ class Fail(Hook):
     def on_step_begin(self, trainer: Trainer) -> None:
         if trainer.step == 3:
             raise RunError("over")
+
+
+@attrs.define
+class StopBeforeStep3(Hook):
+    """Stops the run before step 3."""
+
+    def on_step_begin(self, trainer: Trainer) -> None:
+        if trainer.step == 3:
+            trainer.stop()
+
+
+def test_a_new_run_without_its_tracker_ends_before_step_0_and_a_resume_goes_on(tmp_path: Path) -> None:
+    tracked = attrs.evolve(SMALL, tracking=(Lines(str(tmp_path / "missing" / "lines")),))
+    home, quiet = tmp_path / "runs", Display(quiet=True)
+    with pytest.raises(TrainingError, match=r"tracking\.0: line_files:Lines cannot be opened: FileNotFoundError"):
+        run(tracked, home, quiet)
+    directory = RunDirectory(home / SMALL.id)
+    assert list(directory.metrics()) == []
+    assert run(SMALL, home, quiet, hooks=[StopBeforeStep3()]).step == 3
+    assert run(tracked, home, quiet).state == "finished"
+    assert [row["step"] for row in directory.metrics()] == list(range(SMALL.steps))
+    warnings = [row["event"] for row in directory.events() if "tracking.0" in row["event"]]
+    assert [text.partition(" No such file")[0] for text in warnings] == [
+        "warning: tracking.0: line_files:Lines has stopped: FileNotFoundError: [Errno 2]"
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Has the metrics of a run written to its trackers, by a process that can neither slow nor end the run."""
+"""Has the metrics of a run written to its trackers, by a process that can neither slow nor end a run that has begun."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import TracebackType
 import attrs
 
 from nnxdsl.config.recording.tracking import Tracking
+from nnxdsl.errors import PlanError
 from nnxdsl.runtime import distributed
 from nnxdsl.tracking import TrackingProcess
 from nnxdsl.trainer.attempt import Attempt
@@ -41,9 +42,24 @@ class Track(Hook):
             self._process.close()
 
     def on_start(self, trainer: Trainer) -> None:
-        """Starts the process."""
-        if self.tracking and distributed.is_first():
-            self._process = TrackingProcess(self.attempt.directory.path, self.tracking, self.attempt.number)
+        """Starts the process.
+
+        Raises:
+            PlanError: The run is at step 0, and a tracker cannot be opened. A resume goes on without it.
+        """
+        if self.tracking:
+            distributed.on_process_0(lambda: self._open(is_resume=trainer.start > 0))
+
+    def _open(self, *, is_resume: bool) -> None:
+        self._process = TrackingProcess(self.attempt.directory.path, self.tracking, self.attempt.number)
+        if is_resume:
+            return
+        with self.attempt.display.phase("opening the trackers"):
+            problems = self._process.open_problems()
+        if problems:
+            self._process.end("failed")
+            list(self._process.wait())
+            raise PlanError(problems, f"Experiment '{self.attempt.directory.path.name}'")
 
     def on_metrics(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Reports trackers that have stopped."""

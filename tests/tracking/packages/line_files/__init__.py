@@ -21,11 +21,11 @@ class Lines(Tracking):
 
     Attributes:
         path: The file.
-        fault: What goes wrong at step 2; None for nothing.
+        fault: What goes wrong, at step 2 where it does not say; None for nothing.
     """
 
     path: str = attrs.field(kw_only=False)
-    fault: Literal["raise", "exit", "hang"] | None = None
+    fault: Literal["raise", "exit", "hang", "hang at opening"] | None = None
 
 
 @open_tracker.register(Lines)
@@ -35,6 +35,8 @@ class LinesTracker(Tracker):
         run.saved.setdefault("id", str(time.time_ns()))
         opened = {"run": run.id, "first": run.first_step, "id": run.saved["id"], "name": run.settings()["name"]}
         self._append({**opened, "pid": os.getpid(), "jax": "jax" in sys.modules})
+        if settings.fault == "hang at opening":
+            time.sleep(1000)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == 2 and self._settings.fault == "raise":
