@@ -15,7 +15,7 @@ from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.ragged import RaggedBuilder
 from nnxdsl.program.compile import Program
 
-REFERENCE = Path(__file__).parents[2] / "reference"
+REFERENCE = Path(__file__).parents[1] / "reference"
 
 
 def model_of(name: str, **fields: Any) -> Model:
