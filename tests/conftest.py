@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.update(ON_GPU, XLA_FLAGS=f"{os.environ['XLA_FLAGS'].replace(QUICKLY, '')} {DETERMINISTIC}")
         if isa := config.getoption("max_isa"):
             os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
-    if allocator.one_arena():
+    if allocator.use_one_arena():
         allocator.keep_memory(0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # set by the user, or by the controller
         return

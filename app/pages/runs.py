@@ -244,7 +244,7 @@ def _without_directory(site: Site) -> list[Row]:
         if state and run not in queued and site.index.row(run) is None
     ]
     places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
-    return found + [Row(id=run, path=home / run, state="queued", doubt=place) for run, place in places]
+    return found + [Row(id=run, path=home / run, state="queued", inconsistency=place) for run, place in places]
 
 
 def _filter(query: Query) -> str:
@@ -264,7 +264,9 @@ def _cells(site: Site, row: Row, zone: str) -> list[object]:
     values = sampled(row.path / "metrics.jsonl", "loss") if row.status else np.zeros(0)
     return [
         row.id,
-        ", ".join([signed(row.state), *filter(None, [row.problem, row.doubt if row.state == "queued" else None])]),
+        ", ".join(
+            [signed(row.state), *filter(None, [row.problem, row.inconsistency if row.state == "queued" else None])]
+        ),
         f"{status.get('step') or 0:,} of {total:,}{left}" if total else "",
         _rounded(metrics, "loss"),
         _rounded(metrics, "rewards/accuracies", "mean_token_accuracy"),

@@ -22,7 +22,7 @@ import attrs
 
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.storage import process_info
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.storage.jsonl import JsonLines
 
 from ..settings import Settings
@@ -130,7 +130,7 @@ class Alerts:
 
     def _check(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with turn(self._path.with_suffix(".lock"), lambda: None, lambda: True) as is_ours:
+        with file_lock(self._path.with_suffix(".lock"), lambda: None, lambda: True) as is_ours:
             if not is_ours:  # another app of this home is checking
                 return
             rows, file = self._index.rows(), JsonLines(self._path)
@@ -158,7 +158,7 @@ class Alerts:
             row.state: {
                 "finished": f"finished at step {step}",
                 "failed": f"failed: {row.status.get('error') or 'no error was recorded'}",
-                "lost": f"was lost at step {step}: {row.doubt or 'its process is gone'}",
+                "lost": f"was lost at step {step}: {row.inconsistency or 'its process is gone'}",
             }.get(row.state),
         }
         for kind, text in found.items():

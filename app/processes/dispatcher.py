@@ -8,7 +8,7 @@ import sys
 import threading
 
 from nnxdsl.errors import NnxdslError
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.storage.jsonl import read_json
 
 from ..settings import Settings
@@ -37,7 +37,7 @@ class Dispatcher:
     def _keep(self) -> None:
         self._settings.own.mkdir(parents=True, exist_ok=True)
         # Another app of this home may run the queue: then this one waits for its end.
-        with turn(self._settings.own / "queue.lock", lambda: None, self._ended.is_set) as is_ours:
+        with file_lock(self._settings.own / "queue.lock", lambda: None, self._ended.is_set) as is_ours:
             while is_ours and not self._ended.wait(EVERY_SECONDS):
                 try:
                     self.start_next()

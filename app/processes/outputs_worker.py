@@ -181,7 +181,7 @@ class Answers:
         except SpecError:
             return None
         try:
-            started = RunDirectory(place).started_in()
+            started = RunDirectory(place).working_directory()
         except RunError:  # a damaged file
             started = None
         return HeldOut.of(spec, started or self._settings.project) if isinstance(spec, FileData) else None

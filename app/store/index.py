@@ -43,7 +43,7 @@ class Row:
     metrics: dict[str, Any] = attrs.Factory(dict)  # last row of training
     created: str | None = None  # ISO 8601
     problem: str | None = None  # which file is damaged
-    doubt: str | None = None  # why it has not finished, if its status wrongly says so
+    inconsistency: str | None = None  # why it has not finished, if its status wrongly says so
     seconds: float | None = None  # from its first start to its end, or until now
     quiet: float = float("inf")  # seconds since its last heartbeat
 
@@ -110,7 +110,7 @@ class Index:
         is_timed = began is not None and isinstance(beat.get("wall"), int | float)
         return attrs.evolve(
             cached,
-            state="lost" if cached.doubt else state_of(cached.status),
+            state="lost" if cached.inconsistency else state_of(cached.status),
             seconds=beat["wall"] - began.timestamp() if began is not None and is_timed else None,
             quiet=process_info.seconds_since(beat),
         )
@@ -126,7 +126,7 @@ def _read(path: Path, facts: dict[str, str]) -> Row:
     """Reads a row as it is whatever the time; its facts, if they are not known already."""
     try:
         run = RunDirectory(run_path(path.parent, path.name))
-        created, status, doubt = run.created, run.status(), run.doubt()
+        created, status, inconsistency = run.created, run.status(), run.inconsistency()
     except RunError as error:
         return Row(id=path.name, path=path, state="damaged", problem=str(error))
     if not facts:
@@ -137,7 +137,14 @@ def _read(path: Path, facts: dict[str, str]) -> Row:
         rows = (row_of(line) for _, line in itertools.islice(JsonLines(path / "metrics.jsonl").backwards(), ROWS))
         metrics = next((row for row in rows if row and row.get("kind") != "evaluation"), {})
     return Row(
-        id=path.name, path=path, state="", status=status, facts=facts, metrics=metrics, created=created, doubt=doubt
+        id=path.name,
+        path=path,
+        state="",
+        status=status,
+        facts=facts,
+        metrics=metrics,
+        created=created,
+        inconsistency=inconsistency,
     )
 
 

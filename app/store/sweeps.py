@@ -18,7 +18,7 @@ from nnxdsl.launch.driver import STOP
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, write_json
 from nnxdsl.sweep import results
-from nnxdsl.sweep.stored import FILE
+from nnxdsl.sweep.spec_file import FILE
 from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
 
 from .index import Index, Row
@@ -62,7 +62,7 @@ class Found:
 
     def is_minimized(self, metric: str) -> bool:
         """Whether small values of a metric are good."""
-        direction = self.direction if metric == self.metric and self.direction else results.usual_direction(metric)
+        direction = self.direction if metric == self.metric and self.direction else results.default_direction(metric)
         return direction == "minimize"
 
     def ranked(self, metric: str) -> list[Point]:
@@ -74,7 +74,7 @@ class Found:
     def fields(self) -> list[str]:
         """Paths in which points differ."""
         rows = [results.Row(point.number, point.run, point.changes, point.state) for point in self.points]
-        return results.differing(rows) or list(dict.fromkeys(path for row in rows for path in row.changes))
+        return results.differing_paths(rows) or list(dict.fromkeys(path for row in rows for path in row.changes))
 
 
 def names(home: Path) -> list[str]:

@@ -51,7 +51,7 @@ def run_command(
                     raise TrainingError("see the log")
         except BaseException as error:
             _leave_at_once(error)
-        distributed.leave()
+        distributed.shutdown()
         return code
 
 
@@ -63,7 +63,7 @@ def _leave_at_once(error: BaseException) -> NoReturn:
         sys.stderr.write(f"{what.rstrip()}\n")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    distributed.last_to_leave()
+    distributed.wait_for_peers()
     os._exit(REFUSED if isinstance(error, NnxdslError) and not isinstance(error, TrainingError) else FAILED)
 
 

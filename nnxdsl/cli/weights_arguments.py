@@ -53,7 +53,7 @@ def enter_run(source: Path, other: Path) -> tuple[Path, Path]:
         Both paths, absolute if the working directory was changed.
     """
     run = next((place for place in (source, *source.parents[:2]) if (place / "run.json").is_file()), None)
-    started = RunDirectory(run).started_in() if run else None
+    started = RunDirectory(run).working_directory() if run else None
     if started is None or started.resolve() == Path.cwd():
         return source, other
     absolute = source.absolute(), other.absolute()

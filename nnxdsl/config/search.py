@@ -190,7 +190,7 @@ class Search:
         """64 hex digits of all that decides which experiments are tried; not of how many."""
         fields = {
             "base": fingerprint(self.base),
-            "space": {path: described(axis) for path, axis in self.space.items()},
+            "space": {path: axis_to_json(axis) for path, axis in self.space.items()},
             "figure": [self.metric, self.direction],
             "how": [self.sampler, self.seed, None if self.pruner is None else to_dict(self.pruner)],
         }
@@ -239,6 +239,6 @@ class Search:
                 yield Problem("pruner", f"has no effect: there is no evaluation before the end of {end}")
 
 
-def described(axis: Axis) -> object:
+def axis_to_json(axis: Axis) -> object:
     """A range or a choice as plain JSON values; values of a choice as Python source."""
     return to_dict(axis) if isinstance(axis, Range) else [render(value) for value in axis]

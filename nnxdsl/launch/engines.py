@@ -1,4 +1,4 @@
-"""The engine of a launcher: its class names what implements it, which is imported with its library here."""
+"""Creates the engine of a launcher; imports its library only then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNBOUNDED = 1_000_000
 
 
 def open_engine(launcher: Launcher) -> Engine:
-    """The engine of a launcher, connected to where it starts things.
+    """Creates the engine of a launcher, connected to its cluster.
 
     Raises:
         RunError: its library is not installed, or its cluster cannot be reached.

@@ -38,14 +38,14 @@ class Job:
     Attributes:
         run: Its id.
         directory: The files of the launch: the experiment, the processes' output, their ids.
-        words: The arguments of `python -m nnxdsl`.
+        argv: The arguments of `python -m nnxdsl`.
         cwd: The working directory.
         variables: Variables added to the environment.
     """
 
     run: str
     directory: Path
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     cwd: Path
     variables: Mapping[str, str] = attrs.field(factory=dict[str, str])
 
@@ -56,7 +56,7 @@ class Job:
 
     def command(self, python: str = sys.executable, *more: str) -> list[str]:
         """The command, with `more` arguments at its end."""
-        return [python, "-m", "nnxdsl", *self.words, *more]
+        return [python, "-m", "nnxdsl", *self.argv, *more]
 
     def environment(self) -> dict[str, str]:
         """This process's environment with the job's variables."""
@@ -67,20 +67,20 @@ class Job:
         variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         return {**variables, **self.variables}
 
-    def note(self, name: str, value: Any) -> None:
-        """Replaces a JSON file of the job's directory."""
+    def write(self, name: str, value: Any) -> None:
+        """Writes a JSON file in the job's directory, atomically."""
         write_json(self.directory / name, value)
 
-    def noted(self, name: str) -> dict[str, Any]:
-        """The content of such a file; empty where there is none, or it is damaged."""
+    def read(self, name: str) -> dict[str, Any]:
+        """The content of a JSON file of the job's directory; empty if it is missing or damaged."""
         try:
-            found = read_json(self.directory / name)
+            value = read_json(self.directory / name)
         except RunError:
             return {}
-        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
-    def printed(self, since: int = 0) -> str:
-        """The tail of its output after so many bytes, with secrets redacted."""
+    def output_tail(self, since: int = 0) -> str:
+        """The last `TAIL_BYTES` of its output after the first `since` bytes, with secrets redacted."""
         try:
             with self.output.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -108,7 +108,7 @@ class Engine(Protocol):
         """Starts a job; False if it is running already, whatever started it."""
         ...
 
-    def is_at_work(self, job: Job) -> bool:
+    def is_active(self, job: Job) -> bool:
         """Whether it is queued or running."""
         ...
 
@@ -116,12 +116,12 @@ class Engine(Protocol):
         """The exit code of its last process, negative for a signal; None where it is unknown."""
         ...
 
-    def where(self, job: Job) -> str:
+    def location(self, job: Job) -> str:
         """Its location for people: `process 4711`."""
         ...
 
     def terminate(self, job: Job) -> None:
-        """Has it save and end (SIGTERM), or removes it from the queue."""
+        """Makes it save and end (SIGTERM), or removes it from the queue."""
         ...
 
     def close(self) -> None:
@@ -136,20 +136,20 @@ def prepare(experiment: Experiment, home: Path, variables: Mapping[str, str]) ->
         RunError: the directory cannot be made.
         SpecError: the experiment has a class that another process could not import.
     """
-    place = checked_path(home.resolve() / experiment.id).parent
-    directory = place / DIRECTORY / experiment.id
+    home = checked_path(home.resolve() / experiment.id).parent
+    directory = home / DIRECTORY / experiment.id
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{directory}: cannot be made: {error.strerror}") from error
     write_json(directory / "experiment.json", to_dict(experiment))
     replace(directory / "experiment.py", to_python(experiment).encode())
-    words = ("run", str(directory / "experiment.json"), "--home", str(place))
-    return Job(experiment.id, directory, words, Path.cwd(), variables)
+    argv = ("run", str(directory / "experiment.json"), "--home", str(home))
+    return Job(experiment.id, directory, argv, Path.cwd(), variables)
 
 
-def import_path(place: Path) -> dict[str, str]:
-    """Variables with which a process imports modules in `place`, besides those of this process's PYTHONPATH."""
+def import_path(directory: Path) -> dict[str, str]:
+    """Variables with which a process imports modules in `directory`, besides those of this process's PYTHONPATH."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    places = dict.fromkeys([str(place.resolve()), *(found for found in inherited if found)])
+    places = dict.fromkeys([str(directory.resolve()), *(value for value in inherited if value)])
     return {"PYTHONPATH": os.pathsep.join(places)}

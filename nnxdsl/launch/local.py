@@ -37,9 +37,9 @@ class LocalEngine:
 
     def start(self, job: Job) -> bool:
         """Starts a job; False if it is running already."""
-        descriptor = _take(job.directory / LOCK)
+        descriptor = _try_lock(job.directory / LOCK)
         if descriptor is None:
-            self._slots[job.run] = int(job.noted(RECORD).get("slot") or 0)
+            self._slots[job.run] = int(job.read(RECORD).get("slot") or 0)
             return False
         try:
             slot = self._free_slot()
@@ -55,19 +55,19 @@ class LocalEngine:
             except OSError as error:
                 raise RunError(f"{job.run} cannot be started: {error}") from error
         finally:
-            os.close(descriptor)  # the child has it by now
+            os.close(descriptor)  # the child has inherited it
         self._children[job.run], self._slots[job.run] = child, slot
         who = process_info.Process(child.pid, process_info.started(child.pid), process_info.hostname())
-        job.note(RECORD, {"pid": who.pid, "pid_started": who.started, "host": who.host, "slot": slot})
+        job.write(RECORD, {"pid": who.pid, "pid_started": who.started, "host": who.host, "slot": slot})
         return True
 
-    def is_at_work(self, job: Job) -> bool:
+    def is_active(self, job: Job) -> bool:
         """Whether a process holds the job's lock."""
         if child := self._children.get(job.run):
             child.poll()  # leaves no zombie
         if not job.directory.is_dir():
             return False
-        descriptor = _take(job.directory / LOCK)
+        descriptor = _try_lock(job.directory / LOCK)
         if descriptor is None:
             return True
         os.close(descriptor)
@@ -79,16 +79,16 @@ class LocalEngine:
         child = self._children.get(job.run)
         return None if child is None else child.wait()
 
-    def where(self, job: Job) -> str:
+    def location(self, job: Job) -> str:
         """Its process."""
-        return f"process {job.noted(RECORD).get('pid', '?')}"
+        return f"process {job.read(RECORD).get('pid', '?')}"
 
     def terminate(self, job: Job) -> None:
         """Sends SIGTERM to its process."""
         signal_recorded(job, RECORD, signal.SIGTERM)
 
     def close(self) -> None:
-        """Has nothing to release."""
+        """Does nothing: there are no connections."""
 
     def _free_slot(self) -> int:
         taken = set(self._slots.values())
@@ -100,10 +100,10 @@ class LocalEngine:
         return {"CUDA_VISIBLE_DEVICES": ",".join(str(slot * self._gpus + index) for index in range(self._gpus))}
 
 
-def signal_recorded(job: Job, record: str, number: int) -> None:
-    """Sends a signal to the process that a record of the job names, if that very process still lives here."""
-    noted = job.noted(record)
-    pid, started, host = noted.get("pid"), noted.get("pid_started"), noted.get("host")
+def signal_recorded(job: Job, name: str, number: int) -> None:
+    """Sends a signal to the process that a file of the job records, if it still runs on this machine."""
+    record = job.read(name)
+    pid, started, host = record.get("pid"), record.get("pid_started"), record.get("host")
     if not isinstance(pid, int) or not isinstance(host, str):
         return
     if process_info.Process(pid, started, host).is_alive():
@@ -111,7 +111,7 @@ def signal_recorded(job: Job, record: str, number: int) -> None:
             os.kill(pid, number)
 
 
-def _take(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     """A descriptor that holds the lock; None if a living process has it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

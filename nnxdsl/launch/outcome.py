@@ -1,4 +1,4 @@
-"""How a started run ended: by its directory, else by its process's exit code and output."""
+"""The outcome of a run: from its status, else from the exit code and the output of its process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 
-Became = Literal["finished", "stopped", "failed", "preempted"]
+OutcomeState = Literal["finished", "stopped", "failed", "preempted"]
 
 SHOWN = 2_000
 """Characters of an error."""
@@ -20,16 +20,16 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*", re.MULTILINE)
 
 
 @attrs.frozen
-class Ended:
+class Outcome:
     """How a run ended.
 
     Attributes:
-        became: "stopped" on request; "preempted" where it was killed or got SIGTERM before its end.
+        state: "stopped" on request; "preempted" if it was killed or got SIGTERM before its end.
         step: Its last reported step; None if it did not begin.
         error: The error message.
     """
 
-    became: Became
+    state: OutcomeState
     step: int | None = None
     error: str | None = None
 
@@ -50,8 +50,8 @@ def attempts_of(run: Path) -> int:
         return 0
 
 
-def standing(run: Path) -> Ended | None:
-    """How a run ended by its own status; None where it never began or is running."""
+def outcome_from_status(run: Path) -> Outcome | None:
+    """The outcome of a run by its `status.json`; None if it never began or is running."""
     try:
         directory = RunDirectory(run)
         status, liveness = directory.status(), directory.liveness()
@@ -59,42 +59,42 @@ def standing(run: Path) -> Ended | None:
         return None
     step = status.get("step")
     if liveness == "finished":
-        return Ended("finished", step)
+        return Outcome("finished", step)
     if liveness == "failed":
-        return Ended("failed", step, status.get("error"))
+        return Outcome("failed", step, status.get("error"))
     if liveness == "lost":
-        return Ended("preempted", step, "its process ended without a message")
+        return Outcome("preempted", step, "its process ended without a message")
     if liveness == "stopped":
         code = status.get("exit_code") or 0
-        return Ended("preempted", step, f"stopped by signal {code - 128}") if code > 128 else Ended("stopped", step)
+        return Outcome("preempted", step, f"stopped by signal {code - 128}") if code > 128 else Outcome("stopped", step)
     return None
 
 
-def ended(run: Path, attempts_before: int, exit_code: int | None, printed: str) -> Ended:
-    """How a run whose job has ended has ended itself.
+def outcome_of_job(run: Path, attempts_before: int, exit_code: int | None, output: str) -> Outcome:
+    """The outcome of a run whose job has ended.
 
     Args:
-        run: Its directory, which need not be there.
+        run: Its directory, which need not exist.
         attempts_before: The number of its attempts before the job.
         exit_code: Of the process, negative for a signal; None where it is unknown.
-        printed: What the process printed.
+        output: The output of the process.
     """
-    by_status = standing(run)
-    if by_status is not None and (by_status.became == "finished" or attempts_of(run) > attempts_before):
-        return by_status
-    step = None if by_status is None else by_status.step
-    complaint = complaint_in(printed)
+    recorded = outcome_from_status(run)
+    if recorded is not None and (recorded.state == "finished" or attempts_of(run) > attempts_before):
+        return recorded
+    step = None if recorded is None else recorded.step
+    error = error_in_output(output)
     if exit_code == 0:
-        return Ended("stopped", step, "an earlier run that it starts from was stopped")
+        return Outcome("stopped", step, "an earlier run that it starts from was stopped")
     if exit_code is not None and (exit_code < 0 or exit_code > 128):
         number = -exit_code if exit_code < 0 else exit_code - 128
-        return Ended("preempted", step, f"ended by signal {number} before it began")
-    if complaint or exit_code is not None:
-        return Ended("failed", step, complaint or f"exit code {exit_code}")
-    return Ended("preempted", step, "ended without a message before it began")
+        return Outcome("preempted", step, f"ended by signal {number} before it began")
+    if error or exit_code is not None:
+        return Outcome("failed", step, error or f"exit code {exit_code}")
+    return Outcome("preempted", step, "ended without a message before it began")
 
 
-def complaint_in(printed: str) -> str:
-    """The error at the end of what a process printed, all its lines; empty where there is none."""
-    found = list(_ERROR.finditer(printed))
-    return printed[found[-1].start() :].strip()[:SHOWN] if found else ""
+def error_in_output(output: str) -> str:
+    """The last error in the output of a process, all its lines; empty if there is none."""
+    found = list(_ERROR.finditer(output))
+    return output[found[-1].start() :].strip()[:SHOWN] if found else ""

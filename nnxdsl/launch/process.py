@@ -1,4 +1,4 @@
-"""The process of a run as every engine starts it: a file has its output, another one its exit code."""
+"""Starts the process of a run for every engine, with its output and its exit code in files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nnxdsl.storage.jsonl import write_json
 
 
 def output_file(directory: Path, rank: int = 0) -> Path:
-    """Where a process of a job prints."""
+    """The file with the output of a process of a job."""
     return directory / f"output{_suffix(rank)}.txt"
 
 
 def end_file(directory: Path, rank: int = 0) -> Path:
-    """Where the exit code of a process of a job is written."""
+    """The file with the exit code of a process of a job."""
     return directory / f"ended{_suffix(rank)}.json"
 
 
@@ -53,13 +53,13 @@ def start(
 
 
 def write_end(directory: Path, exit_code: int, rank: int = 0) -> None:
-    """Writes how a process ended."""
+    """Writes the exit code of a process."""
     write_json(end_file(directory, rank), {"exit_code": exit_code, "time": process_info.utc()})
 
 
 def recorded_exit_code(job: Job) -> int | None:
     """The exit code of a job's first process, where `write_end` has written it."""
-    code = job.noted(end_file(job.directory).name).get("exit_code")
+    code = job.read(end_file(job.directory).name).get("exit_code")
     return code if isinstance(code, int) else None
 
 

@@ -43,7 +43,7 @@ class _Host:
 
     def __init__(
         self,
-        words: list[str],
+        argv: list[str],
         cwd: str,
         variables: dict[str, str],
         directory: str,
@@ -55,11 +55,11 @@ class _Host:
         self._child: subprocess.Popen[bytes] | None = None
         more: list[str] = []
         if processes > 1:
-            address = self._own_address() if rank == 0 else _address_of(first)
+            address = self._reserve_address() if rank == 0 else _address_of(first)
             more = ["--coordinator", address, "--processes", str(processes), "--process", str(rank)]
         self._ended = process.end_file(Path(directory), rank)
         self._child = process.start(
-            [*words, *more],
+            [*argv, *more],
             process.output_file(Path(directory), rank),
             cwd=cwd if Path(cwd).is_dir() else None,
             environment={**os.environ, **variables},
@@ -67,10 +67,10 @@ class _Host:
         )
         threading.Thread(target=_wait, args=(self._child, Path(directory), rank), daemon=True).start()
 
-    def _own_address(self) -> str:
-        with socket.socket() as found:
-            found.bind(("", 0))
-            self._port = found.getsockname()[1]
+    def _reserve_address(self) -> str:
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            self._port = listener.getsockname()[1]
         return f"{ray.util.get_node_ip_address()}:{self._port}"
 
     def address(self) -> str:
@@ -82,7 +82,7 @@ class _Host:
         return self._ended.exists()
 
     def terminate(self) -> None:
-        """Has the process save and end."""
+        """Makes the process save and end (SIGTERM)."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGTERM)
@@ -131,14 +131,14 @@ class RayEngine:
 
     def start(self, job: Job) -> bool:
         """Creates the actors of a job; False if they exist already."""
-        if self.is_at_work(job):
+        if self.is_active(job):
             return False
         count = self._launcher.processes
         for rank in range(count):
             process.end_file(job.directory, rank).unlink(missing_ok=True)
-        room = self._room(job) if count > 1 else None
+        group = self._reserve(job) if count > 1 else None
         host = ray.remote(_Host)
-        words, variables = job.command()[1:], job.forwarded()
+        argv, variables = job.command()[1:], job.forwarded()
         for rank in range(count):
             options: dict[str, Any] = {
                 "name": _name(job, rank),
@@ -150,29 +150,29 @@ class RayEngine:
                 "num_gpus": self._launcher.gpus,
                 "resources": dict(self._launcher.resources),
             }
-            if room is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(room, rank)
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank)
             host.options(**options).remote(
-                words, str(job.cwd), variables, str(job.directory), rank, count, _name(job, 0)
+                argv, str(job.cwd), variables, str(job.directory), rank, count, _name(job, 0)
             )
         return True
 
-    def is_at_work(self, job: Job) -> bool:
+    def is_active(self, job: Job) -> bool:
         """Whether any of its actors is waiting for resources or alive."""
-        return any(self._lives(job, rank) for rank in range(self._launcher.processes))
+        return any(self._is_alive(job, rank) for rank in range(self._launcher.processes))
 
     def exit_code(self, job: Job) -> int | None:
         """The exit code that the actor of the first process has written."""
         if self._launcher.processes > 1:
-            self._leave_room(job)
+            self._release(job)
         return process.recorded_exit_code(job)
 
-    def where(self, job: Job) -> str:
+    def location(self, job: Job) -> str:
         """The name of its actor."""
         return f"Ray actor {_name(job, 0)}"
 
     def terminate(self, job: Job) -> None:
-        """Has its processes save and end; kills actors that still wait for resources."""
+        """Makes its processes save and end; kills actors that still wait for resources."""
         for rank in range(self._launcher.processes):
             with contextlib.suppress(ValueError, RayError):
                 actor = ray.get_actor(_name(job, rank), namespace=NAMESPACE)
@@ -185,7 +185,7 @@ class RayEngine:
         """Leaves the cluster; one that was started here ends."""
         ray.shutdown()
 
-    def _lives(self, job: Job, rank: int) -> bool:
+    def _is_alive(self, job: Job, rank: int) -> bool:
         name = _name(job, rank)
         try:
             actor = ray.get_actor(name, namespace=NAMESPACE)
@@ -219,14 +219,14 @@ class RayEngine:
                 ray.get_actor(name, namespace=NAMESPACE)
                 time.sleep(0.05)
 
-    def _room(self, job: Job) -> Any:
-        """A placement group for all processes of a run: two runs placed in part would wait for each other for ever."""
-        self._leave_room(job)
+    def _reserve(self, job: Job) -> Any:
+        """A placement group for all processes of a run: two partly placed runs would deadlock."""
+        self._release(job)
         each = {"CPU": self._launcher.cpus, "GPU": self._launcher.gpus, **dict(self._launcher.resources)}
         bundle = {name: amount for name, amount in each.items() if amount}
         return placement_group([bundle or {"CPU": 0.001}] * self._launcher.processes, name=job.run, lifetime="detached")
 
-    def _leave_room(self, job: Job) -> None:
+    def _release(self, job: Job) -> None:
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(job.run))
 

@@ -44,19 +44,19 @@ class Command:
     """The callable of each task of a job; submitit pickles it, and calls `checkpoint` near the time limit.
 
     Attributes:
-        words: The command's arguments after Python.
+        argv: The command's arguments after Python.
         cwd: The working directory.
         variables: Variables added to the environment.
         directory: The directory of its output and its exit code.
-        left: How often it may still be requeued.
+        requeues_left: How often it may still be requeued.
         is_local: Whether signals must be forwarded to the child: Slurm sends them to all processes of a task.
     """
 
-    words: list[str]
+    argv: list[str]
     cwd: str
     variables: dict[str, str]
     directory: str
-    left: int
+    requeues_left: int
     is_local: bool
     _child: Any = attrs.field(default=None, init=False)
     _is_signalled: bool = attrs.field(default=False, init=False)
@@ -69,11 +69,11 @@ class Command:
             process.end_file(directory).unlink(missing_ok=True)
         signal.signal(signal.SIGTERM, self._on_term)
         self._child = process.start(
-            self.words,
+            self.argv,
             process.output_file(directory, rank),
             cwd=self.cwd,
             environment={**os.environ, **self.variables},
-            preexec_fn=_ignore_notice,  # the signal near the time limit is for this process
+            preexec_fn=_ignore_time_limit_signal,  # the signal near the time limit is for this process
         )
         code = self._child.wait()
         if rank == 0:
@@ -81,26 +81,26 @@ class Command:
         return code
 
     def checkpoint(self) -> DelayedSubmission | None:
-        """Has the run save, and returns what is to be requeued; None where no attempt is left."""
+        """Makes the run save, and returns the submission to requeue; None if no requeues are left."""
         if self._child is None:
-            return DelayedSubmission(attrs.evolve(self)) if self.left > 0 else None
+            return DelayedSubmission(attrs.evolve(self)) if self.requeues_left > 0 else None
         if not self._is_signalled:
             self._terminate()
-        code = self._ended()
+        code = self._wait_without_reaping()
         with contextlib.suppress(Exception):
             process.write_end(Path(self.directory), code)
-        if self.left <= 0 or code in (0, 1, 2):  # it ended by itself
+        if self.requeues_left <= 0 or code in (0, 1, 2):  # it ended by itself
             return None
-        return DelayedSubmission(attrs.evolve(self, left=self.left - 1))
+        return DelayedSubmission(attrs.evolve(self, requeues_left=self.requeues_left - 1))
 
-    def _ended(self) -> int:
+    def _wait_without_reaping(self) -> int:
         """Waits for the child without reaping it: this is called during another wait, which has Popen's lock."""
         try:
-            found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+            status = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped already
             return 0 if self._child.returncode is None else int(self._child.returncode)
-        assert found is not None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        assert status is not None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def _on_term(self, number: int, frame: object) -> None:
         if self.is_local:
@@ -114,7 +114,7 @@ class Command:
                 self._child.send_signal(signal.SIGTERM)
 
 
-def _ignore_notice() -> None:
+def _ignore_time_limit_signal() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
@@ -155,7 +155,7 @@ class SlurmEngine:
 
     def start(self, job: Job) -> bool:
         """Submits a job; False if it is queued or running."""
-        if self.is_at_work(job):
+        if self.is_active(job):
             return False
         try:
             executor = submitit.AutoExecutor(folder=job.directory / "submitit", cluster=self._launcher.cluster)
@@ -178,20 +178,20 @@ class SlurmEngine:
         if self._is_local:
             pid = int(submitted.job_id)
             record |= {"pid": pid, "pid_started": process_info.started(pid), "host": process_info.hostname()}
-        job.note(RECORD, record)
+        job.write(RECORD, record)
         return True
 
-    def is_at_work(self, job: Job) -> bool:
+    def is_active(self, job: Job) -> bool:
         """Whether it is queued or running."""
-        noted = job.noted(RECORD)
-        number = noted.get("job")
-        if not isinstance(number, str) or noted.get("cluster") != self._launcher.cluster:
+        record = job.read(RECORD)
+        number = record.get("job")
+        if not isinstance(number, str) or record.get("cluster") != self._launcher.cluster:
             return False
         if self._is_local:
             if job.run in self._jobs:
                 self._jobs[job.run].done()  # leaves no zombie
-            pid, started = noted.get("pid"), noted.get("pid_started")
-            return isinstance(pid, int) and process_info.Process(pid, started, str(noted.get("host"))).is_alive()
+            pid, started = record.get("pid"), record.get("pid_started")
+            return isinstance(pid, int) and process_info.Process(pid, started, str(record.get("host"))).is_alive()
         submitted = self._submitted(job, number)
         return not submitted.done() and submitted.state not in GONE
 
@@ -199,22 +199,22 @@ class SlurmEngine:
         """The exit code that its first task has written."""
         return process.recorded_exit_code(job)
 
-    def where(self, job: Job) -> str:
+    def location(self, job: Job) -> str:
         """The number of its job."""
         what = "submitit's local job" if self._is_local else "Slurm job"
-        return f"{what} {job.noted(RECORD).get('job', '?')}"
+        return f"{what} {job.read(RECORD).get('job', '?')}"
 
     def terminate(self, job: Job) -> None:
-        """Removes it from the queue, or has it save and end."""
+        """Removes it from the queue, or makes it save and end."""
         if self._is_local:
             signal_recorded(job, RECORD, signal.SIGTERM)
             return
-        number = job.noted(RECORD).get("job")
+        number = job.read(RECORD).get("job")
         if isinstance(number, str):
             self._submitted(job, number).cancel(check=False)
 
     def close(self) -> None:
-        """Has nothing to release."""
+        """Does nothing: there are no connections."""
 
     def _submitted(self, job: Job, number: str) -> Any:
         if job.run not in self._jobs:
@@ -233,9 +233,9 @@ class SlurmEngine:
             "cpus_per_task": launcher.cpus_per_task,
             "stderr_to_stdout": True,
         }
-        own: dict[str, Any] = {"setup": list(launcher.setup) or None}
+        specific: dict[str, Any] = {"setup": list(launcher.setup) or None}
         if not self._is_local:
-            own |= {
+            specific |= {
                 "partition": launcher.partition,
                 "account": launcher.account,
                 "qos": launcher.qos,
@@ -244,5 +244,5 @@ class SlurmEngine:
                 "additional_parameters": dict(launcher.options) or None,
                 "max_num_timeout": launcher.retries,
             }
-        own = {f"{launcher.cluster}_{name}": value for name, value in own.items()}
-        return {name: value for name, value in {**common, **own}.items() if value is not None}
+        specific = {f"{launcher.cluster}_{name}": value for name, value in specific.items()}
+        return {name: value for name, value in {**common, **specific}.items() if value is not None}

@@ -93,7 +93,7 @@ def check_savable(step: int, contents: Mapping[str, Mapping[str, ArrayInfo]]) ->
         raise CheckpointError(
             f"checkpoint step {step} cannot be saved: orbax cannot store {list_arrays(problems)}\n"
             f"arrays need at least one element, and a dtype other than uint2 and uint4 and the rarer float8: "
-            f"convert them, or leave them out and make them again"
+            f"convert them, or leave them out and recompute them"
         )
 
 

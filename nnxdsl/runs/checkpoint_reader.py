@@ -21,7 +21,7 @@ Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @attrs.frozen
-class Damage:
+class DamagedStep:
     """A step that was skipped, and the reason."""
 
     step: int
@@ -32,11 +32,11 @@ class Damage:
 
 
 @attrs.frozen
-class Good:
+class LatestGood:
     """The newest undamaged step (None: nothing was ever saved), and the damaged ones that are newer."""
 
     step: int | None
-    damaged: tuple[Damage, ...] = ()
+    damaged: tuple[DamagedStep, ...] = ()
 
 
 class CheckpointReader:
@@ -72,28 +72,28 @@ class CheckpointReader:
                 committed.append(step)
         return committed
 
-    def latest_good(self) -> Good:
+    def latest_good(self) -> LatestGood:
         """Finds the newest step whose files all match their digests; reads every byte of it.
 
         Raises:
             CheckpointError: Every step is damaged. Whether to start again from step 0 is for the user to decide.
         """
-        damaged: list[Damage] = []
+        damaged: list[DamagedStep] = []
         for step in reversed(self._on_disk()):
             try:
                 self._verify(step, None)
             except DamageError as error:
                 self._damaged_steps.add(step)
-                damaged.append(Damage(step, str(error)))
+                damaged.append(DamagedStep(step, str(error)))
             else:
-                return Good(step, tuple(damaged))
+                return LatestGood(step, tuple(damaged))
         if damaged:
             lines = "\n".join(f"  step {one.step}: {one.reason}" for one in damaged)
             raise CheckpointError(
                 f"no checkpoint in {self.directory} can be used:\n{lines}\n"
                 f"restore the files, or move the directory away to start again from step 0"
             )
-        return Good(None)
+        return LatestGood(None)
 
     def meta(self, step: int) -> dict[str, Any]:
         """The JSON values that were saved with the arrays."""
@@ -170,11 +170,13 @@ class CheckpointReader:
         return self.directory / step_name(step)
 
     def _plain(self) -> Path:
-        """The directory as orbax is given it."""
+        """The directory under a path that orbax accepts."""
         try:
             return plain_path(self.directory)
         except (OSError, RunError) as error:
-            raise CheckpointError(f"{self.directory}: no link to it can be made for orbax: {error}") from error
+            raise CheckpointError(
+                f"{self.directory}: cannot be linked to a path that orbax accepts: {error}"
+            ) from error
 
     def _on_disk(self) -> list[int]:
         if not self.directory.is_dir():

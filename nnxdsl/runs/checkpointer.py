@@ -35,7 +35,7 @@ from nnxdsl.runtime.distributed import is_first
 from nnxdsl.runtime.event_loops import use_patient_loops
 from nnxdsl.runtime.limits import descriptor_shortage
 from nnxdsl.storage import disk_space, manifest
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 from nnxdsl.storage.jsonl import sync_directory
 from nnxdsl.storage.manifest import DamageError
 
@@ -120,7 +120,7 @@ class Checkpoints(CheckpointReader):
         check_savable(step, contents)
         if self._is_good(step):
             return False
-        self.require_room(step, groups)
+        self.require_free_space(step, groups)
         body = {
             "step": step,
             "meta": json.loads(json.dumps(dict(meta))),
@@ -137,12 +137,12 @@ class Checkpoints(CheckpointReader):
             if is_first():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
-                reached("save-begun")
+                hit_failpoint("save-begun")
             _barrier(self.directory)
             items = {group: ocp.args.PyTreeSave(dict(arrays)) for group, arrays in groups.items() if arrays}
             if items:
                 checkpointer.save(self._plain() / WRITING / step_name(step) / ARRAYS, args=ocp.args.Composite(**items))
-            reached("save-started")
+            hit_failpoint("save-started")
         except Exception as error:
             self._discard(saving)
             raise self._failed(step, error) from error
@@ -152,7 +152,9 @@ class Checkpoints(CheckpointReader):
         saving.thread.start()
         return True
 
-    def require_room(self, step: int, groups: Mapping[str, Mapping[str, jax.Array | jax.ShapeDtypeStruct]]) -> None:
+    def require_free_space(
+        self, step: int, groups: Mapping[str, Mapping[str, jax.Array | jax.ShapeDtypeStruct]]
+    ) -> None:
         """Refuses a save for which the disk has too little free space, before anything is written or computed.
 
         Counts the arrays uncompressed; orbax compresses them, so that they may take less.
@@ -200,14 +202,14 @@ class Checkpoints(CheckpointReader):
     def _finish(self, saving: _Saving) -> None:
         try:
             saving.checkpointer.wait_until_finished()
-            reached("save-written")
+            hit_failpoint("save-written")
             if is_first():
                 self._commit(saving)
         except BaseException as error:  # raised by the next `wait` or `poll`
             saving.error = error
         finally:
             self._discard(saving)
-            reached("save-cleared")
+            hit_failpoint("save-cleared")
             try:
                 _barrier(self.directory)
                 if saving.error is None and not (self._path(saving.step) / manifest.NAME).exists():
@@ -220,14 +222,14 @@ class Checkpoints(CheckpointReader):
         place, target = self.directory / WRITING / step_name(saving.step), self._path(saving.step)
         check_complete(self._plain() / WRITING / step_name(saving.step) / ARRAYS, saving.body["arrays"])
         manifest.write(place, saving.body)
-        reached("commit-unnamed")
+        hit_failpoint("commit-unnamed")
         if target.exists():  # only a damaged step can be here
             self._remove(target)
-            reached("commit-replaced")
+            hit_failpoint("commit-replaced")
         os.rename(place, target)
-        reached("commit-renamed")
+        hit_failpoint("commit-renamed")
         sync_directory(self.directory)
-        reached("commit-durable")
+        hit_failpoint("commit-durable")
         self._damaged_steps.discard(saving.step)
         self._retire(saving.protect)
 
@@ -247,13 +249,13 @@ class Checkpoints(CheckpointReader):
         trash = self.directory / TRASH
         trash.mkdir(exist_ok=True)
         taken = sum(1 for _ in trash.iterdir())
-        reached("trash-unnamed")
+        hit_failpoint("trash-unnamed")
         os.rename(place, trash / f"{place.name}-{os.getpid()}-{taken}")
-        reached("trash-renamed")
+        hit_failpoint("trash-renamed")
         sync_directory(self.directory)
-        reached("trash-durable")
+        hit_failpoint("trash-durable")
         shutil.rmtree(trash, ignore_errors=True)
-        reached("trash-swept")
+        hit_failpoint("trash-swept")
 
     def _discard(self, saving: _Saving) -> None:
         with contextlib.suppress(Exception):  # its error, if any, has been recorded already
@@ -264,7 +266,7 @@ class Checkpoints(CheckpointReader):
     def _failed(self, step: int, error: BaseException | str) -> CheckpointError:
         try:
             steps = self.steps()
-            last = f"step {steps[-1]} is still there" if steps else "there is no earlier one"
+            last = f"checkpoint step {steps[-1]} is unchanged" if steps else "there is no earlier checkpoint"
         except OSError:  # the cause of the failed save may prevent reading as well
             last = "earlier checkpoints are unchanged"
         why = error if isinstance(error, str) else first_line(error)

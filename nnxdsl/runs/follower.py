@@ -27,7 +27,7 @@ class Follower(RunDirectory):
 
     def _do_nothing(self, *_: Any, **__: Any) -> None: ...
 
-    write_layout = write_status = put_back = clear_requests = _do_nothing
+    write_layout = write_status = restore_status = clear_requests = _do_nothing
     append_metrics = append_evaluation = append_sample = append_rollout = append_event = _do_nothing
 
     def append_attempt(self, *_: Any, **__: Any) -> int:

@@ -14,12 +14,12 @@ from nnxdsl.runs import run_list
 from nnxdsl.storage.jsonl import Row
 
 
-def frame(rows: Sequence[Row], instead: str) -> Any:
+def frame(rows: Sequence[Row], alternative: str) -> Any:
     """Rows as a pandas DataFrame.
 
     Args:
         rows: The rows; the columns are their keys.
-        instead: Where the rows are to be had without pandas, for the message.
+        alternative: What returns the rows without pandas, for the message.
 
     Raises:
         RunError: pandas is not installed.
@@ -27,7 +27,7 @@ def frame(rows: Sequence[Row], instead: str) -> Any:
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:
-        raise RunError(f"a frame needs pandas: pip install 'nnxdsl[notebook]'; or read {instead}") from error
+        raise RunError(f"a frame needs pandas: pip install 'nnxdsl[notebook]'; or read {alternative}") from error
     return pandas.DataFrame(rows)
 
 
@@ -41,8 +41,8 @@ def list_runs(home: str | Path = "runs", *, metrics: bool = False) -> Any:
     Raises:
         RunError: pandas is not installed, or `home` is no directory.
     """
-    found = run_list.list_runs(Path(home))
+    runs = run_list.list_runs(Path(home))
     names = [field.name for field in attrs.fields(run_list.RunSummary)]
-    rows = [attrs.asdict(run) | (run_list.last_metrics(run.path) if metrics else {}) for run in found]
+    rows = [attrs.asdict(run) | (run_list.last_metrics(run.path) if metrics else {}) for run in runs]
     result = frame(rows, "nnxdsl.runs.run_list.list_runs(home)")
     return result.reindex(columns=[*names, *(name for name in result.columns if name not in names)])

@@ -12,7 +12,7 @@ import attrs
 
 from nnxdsl.errors import RunError
 from nnxdsl.storage import process_info, records
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 from nnxdsl.storage.jsonl import open_plain, sync_directory
 from nnxdsl.storage.records import problem_in
 
@@ -52,13 +52,13 @@ class RunLock:
             except BlockingIOError as error:
                 raise RunError(_in_use(self.path.parent, _read(descriptor))) from error
             self.recovered = _read(descriptor)
-            reached("lock-taken")
+            hit_failpoint("lock-taken")
             me = process_info.current()
             record = {"pid": me.pid, "pid_started": me.started, "host": me.host, "since": process_info.utc()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(record).encode() + b"\n", 0)
             os.fsync(descriptor)
-            reached("lock-recorded")
+            hit_failpoint("lock-recorded")
             if is_new:
                 sync_directory(self.path.parent)
         except BaseException:

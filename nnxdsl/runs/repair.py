@@ -35,7 +35,7 @@ class Key:
 
 
 @attrs.frozen
-class _Place:
+class _RowPosition:
     """The position of a row in its file, and what decides between duplicates."""
 
     key: Key
@@ -47,7 +47,7 @@ class _Place:
 
 
 @attrs.frozen
-class Repaired:
+class RepairResult:
     """The result of `repair`.
 
     Attributes:
@@ -61,7 +61,7 @@ class Repaired:
     rows: list[tuple[int, int]]
 
 
-def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequence[int]) -> Repaired:
+def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequence[int]) -> RepairResult:
     """Rewrites a file atomically, if needed, so that it has one row per key of the steps before `start`, sorted.
 
     Of duplicates it prefers the row of the attempt that trained the step, then a row that directly follows the row of
@@ -76,7 +76,7 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
     Raises:
         RunError: The file cannot be read or written.
     """
-    places: list[_Place] = []
+    places: list[_RowPosition] = []
     unreadable: list[int] = []
     dropped, previous_step = 0, -1
     for number, offset, line in lines.lines():
@@ -90,9 +90,9 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
             dropped += 1
             continue
         is_in_order = row_key.step in (previous_step, previous_step + 1)
-        places.append(_Place(row_key, number, offset, len(line), row.get("attempt", 0), is_in_order))
+        places.append(_RowPosition(row_key, number, offset, len(line), row.get("attempt", 0), is_in_order))
         previous_step = row_key.step
-    rows = sorted(_chosen(places, starts), key=lambda place: (place.key.step, place.key.order, place.number))
+    rows = sorted(_deduplicate(places, starts), key=lambda place: (place.key.step, place.key.order, place.number))
     repeated = sorted({place.number for place in places} - {place.number for place in rows})
     is_moved = any(one.number > two.number for one, two in itertools.pairwise(rows))
     if dropped or unreadable or repeated or is_moved:
@@ -104,19 +104,19 @@ def repair(lines: JsonLines, key: Callable[[Row], Key], start: int, starts: Sequ
         problems.append(f"{name}: {_lines(repeated)} repeated rows of other lines and {_were_dropped(repeated)}")
     if is_moved:
         problems.append(f"{name}: rows were not sorted by step; they are now")
-    return Repaired(dropped, problems, [(place.key.step, place.key.order) for place in rows])
+    return RepairResult(dropped, problems, [(place.key.step, place.key.order) for place in rows])
 
 
-def _chosen(places: Iterable[_Place], starts: Sequence[int]) -> list[_Place]:
-    groups: defaultdict[Key, list[_Place]] = defaultdict(list)
+def _deduplicate(places: Iterable[_RowPosition], starts: Sequence[int]) -> list[_RowPosition]:
+    groups: defaultdict[Key, list[_RowPosition]] = defaultdict(list)
     for place in places:
         groups[place.key].append(place)
 
-    def likelihood(place: _Place) -> tuple[bool, bool, int]:
+    def likelihood(place: _RowPosition) -> tuple[bool, bool, int]:
         writer = max((number for number, start in enumerate(starts, 1) if start <= place.key.step), default=0)
         return place.attempt == writer, place.is_in_order, -place.number
 
-    chosen: list[_Place] = []
+    chosen: list[_RowPosition] = []
     for key, group in groups.items():
         if len(group) > key.times:
             group = sorted(group, key=likelihood, reverse=True)[: key.times]
@@ -124,7 +124,7 @@ def _chosen(places: Iterable[_Place], starts: Sequence[int]) -> list[_Place]:
     return chosen
 
 
-def missing(steps: Iterable[int], start: int) -> str:
+def missing_steps(steps: Iterable[int], start: int) -> str:
     """Names the steps below `start` that are not in `steps`, as "steps 3, 5-7"; empty if there are none."""
     gaps: list[tuple[int, int]] = []
     expected = 0

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from nnxdsl.runs.repair import Key, missing, repair
+from nnxdsl.runs.repair import Key, missing_steps, repair
 from nnxdsl.storage import process_info, records
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 from nnxdsl.storage.jsonl import JsonLines, Row
 from nnxdsl.storage.records import problem_in
 
@@ -33,23 +33,23 @@ class RunRows:
         """Appends one start of the run, synced to disk, and returns its number, from 1."""
         number = len(self._attempts.read()) + 1
         self._attempts.append({"attempt": number, **record}, durable=True)
-        reached("attempt-appended")
+        hit_failpoint("attempt-appended")
         return number
 
     def append_metrics(self, row: Row) -> None:
         """Appends the metrics of one training step; `row` has a "step"."""
         self._metrics.append(_with_step(row))
-        reached("metrics-appended")
+        hit_failpoint("metrics-appended")
 
     def append_evaluation(self, row: Row) -> None:
         """Appends the metrics of one evaluation to `metrics.jsonl`, as a row with "kind": "evaluation"."""
         self._metrics.append({"kind": _EVALUATION, **_with_step(row)})
-        reached("evaluation-appended")
+        hit_failpoint("evaluation-appended")
 
     def append_sample(self, row: Row) -> None:
         """Appends one prompt with its completions; `row` has a "step"."""
         self._samples.append(_with_step(row))
-        reached("sample-appended")
+        hit_failpoint("sample-appended")
 
     def append_rollout(self, row: Row) -> None:
         """Appends one prompt of a step with its group of completions; `row` has the fields of `records.ROLLOUT`."""
@@ -58,13 +58,13 @@ class RunRows:
     def append_event(self, row: Row) -> None:
         """Appends an event with the time, synced to disk."""
         self._events.append({"time": process_info.utc(), **row}, durable=True)
-        reached("event-appended")
+        hit_failpoint("event-appended")
 
     def attempts(self) -> list[Row]:
         """All starts of the run."""
         return self._attempts.read()
 
-    def started_in(self) -> Path | None:
+    def working_directory(self) -> Path | None:
         """The working directory of the newest attempt, for relative paths in the experiment; None if it is gone.
 
         Raises:
@@ -137,7 +137,7 @@ class RunRows:
         metrics = repair(self._metrics, _key_of_metrics, start, starts)
         samples = repair(self._samples, lambda row: _key_of_sample(row, prompt_counts), start, starts)
         rollouts = repair(self._rollouts, lambda row: Key(row["step"], row["group"]), start, starts)
-        gaps = missing((step for step, is_training in metrics.rows if is_training), start)
+        gaps = missing_steps((step for step, is_training in metrics.rows if is_training), start)
         problems = [*metrics.problems, *samples.problems, *rollouts.problems]
         return [*problems, f"metrics.jsonl: there are no metrics of {gaps}"] if gaps else problems
 

@@ -14,8 +14,8 @@ from nnxdsl.errors import RunError
 from nnxdsl.runs.rows import RunRows
 from nnxdsl.runs.status import Liveness, State, Status, liveness_of
 from nnxdsl.storage import process_info, records
-from nnxdsl.storage.atomic_dir import appearing
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.atomic_dir import atomic_directory
+from nnxdsl.storage.failpoints import hit_failpoint
 from nnxdsl.storage.jsonl import open_plain, read_json, replace, write_json
 from nnxdsl.storage.records import problem_in
 
@@ -77,7 +77,7 @@ class RunDirectory(RunRows):
         target = checked_path(path)
         if _is_vacant(target):
             try:
-                with appearing(target) as new:
+                with atomic_directory(target) as new:
                     for name in ("checkpoints", "control"):
                         (new / name).mkdir()
                     write_json(new / "experiment.json", experiment_json)
@@ -85,8 +85,8 @@ class RunDirectory(RunRows):
                     write_json(new / "status.json", {"state": "queued"})
                     record = {"format": FORMAT, "identity": identity, "created": process_info.utc()}
                     write_json(new / "run.json", record)
-                    reached("run-made")
-                reached("run-renamed")
+                    hit_failpoint("run-made")
+                hit_failpoint("run-renamed")
             except RunError:
                 if _is_vacant(target):  # else another process has created it in the meantime
                     raise
@@ -156,7 +156,7 @@ class RunDirectory(RunRows):
             with contextlib.suppress(FileNotFoundError):
                 os.close(open_plain(path))
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
-            raise RunError(f"{self.checkpoints}: is a file, expected a directory of checkpoints; put it back")
+            raise RunError(f"{self.checkpoints}: is a file, expected a directory of checkpoints; restore the directory")
 
     # status
 
@@ -174,8 +174,8 @@ class RunDirectory(RunRows):
             raise RunError(f"{self.path / 'status.json'}: damaged; {problem}; run it again to rewrite the file")
         return cast(Status, value)
 
-    def doubt(self) -> str | None:
-        """Why the run has not finished although `status.json` says so; None where it has, or does not say so.
+    def inconsistency(self) -> str | None:
+        """Contradictions of `status.json` "finished" by checkpoints or metrics; None if it is consistent.
 
         Compares with the newest checkpoint, or with the last step's metrics where no checkpoint is left.
 
@@ -184,7 +184,7 @@ class RunDirectory(RunRows):
         """
         if self.status().get("state") != "finished":
             return None
-        total = self.experiment().get("steps") or self.status().get("total")  # epochs are counted when a run begins
+        total = self.experiment().get("steps") or self.status().get("total")  # epochs become steps when a run begins
         if not records.is_integer(total):
             return None
         saved = self._committed_steps()
@@ -230,12 +230,12 @@ class RunDirectory(RunRows):
                 status = Status(state="queued")
             status.update(fields)
             status["heartbeat"] = process_info.clock()
-            reached("status-unwritten")
+            hit_failpoint("status-unwritten")
             write_json(self.path / "status.json", status)
-            reached("status-written")
+            hit_failpoint("status-written")
             self._last_heartbeat = time.monotonic()
 
-    def put_back(self, status: Status) -> None:
+    def restore_status(self, status: Status) -> None:
         """Restores the `status.json` from before `take_over`, for an attempt that was refused."""
         with self._status_lock:
             write_json(self.path / "status.json", status)
@@ -259,10 +259,10 @@ class RunDirectory(RunRows):
         """The actual state of the run: its status checked against the process and the checkpoints.
 
         "lost": the status says that it runs, but its process is gone (or is on another machine and has been silent),
-        or it says that it has finished, and `doubt` finds that it has not.
+        or it says that it has finished, and `inconsistency` finds that it has not.
         "silent": its process lives, but its last heartbeat is older than `SILENT_SECONDS`.
         """
-        return "lost" if self.doubt() else liveness_of(self.status())
+        return "lost" if self.inconsistency() else liveness_of(self.status())
 
     # requests to the writer
 

@@ -51,14 +51,14 @@ def last_metrics(run: Path) -> dict[str, float]:
         rows = [*directory.metrics()[-1:], *directory.evaluations()[-1:]]
     except RunError:
         return {}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for row in rows:
-        found |= {
+        metrics |= {
             name: float(value)
             for name, value in row.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "attempt")
         }
-    return found
+    return metrics
 
 
 def _summary(path: Path) -> RunSummary:
@@ -68,7 +68,7 @@ def _summary(path: Path) -> RunSummary:
         return RunSummary(path.name, path, problem=str(error))
     try:
         status = run.status()
-        step, total, doubt = status.get("step"), status.get("total"), run.doubt()
-        return RunSummary(run.id, path, run.liveness(), step, total, run.created, doubt)
+        step, total, inconsistency = status.get("step"), status.get("total"), run.inconsistency()
+        return RunSummary(run.id, path, run.liveness(), step, total, run.created, inconsistency)
     except RunError as error:
         return RunSummary(run.id, path, created=run.created, problem=str(error))

@@ -20,7 +20,7 @@ SPARE = 4
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
-def one_arena(environment: Mapping[str, str] = os.environ) -> bool:
+def use_one_arena(environment: Mapping[str, str] = os.environ) -> bool:
     """Makes all later threads share one heap; a heap per thread is limited to 64 MiB, which is too little.
 
     Returns:
@@ -30,7 +30,7 @@ def one_arena(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def keep_memory(used: int | None = None, environment: Mapping[str, str] = os.environ) -> bool:
-    """Makes this process keep freed memory, if the machine has plenty; call `one_arena` first.
+    """Makes this process keep freed memory, if the machine has plenty; call `use_one_arena` first.
 
     Args:
         used: Peak memory in bytes; None for the kernel's value, which is accurate after a step.
@@ -45,8 +45,8 @@ def keep_memory(used: int | None = None, environment: Mapping[str, str] = os.env
 
 
 def _set(options: Mapping[int, int], environment: Mapping[str, str]) -> bool:
-    has_own_settings = "GLIBC_TUNABLES" in environment or any(name.startswith("MALLOC_") for name in environment)
-    if has_own_settings or platform.libc_ver()[0] != "glibc":
+    is_set_by_user = "GLIBC_TUNABLES" in environment or any(name.startswith("MALLOC_") for name in environment)
+    if is_set_by_user or platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
     return all(library.mallopt(name, value) == 1 for name, value in options.items())

@@ -31,26 +31,26 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 @contextlib.contextmanager
-def compile_cache(home: Path, tell: Callable[[str], object]) -> Iterator[None]:
+def compile_cache(home: Path, warn: Callable[[str], object]) -> Iterator[None]:
     """Enables the cache under `home` within the block, unless the user has configured or disabled it.
 
     Args:
         home: The directory of all runs; not created before something is compiled.
-        tell: Called with a warning if the cache cannot be written; the block then runs without it.
+        warn: Called with a message if the cache cannot be written; the block then runs without it.
     """
     if setting("jax_compilation_cache_dir") is not None or not setting("jax_enable_compilation_cache"):
         yield
         return
     place = home / DIRECTORY / "xla" / _machine()
     if problem := _problem(place):
-        tell(f"compilation cache is off: {problem}")
+        warn(f"compilation cache is off: {problem}")
         yield
         return
     _discard_incomplete(place)
-    wanted: dict[str, object] = {name: value for name, value in _SETTINGS.items() if name.upper() not in os.environ}
-    wanted["jax_compilation_cache_dir"] = str(place.absolute())
-    before = {name: setting(name) for name in wanted}
-    _configure(wanted)
+    settings: dict[str, object] = {name: value for name, value in _SETTINGS.items() if name.upper() not in os.environ}
+    settings["jax_compilation_cache_dir"] = str(place.absolute())
+    before = {name: setting(name) for name in settings}
+    _configure(settings)
     try:
         with warnings.catch_warnings():
             # A full disk is reported by metrics and checkpoints.

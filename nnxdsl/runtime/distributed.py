@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.runtime.xla_flags import platform
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def join(args: DistributedArgs) -> bool:
             f"the processes of this run could not connect within {JOIN_SECONDS} s ({who}): {_line(error)}; "
             "start all of them, with the same --coordinator, reachable from each, and a different --process each"
         ) from error
-    reached("processes-joined")
+    hit_failpoint("processes-joined")
     return True
 
 
@@ -166,19 +166,19 @@ def is_single_process() -> bool:
     return jax.process_count() == 1
 
 
-def on_process_0(act: Callable[[], T]) -> T:
+def on_process_0(function: Callable[[], T]) -> T:
     """Calls a function in process 0; all processes wait for it, and return its result or raise its error.
 
     All processes must call it in the same order.
 
     Args:
-        act: Called in process 0 only; the other processes get its result if it is a JSON value, else None.
+        function: Called in process 0 only; the other processes get its result if it is a JSON value, else None.
 
     Raises:
-        NnxdslError: `act` raised it; in the other processes a RunError with the same message.
+        NnxdslError: `function` raised it; in the other processes a RunError with the same message.
     """
     if is_single_process():
-        return act()
+        return function()
     key = f"nnxdsl/on_process_0/{next(_call_ids)}"
     if not is_first():
         reply = json.loads(_client().blocking_key_value_get(key, int(PROCESS_0_SECONDS * 1000)))
@@ -186,7 +186,7 @@ def on_process_0(act: Callable[[], T]) -> T:
             raise RunError(reply["refused"])
         return reply.get("value")
     try:
-        value = act()
+        value = function()
     except NnxdslError as error:
         _client().key_value_set(key, json.dumps({"refused": str(error)}))
         raise
@@ -194,17 +194,17 @@ def on_process_0(act: Callable[[], T]) -> T:
     return value
 
 
-def process_0_first(act: Callable[[], T]) -> T:
-    """Calls a function in process 0, then in all others, which find what it has stored; returns its result.
+def process_0_first(function: Callable[[], T]) -> T:
+    """Calls a function in process 0, then in all others, which read what it has stored; returns its result.
 
     All processes must call it in the same order.
 
     Raises:
         NnxdslError: As `on_process_0`.
     """
-    found: list[T] = []
-    on_process_0(lambda: found.append(act()))
-    return found[0] if found else act()
+    results: list[T] = []
+    on_process_0(lambda: results.append(function()))
+    return results[0] if results else function()
 
 
 def barrier() -> None:
@@ -339,12 +339,12 @@ class Watch:
         os._exit(1)
 
 
-def _within(seconds: float, act: Callable[[], object]) -> None:
+def _within(seconds: float, function: Callable[[], object]) -> None:
     """Calls a function in a thread and waits for it at most `seconds`; ignores its errors."""
 
     def call() -> None:
         with contextlib.suppress(Exception):  # the coordinator, a disk or a terminal may fail as well
-            act()
+            function()
 
     thread = threading.Thread(target=call, name="processes", daemon=True)
     thread.start()
@@ -361,14 +361,14 @@ def on_peer_failure(report: Callable[[str], object]) -> Iterator[None]:
         _peer_failure_callbacks.remove(report)
 
 
-def last_to_leave(seconds: float = LINGER_SECONDS) -> None:
+def wait_for_peers(seconds: float = LINGER_SECONDS) -> None:
     """Waits in process 0, for a limited time, until all processes have reported their end.
 
     Process 0 runs the coordinator; when it exits, jax aborts the processes that are still connected, without a message.
     """
     # From the coordinator's client: `jax.process_index()` would initialize the devices, which waits for all processes.
-    is_waited_for = not _is_alone_by_coordinator() and _state().process_id == 0
-    end = time.monotonic() + (seconds if is_waited_for else 0)
+    should_wait = not _is_alone_by_coordinator() and _state().process_id == 0
+    end = time.monotonic() + (seconds if should_wait else 0)
     with contextlib.suppress(Exception):
         while time.monotonic() < end:
             states = [json.loads(text)[2] for _, text in _client().key_value_dir_get(_ALIVE)]
@@ -377,7 +377,7 @@ def last_to_leave(seconds: float = LINGER_SECONDS) -> None:
             time.sleep(0.05)
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Disconnects from the other processes at the end of the program."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()

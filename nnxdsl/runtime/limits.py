@@ -37,7 +37,7 @@ def require_address_space() -> None:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < ADDRESS_SPACE:
             raise RunError(
-                f"this process is limited to {size(soft)} of memory, and a computation takes at least "
+                f"the memory of this process is limited to {size(soft)}, and jax needs at least "
                 f"{size(ADDRESS_SPACE)}; {cure} and run again"
             )
 
@@ -55,7 +55,7 @@ def descriptor_shortage(needed: int = DESCRIPTORS) -> str | None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + needed, hard))
         return None
     free = max(0, soft - used)
-    return f"it takes {needed} file descriptors, and {free} of {soft} are free; raise the limit (ulimit -n)"
+    return f"it needs {needed} file descriptors, and {free} of {soft} are free; raise the limit (ulimit -n)"
 
 
 def _open_descriptors() -> int | None:

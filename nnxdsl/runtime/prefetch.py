@@ -28,8 +28,8 @@ class Prefetch(Generic[T]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if depth else None
         self._pending: deque[tuple[int, Future[T]]] = deque()
 
-    def at(self, step: int) -> T:
-        """The input of a step, prepared already if the step follows the previous one."""
+    def get(self, step: int) -> T:
+        """The input of a step, already prepared if the step follows the previous one."""
         if self._thread is None:
             return self._make(step)
         if self._pending and self._pending[0][0] != step:

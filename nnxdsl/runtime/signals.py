@@ -26,14 +26,14 @@ class StopRequest:
         signal: The first signal that was received, or None.
     """
 
-    def __init__(self, tell: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, on_signal: Callable[[], object] = lambda: None) -> None:
         """Catches nothing before it is entered.
 
         Args:
-            tell: Called from another thread when the first signal is received.
+            on_signal: Called from another thread when the first signal is received.
         """
         self.signal: int | None = None
-        self._tell = tell
+        self._on_first_signal = on_signal
         self._is_repeated = False
         self._before: dict[int, Any] = {}
         self._listener: threading.Thread | None = None
@@ -70,7 +70,7 @@ class StopRequest:
             if self.signal is not None:
                 _leave(number)
             self.signal = number
-            self._tell()
+            self._on_first_signal()
 
     def _interrupt(self) -> None:
         """Raises KeyboardInterrupt in the main thread, whose handler may have run before this thread woke up."""

@@ -1,9 +1,9 @@
-"""Faults of released versions of XLA that end a process, and the options without which it has them.
+"""XLA options that work around crashes of released versions of XLA.
 
 An option reaches XLA in two ways, and each fault is avoided in both. `XLA_FLAGS` is set when nnxdsl is imported, so in
 child processes as well: it holds for all that they compile, a user's own `jax.jit` too, but XLA reads it once, when jax
 first looks for devices. `nnxdsl.program.xla_options` passes the same options with each program that runs a model, for
-where jax was at work before nnxdsl was imported.
+processes in which jax was initialized before nnxdsl was imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnxdsl.storage.process_info import installed_versions
 FAULTS: Mapping[str, tuple[frozenset[str], str]] = {
     # A fused transpose or product of more dimensions than YNNPACK has room for is a segmentation fault, or never ends:
     # the chunked delta rule is one (https://github.com/jax-ml/jax/issues/39257). 0.10.1 does not fuse these operations,
-    # 0.11.1 is built with the mended library; that is also why the fusion is not turned off for all versions.
+    # 0.11.1 is built with the fixed library; that is also why the fusion is not turned off for all versions.
     "xla_cpu_experimental_ynn_fusion_type": (frozenset({"0.10.2", "0.11.0"}), ""),
 }
 """Option -> versions of jaxlib that have the fault, and the value that avoids it. Another version may not know the

@@ -77,7 +77,7 @@ def prepare(home: Path, devices: int, environment: MutableMapping[str, str] = os
         # For a cached program XLA:CPU logs long lines about a missing feature "+prefer-no-gather", which is only a
         # tuning hint (https://github.com/openxla/xla/issues/44565). Errors are raised in any case.
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        allocator.one_arena(environment)
+        allocator.use_one_arena(environment)
     if backend == "gpu" and not any(name.startswith("XLA_PYTHON_CLIENT_") for name in environment):
         environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".95"  # the default of .75 wastes a quarter of it
     name, flags = _FLAGS[backend]

@@ -1,4 +1,4 @@
-"""Directories that are written atomically: complete or not there, and never over existing files."""
+"""Directories that are written atomically: complete or absent, and never over existing files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def require_vacant(target: Path) -> None:
         RunError: Names the path.
     """
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise RunError(f"{target}: exists already and is not overwritten; name a new directory")
+        raise RunError(f"{target}: already exists and is not overwritten; name a new directory")
     if target.is_dir() and any(target.iterdir()):
         raise RunError(f"{target}: is not empty and is not overwritten; name a new directory")
 
 
 @contextlib.contextmanager
-def appearing(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path) -> Iterator[Path]:
     """A temporary directory beside `target`, renamed to it when the block ends without an error, else deleted.
 
     A kill leaves it under a hidden name; the next writer of the same target deletes it.
@@ -38,14 +38,14 @@ def appearing(target: Path) -> Iterator[Path]:
         target: The final path; missing parents are created.
 
     Raises:
-        RunError: The path exists already, or a write failed; nothing is left there.
+        RunError: The path already exists, or a write failed; nothing is left at the path.
     """
     require_vacant(target)
     me = process_info.current()
     temporary = target.parent / f".writing-{me.pid}-{me.started or 0}-{target.name}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
+        _delete_leftovers(target)
         temporary.mkdir()
         yield temporary
         _sync(temporary)
@@ -53,12 +53,12 @@ def appearing(target: Path) -> Iterator[Path]:
         os.rename(temporary, target)  # fails unless the target is missing or an empty directory
         sync_directory(target.parent)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written, and nothing was left there: {error}") from error
+        raise RunError(f"{target}: cannot be written; no files were left behind: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sweep(target: Path) -> None:
+def _delete_leftovers(target: Path) -> None:
     """Deletes temporary directories of killed writers of the same target."""
     for path in target.parent.glob(".writing-*"):
         match = _TEMPORARY.fullmatch(path.name)
@@ -68,9 +68,9 @@ def _sweep(target: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _sync(place: Path) -> None:
-    """Syncs every file and directory below `place` to disk."""
-    for directory, _, names in os.walk(place):
+def _sync(root: Path) -> None:
+    """Syncs every file and directory below `root` to disk."""
+    for directory, _, names in os.walk(root):
         for name in names:
             with (Path(directory) / name).open("rb") as file:
                 os.fsync(file.fileno())

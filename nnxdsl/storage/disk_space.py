@@ -23,7 +23,7 @@ def shortage(place: Path, needed: int) -> str | None:
     free = free_bytes(place)
     if free is None or needed <= free:
         return None
-    return f"it takes {size(needed)}, and {size(free)} are free"
+    return f"it needs {size(needed)} of disk space, and {size(free)} are free"
 
 
 def size(count: int) -> str:

@@ -63,7 +63,7 @@ class _Failpoint:
     visits: itertools.count[int] = attrs.Factory(lambda: itertools.count(1))  # its `next` is atomic between threads
 
 
-def reached(point: str) -> None:
+def hit_failpoint(point: str) -> None:
     """Marks a failpoint: kills or pauses the process here if the environment variable selects it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A mutex between processes of one home: one of several runs does a piece of work, the others wait for its result."""
+"""A file lock between processes: one of several runs does a piece of work, the others wait for its result."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ POLL_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def turn(path: Path, wait: Callable[[], object], is_to_end: Callable[[], bool]) -> Iterator[bool]:
+def file_lock(path: Path, on_wait: Callable[[], object], should_stop: Callable[[], bool]) -> Iterator[bool]:
     """Holds an flock on `path` within the block; the kernel releases it if the process is killed.
 
     Args:
         path: The lock file, which is never deleted.
-        wait: Called once if another process holds the lock.
-        is_to_end: Polled while waiting; True ends the wait.
+        on_wait: Called once if another process holds the lock.
+        should_stop: Polled while waiting; True ends the wait.
 
     Yields:
-        Whether the lock was acquired; False if `is_to_end` returned True first.
+        Whether the lock was acquired; False if `should_stop` returned True first.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         has_waited = False
-        while not _take(descriptor):
-            if is_to_end():
+        while not _try_lock(descriptor):
+            if should_stop():
                 yield False
                 return
             if not has_waited:
-                wait()
+                on_wait()
                 has_waited = True
             time.sleep(POLL_SECONDS)
         yield True
@@ -40,7 +40,7 @@ def turn(path: Path, wait: Callable[[], object], is_to_end: Callable[[], bool]) 
         os.close(descriptor)
 
 
-def _take(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nnxdsl.errors import RunError
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 
 Row = dict[str, Any]
 
@@ -126,8 +126,8 @@ class JsonLines:
                 assert old is not None  # a missing file has no parts
                 old.seek(start)
                 new.write(old.read(length))
-            reached("rows-copied")
-        reached("rows-dropped")
+            hit_failpoint("rows-copied")
+        hit_failpoint("rows-dropped")
 
     def backwards(self) -> Iterator[tuple[int, bytes]]:
         """Complete lines from the last to the first, each with its offset; bytes after the last newline are skipped."""
@@ -223,7 +223,7 @@ def _irregular(path: Path) -> str:
         kind = file_kind(path.lstat().st_mode)
     except OSError:
         return ""
-    return f"is {kind} and no regular file; put the file itself there, or remove it" if kind else ""
+    return f"is {kind}, not a regular file; replace it by the file, or remove it" if kind else ""
 
 
 def file_kind(mode: int) -> str:
@@ -279,9 +279,9 @@ def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        reached("file-written")
+        hit_failpoint("file-written")
         os.replace(temporary, path)
-        reached("file-renamed")
+        hit_failpoint("file-renamed")
         sync_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):

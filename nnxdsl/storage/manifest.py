@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nnxdsl.errors import RunError
-from nnxdsl.storage.failpoints import reached
+from nnxdsl.storage.failpoints import hit_failpoint
 from nnxdsl.storage.jsonl import open_plain, replace, sync_directory
 from nnxdsl.storage.records import COUNT, STRING, Kind, problem_in
 
@@ -42,10 +42,10 @@ def write(place: Path, fields: dict[str, Any]) -> None:
         path.relative_to(place).as_posix(): {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     }
-    reached("manifest-digested")
+    hit_failpoint("manifest-digested")
     body = {"format": FORMAT, **fields, "files": files}
     replace(place / NAME, json.dumps({"sha256": _digest_of(body), "body": body}).encode())
-    reached("manifest-written")
+    hit_failpoint("manifest-written")
     for directory, _, _ in os.walk(place):
         sync_directory(Path(directory))
 

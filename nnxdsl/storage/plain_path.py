@@ -35,7 +35,7 @@ def plain_path(directory: Path) -> Path:
     with _lock:
         link = _links.get(directory)
         if link is None or not link.is_symlink():
-            link = _links[directory] = _linked(directory)
+            link = _links[directory] = _make_link(directory)
         return link
 
 
@@ -47,7 +47,7 @@ def _is_plain(path: Path) -> bool:
     return _PATTERN.search(str(path)) is None
 
 
-def _linked(directory: Path) -> Path:
+def _make_link(directory: Path) -> Path:
     if not _is_plain(Path(tempfile.gettempdir()).absolute()):
         raise RunError(
             f"the path has *, ?, [, ] or a backslash, and so has that of the temporary directory, "

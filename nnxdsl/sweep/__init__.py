@@ -1,1 +1,1 @@
-"""Many experiments from one: running them, tables and plots of their results, Optuna searches."""
+"""Sweeps and hyperparameter searches: running them, tables and plots of their results."""

@@ -31,7 +31,7 @@ def drive(
         display: The display.
         variables: Variables added to the environment of the runs.
         retry_failed: Whether runs that failed before are started again.
-        cancel: Start nothing; wait for those that `SweepDirectory.ask_to_stop` stops.
+        cancel: Start nothing; wait for those that `SweepDirectory.request_stop` stops.
 
     Raises:
         NnxdslError: Nothing can be started.
@@ -62,4 +62,4 @@ def drive(
             driver.drive(source)
     finally:
         engine.close()
-    return [end.state for end in driver.settled.values()]
+    return [end.state for end in driver.results.values()]

@@ -1,4 +1,4 @@
-"""How important each field of a sweep or search is for a metric, by Optuna's PED-ANOVA."""
+"""Importance of each field of a sweep or search for a metric, by Optuna's PED-ANOVA."""
 
 # pyright: reportMissingImports=false
 # (its library is an extra)
@@ -15,10 +15,10 @@ import numpy as np
 
 from nnxdsl.errors import RunError
 
-LEAST_POINTS = 4
+MIN_POINTS = 4
 """Fewest points for which importance is computed."""
 
-WIDE = 9.9
+LOG_RATIO = 9.9
 """Positive numbers whose largest is this many times their smallest are compared by their logarithms."""
 
 
@@ -40,8 +40,8 @@ def importances(points: Sequence[tuple[Mapping[str, str], float]], *, minimize: 
         optuna = importlib.import_module("optuna")
     except ImportError as error:
         raise RunError("importance needs optuna: pip install 'nnxdsl[search]'") from error
-    if len(points) < LEAST_POINTS:
-        raise RunError(f"importance needs at least {LEAST_POINTS} points with a value; there are {len(points)}")
+    if len(points) < MIN_POINTS:
+        raise RunError(f"importance needs at least {MIN_POINTS} points with a value; there are {len(points)}")
     paths = [path for path in points[0][0] if all(path in changes for changes, _ in points)]
     columns = {path: [changes[path] for changes, _ in points] for path in paths}
     axes = {path: _axis(optuna, texts) for path, texts in columns.items() if len(set(texts)) > 1}
@@ -67,7 +67,7 @@ def _axis(optuna: Any, texts: Sequence[str]) -> tuple[Any, list[Any]]:
     if len(values) < len(texts):
         return optuna.distributions.CategoricalDistribution(sorted(set(texts))), list(texts)
     low, high = min(values), max(values)
-    return optuna.distributions.FloatDistribution(low, high, log=low > 0 and high > WIDE * low), values
+    return optuna.distributions.FloatDistribution(low, high, log=low > 0 and high > LOG_RATIO * low), values
 
 
 def number_in(text: str) -> float | None:

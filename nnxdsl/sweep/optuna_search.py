@@ -23,10 +23,10 @@ from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.search import Axis, Float, Halving, Int, Log, Median, Pruner, Search
 from nnxdsl.errors import RunError, SpecError
-from nnxdsl.launch.driver import Settled, Task
+from nnxdsl.launch.driver import Task, TaskResult
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.run_list import last_metrics
-from nnxdsl.sweep.results import held_out
+from nnxdsl.sweep.results import evaluation_values
 from nnxdsl.terminal.display import Display
 
 try:
@@ -73,7 +73,7 @@ class Trials:
         self._done = sum(trial.state.is_finished() for trial in frozen)
 
     def next(self) -> Task | None:
-        """A trial that was interrupted, else a new one; None once there are enough."""
+        """The next trial: an interrupted one, else a new one; None after the last."""
         while self._left:
             frozen = self._left.pop(0)
             trial = optuna.Trial(self._study, frozen._trial_id)
@@ -86,8 +86,8 @@ class Trials:
                 return task
         return None
 
-    def is_to_end(self, task: Task) -> bool:
-        """Whether the pruner ends a run by its evaluation metrics."""
+    def should_stop(self, task: Task) -> bool:
+        """Whether the pruner stops a run, by its evaluation metrics."""
         trial = self._active.get(-1 if task.index is None else task.index)
         if self._search.pruner is None or trial is None:
             return False
@@ -99,20 +99,20 @@ class Trials:
                 return self._report(trial, task) and trial.trial.should_prune()
         return False
 
-    def settled(self, task: Task, how: Settled) -> None:
+    def on_end(self, task: Task, result: TaskResult) -> None:
         """Reports the result of a trial to Optuna; one that a person stopped is run again the next time."""
         trial = self._active.get(-1 if task.index is None else task.index)
-        if how.state == "stopped" or trial is None:
+        if result.state == "stopped" or trial is None:
             return
         run = self._home / task.run
         self._report(trial, task)
         value = last_metrics(run).get(self._search.metric)
-        if how.state == "pruned":
+        if result.state == "pruned":
             self._study.tell(trial.trial, state=TrialState.PRUNED)
-        elif how.state == "finished" and value is not None and math.isfinite(value):
+        elif result.state == "finished" and value is not None and math.isfinite(value):
             self._study.tell(trial.trial, value)
         else:
-            why = how.error or f"{self._search.metric} is {value}"
+            why = result.error or f"{self._search.metric} is {value}"
             trial.trial.set_user_attr("error", why)
             self._study.tell(trial.trial, state=TrialState.FAIL)
         self._done += 1
@@ -136,7 +136,7 @@ class Trials:
         """Reports new evaluation metrics to Optuna, without those of the last step; returns whether there were any."""
         is_new, run = False, self._home / task.run
         last = task.experiment.steps or RunDirectory(run).status().get("total") or 0
-        for step, value in held_out(run, self._search.metric):
+        for step, value in evaluation_values(run, self._search.metric):
             if step not in trial.reported and step < last and math.isfinite(value):
                 trial.trial.report(value, step)
                 trial.reported.add(step)
@@ -144,16 +144,16 @@ class Trials:
         return is_new
 
 
-def tried(path: Path, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
+def valid_trials(path: Path, search: Search) -> list[tuple[int, Experiment, Mapping[str, object]]]:
     """All trials so far with a valid config: their numbers, experiments and changes."""
-    found: list[tuple[int, Experiment, Mapping[str, object]]] = []
+    trials: list[tuple[int, Experiment, Mapping[str, object]]] = []
     if (path / JOURNAL).exists():
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for trial in _study(path, search).get_trials(deepcopy=False):
             changes = _changes(search, trial.params)
             with contextlib.suppress(SpecError):
-                found.append((trial.number, evolve(search.base, changes), changes))
-    return found
+                trials.append((trial.number, evolve(search.base, changes), changes))
+    return trials
 
 
 def _study(path: Path, search: Search) -> Any:
@@ -197,10 +197,10 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _changes(search: Search, params: Mapping[str, Any]) -> dict[str, object]:
-    """The changes of a trial, with the values that a choice's Python source denotes."""
-    found: dict[str, object] = {}
+    """The changed fields of a trial; values of choices are parsed from their Python source."""
+    changes: dict[str, object] = {}
     for path, axis in search.space.items():
         if path in params:
             by_source = {render(value): value for value in axis} if isinstance(axis, tuple) else {}
-            found[path] = by_source.get(params[path], params[path])
-    return found
+            changes[path] = by_source.get(params[path], params[path])
+    return changes

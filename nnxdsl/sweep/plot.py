@@ -1,4 +1,4 @@
-"""The results of a sweep as one SVG file: the figure against each thing that was changed; needs no library."""
+"""Plots the results of a sweep as SVG: the metric against the order of the runs and each changed field."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import attrs
 
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.sweep import Direction
-from nnxdsl.sweep.results import Row, differing
+from nnxdsl.sweep.results import Row, differing_paths
 from nnxdsl.terminal.display import clean, number
 
 WIDTH, HEIGHT = 340, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 52
 PER_ROW = 3
-MOST_PANELS = 9
-FEW = 4
-"""So many different values are all written under their axis."""
+MAX_PANELS = 9
+MAX_LABELS = 4
+"""Axes with at most this many distinct values have a label for each of them."""
 LOG_SPAN = 20.0
-"""An axis whose greatest value is so many times the least is drawn by orders of magnitude."""
+"""Axes are logarithmic if the largest value is at least this many times the smallest."""
 
 STYLE = """
 svg { background: #fff; font: 12px system-ui, sans-serif; }
@@ -36,14 +36,14 @@ text { fill: #333; } .name { font-weight: 600; } .frame { fill: none; stroke: #b
 
 @attrs.frozen
 class _Axis:
-    """Where values lie between 0 and 1, and which of them are written beside the axis."""
+    """The scale of an axis and its tick labels."""
 
     low: float
     high: float
     is_log: bool
     ticks: tuple[tuple[float, str], ...]
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         low, high, value = (math.log(x) if self.is_log else x for x in (self.low, self.high, value))
         return 0.5 if high == low else (value - low) / (high - low)
 
@@ -55,11 +55,17 @@ def plot(rows: Sequence[Row], metric: str, direction: Direction, title: str) -> 
     sign = 1 if direction == "minimize" else -1
     best = min(shown, key=lambda row: sign * (row.value or 0.0), default=None)
     panels = [_panel("number of the run", [float(row.point) for row in shown], None, shown, best, sign)]
-    for path in differing(rows)[: MOST_PANELS - 1]:
+    for path in differing_paths(rows)[: MAX_PANELS - 1]:
         settings = [row.changes.get(path) for row in shown]
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in settings):
             panels.append(
-                _panel(path, [float(value) for value in settings if isinstance(value, int | float)], None, shown, best)
+                _panel(
+                    path,
+                    [float(value) for value in settings if isinstance(value, int | float)],
+                    None,
+                    shown,
+                    best,
+                )
             )
         else:
             names = list(dict.fromkeys(render(value) for value in settings))
@@ -80,26 +86,29 @@ def plot(rows: Sequence[Row], metric: str, direction: Direction, title: str) -> 
 
 
 def _panel(
-    name: str, places: list[float], names: list[str] | None, rows: list[Row], best: Row | None, sign: int = 0
+    name: str, positions: list[float], names: list[str] | None, rows: list[Row], best: Row | None, sign: int = 0
 ) -> str:
     values = [row.value or 0.0 for row in rows]
-    across = _axis(places, names)
+    across = _axis(positions, names)
     up = _axis(values, None, is_linear=True)
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     parts = [f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{width}" height="{height}"/>']
     for value, text in up.ticks:
-        y = TOP + height * (1 - _inside(up.at(value)))
+        y = TOP + height * (1 - _with_margin(up.position(value)))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + width}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_text(text, 9)}</text>')
     for value, text in across.ticks:
-        x = LEFT + width * _inside(across.at(value))
-        room = max(5, 44 // max(1, len(across.ticks)))
-        parts.append(f'<text x="{x:.1f}" y="{TOP + height + 17}" text-anchor="middle">{_text(text, room)}</text>')
+        x = LEFT + width * _with_margin(across.position(value))
+        max_chars = max(5, 44 // max(1, len(across.ticks)))
+        parts.append(f'<text x="{x:.1f}" y="{TOP + height + 17}" text-anchor="middle">{_text(text, max_chars)}</text>')
     middle, under = LEFT + width / 2, TOP + height + 38
     parts.append(f'<text class="name" x="{middle}" y="{under}" text-anchor="middle">{_text(name, 42)}</text>')
     dots: list[tuple[float, float]] = []
-    for place, value, row in zip(places, values, rows, strict=True):
-        x, y = LEFT + width * _inside(across.at(place)), TOP + height * (1 - _inside(up.at(value)))
+    for x_value, value, row in zip(positions, values, rows, strict=True):
+        x, y = (
+            LEFT + width * _with_margin(across.position(x_value)),
+            TOP + height * (1 - _with_margin(up.position(value))),
+        )
         dots.append((x, y))
         kind = "best" if row is best else "point"
         label = f"{row.run}: {number(value)}"
@@ -121,25 +130,25 @@ def _best_so_far(dots: list[tuple[float, float]], values: list[float], sign: int
 
 def _axis(values: list[float], names: list[str] | None, *, is_linear: bool = False) -> _Axis:
     if names is not None:
-        return _Axis(-0.5, len(names) - 0.5, False, tuple((float(place), name) for place, name in enumerate(names)))
+        return _Axis(-0.5, len(names) - 0.5, False, tuple((float(index), name) for index, name in enumerate(names)))
     low, high = min(values, default=0.0), max(values, default=1.0)
     is_log = not is_linear and low > 0 and high / low >= LOG_SPAN
     if low == high:
         return _Axis(low, high, False, ((low, number(low)),))
     middle = math.sqrt(low * high) if is_log else (low + high) / 2
     distinct = sorted(set(values))
-    written = distinct if len(distinct) <= FEW and not is_linear else [low, middle, high]
+    written = distinct if len(distinct) <= MAX_LABELS and not is_linear else [low, middle, high]
     return _Axis(low, high, is_log, tuple((value, f"{value:.3g}") for value in written))
 
 
-def _inside(share: float) -> float:
-    """A little room at both ends."""
+def _with_margin(share: float) -> float:
+    """Leaves a margin of 4 % at both ends of an axis."""
     return 0.04 + 0.92 * share
 
 
-def _text(text: str, most: int = 400) -> str:
-    """Text as XML holds it, shortened in its middle."""
+def _text(text: str, max_length: int = 400) -> str:
+    """Escapes text for XML, and shortens it in its middle."""
     text = clean(text).replace("\n", " ")
-    if len(text) > most:
-        text = f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+    if len(text) > max_length:
+        text = f"{text[: max_length // 2]}…{text[-(max_length - max_length // 2 - 1) :]}"
     return escape(text)

@@ -31,7 +31,7 @@ class Row:
     Attributes:
         point: Its number, from 0.
         run: The id of its run.
-        changes: What it changes in the base, by path.
+        changes: Changed fields of the base, by path.
         state: The state of its run.
         step: Its last reported step.
         value: The metric; None where the run has none yet.
@@ -46,15 +46,15 @@ class Row:
     value: float | None = None
     error: str | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON values; changes as Python source."""
         fields = attrs.asdict(self, recurse=False)
         value = self.value if self.value is None or math.isfinite(self.value) else str(self.value)
         return {**fields, "value": value, "changes": {path: render(change) for path, change in self.changes.items()}}
 
 
-def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
-    """A metric at each evaluation: pairs of step and value."""
+def evaluation_values(run: Path, metric: str) -> list[tuple[int, float]]:
+    """The values of a metric at each evaluation: pairs of step and value."""
     try:
         rows = RunDirectory(run).evaluations()
     except RunError:
@@ -66,18 +66,18 @@ def held_out(run: Path, metric: str) -> list[tuple[int, float]]:
     ]
 
 
-def usual_metric(runs: Sequence[Path]) -> str:
-    """The metric to sort by where none is given: the first of `DEFAULT_METRICS` that any run has."""
+def default_metric(runs: Sequence[Path]) -> str:
+    """The metric to sort by if none is given: the first of `DEFAULT_METRICS` that any run has."""
     names = {name for run in runs for name in last_metrics(run)}
     return next((name for name in DEFAULT_METRICS if name in names), DEFAULT_METRICS[-1])
 
 
-def usual_direction(metric: str) -> Direction:
+def default_direction(metric: str) -> Direction:
     """Whether a metric is minimized or maximized, by its name."""
     return "minimize" if any(word in metric.rsplit("/", 1)[-1].lower() for word in SMALL_IS_GOOD) else "maximize"
 
 
-def ranked(rows: Sequence[Row], direction: Direction) -> list[Row]:
+def rank_rows(rows: Sequence[Row], direction: Direction) -> list[Row]:
     """Rows with the metric first, sorted, the best on top; then those without, in their order."""
     sign = 1 if direction == "minimize" else -1
 
@@ -88,7 +88,7 @@ def ranked(rows: Sequence[Row], direction: Direction) -> list[Row]:
     return sorted(rows, key=key)
 
 
-def differing(rows: Sequence[Row]) -> list[str]:
+def differing_paths(rows: Sequence[Row]) -> list[str]:
     """The paths in which rows differ, in the order in which the sweep names them."""
     paths = list(dict.fromkeys(path for row in rows for path in row.changes))
     if len(rows) == 1:
@@ -97,13 +97,13 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def show_rows(rows: Sequence[Row], metric: str, console: Console) -> None:
-    """Prints the rows as a table, as wide as the console at most."""
+    """Prints the rows as a table, at most as wide as the console."""
     columns = [Column("#", [str(row.point) for row in rows], right=True)]
     columns += [
         Column(
             path, [_shown(row, path) for row in rows], rank=1, least=min(12, len(path)), right=_is_numeric(rows, path)
         )
-        for path in differing(rows)
+        for path in differing_paths(rows)
     ]
     columns.append(Column(metric, ["" if row.value is None else number(row.value) for row in rows], right=True))
     columns.append(Column("state", [row.state for row in rows]))

@@ -1,6 +1,6 @@
-"""Metrics of a run in TensorBoard, W&B, Trackio, MLflow and trackers of third parties, by a process of their own.
+"""Metrics of a run in TensorBoard, W&B, Trackio, MLflow and third parties' trackers, from a separate process.
 
-`base.Tracker` is the interface, `handle.TrackingProcess` starts the process, `process` is what it runs. The package of
+`base.Tracker` is the interface, `handle.TrackingProcess` starts the process, `process` is its main. The package of
 a tracker is imported in that process alone.
 """
 

@@ -1,4 +1,4 @@
-"""What a tracker is, what it is opened with, and which class writes to which service."""
+"""The tracker interface, and the registry of trackers by type of settings."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.errors import NotRegisteredError, Problem, join
 
 End = Literal["finished", "stopped", "failed", "killed"]
-"""How a run ended: "stopped" to be resumed, "killed" without a word."""
+"""How a run ended: "stopped" can be resumed; "killed" reported nothing."""
 
 
 @attrs.frozen
 class TrackedRun:
-    """A run as a tracker sees it.
+    """The run that a tracker logs.
 
     Attributes:
         id: Of the run: the name of its directory.
         files: Directory inside the run's own, for files of trackers.
         experiment: The experiment as JSON.
-        first_step: The first step that this tracker is given from now on; 0 in the first attempt.
-        saved: What the tracker wrote here when the run was first opened, such as the service's own id of it; empty in
-            the first attempt. What is in it after opening is stored.
+        first_step: The first step that will be logged in this attempt; 0 in the first attempt.
+        saved: State of the tracker that persists between attempts, such as the service's run id; empty in the first
+            attempt. Its content after opening is stored.
     """
 
     id: str
@@ -43,7 +43,7 @@ class TrackedRun:
 
 
 class Tracker(abc.ABC):
-    """Writes the metrics of one run to a service. What any method raises is a warning, and the end of this tracker.
+    """Logs the metrics of one run to a service. An exception of any method becomes a warning and ends the tracker.
 
     A third party's is one class, registered with `@open_tracker.register(MyTracking)` and called with the settings, an
     object of `MyTracking`, and a `TrackedRun`. Its module is imported in the process that writes to the trackers.
@@ -51,7 +51,7 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a training step or of an evaluation, in the order of steps and each once.
+        """Logs the metrics of a training step or of an evaluation; called once for each, in the order of steps.
 
         Args:
             step: The step; an evaluation comes before the training step of the same number.
@@ -59,10 +59,10 @@ class Tracker(abc.ABC):
         """
 
     def flush(self) -> None:  # noqa: B027 - not every tracker has something to do
-        """Hands over what `log` has taken; called after every few rows, whose steps are not given again after it."""
+        """Flushes logged metrics to the service; called after every few rows, which are not logged again."""
 
     def finish(self, end: End) -> None:  # noqa: B027
-        """Ends the tracked run, or this attempt at it; called once, after all rows.
+        """Ends the tracked run, or this attempt of it; called once, after all rows.
 
         Args:
             end: How the run ended.
@@ -81,7 +81,7 @@ def open_tracker(settings: Tracking, run: TrackedRun) -> Tracker:
 
 
 def require_registered(cls: type[Tracking]) -> None:
-    """Refuses settings that no tracker takes.
+    """Refuses settings without a registered tracker.
 
     Raises:
         NotRegisteredError: No class is registered for them.

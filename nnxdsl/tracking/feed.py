@@ -1,4 +1,4 @@
-"""The rows of `metrics.jsonl` for one tracker: each once and in order, however often the run was resumed."""
+"""Reads new rows of `metrics.jsonl` for one tracker: each once and in order, however often the run was resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnxdsl.storage.jsonl import open_plain
 from nnxdsl.storage.records import is_integer, is_number
 
 _BLOCK = 2**18
-"""Bytes per read: some hundred rows, after which a tracker hands them over."""
+"""Bytes per read: some hundred rows, after which a tracker is flushed."""
 _NO_METRICS = ("step", "attempt")
 
 
@@ -27,7 +27,7 @@ START = Position(-1, True)
 
 
 class Feed:
-    """Reads a file that grows. Rows up to a position are passed over, since steps are trained again after a resume.
+    """Reads a growing file. Rows up to a position are skipped, since steps are trained again after a resume.
 
     The file is opened once: the next attempt replaces it by another one, and may do so while this one is read.
     """
@@ -36,7 +36,7 @@ class Feed:
         """Opens nothing yet.
 
         Args:
-            path: The file, which may not be there yet.
+            path: The file, which may not exist yet.
             position: Of the last row that the tracker has.
         """
         self.position = position
@@ -45,7 +45,7 @@ class Feed:
         self._offset = 0
 
     def read(self) -> list[tuple[int, dict[str, float]]] | None:
-        """Steps and metrics of the next rows, those of one block; None where the file has no further row yet."""
+        """Steps and metrics of the next block of rows; None if there is no new row yet."""
         if self._file is None:
             try:
                 self._file = open_plain(self._path)
@@ -68,7 +68,7 @@ class Feed:
             size *= 2
 
     def _row(self, line: bytes) -> tuple[int, dict[str, float]] | None:
-        """Step and metrics of a line; None for one that is passed over or damaged, which the trainer reports."""
+        """Step and metrics of a line; None for one that is skipped or damaged, which the trainer reports."""
         try:
             row: Any = json.loads(line)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Runs of MLflow."""
+"""The MLflow tracker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MLflowTracker(Tracker):
         self._id = run.saved["id"]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics for the next request."""
+        """Collects the metrics for the next request."""
         now = int(time.time() * 1000)
         self._metrics += [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
 

@@ -27,7 +27,7 @@ from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.recording.tracking import Tracking
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.storage.jsonl import read_json, write_json
 from nnxdsl.tracking.base import End, TrackedRun, open_tracker, require_registered
 from nnxdsl.tracking.feed import START, Feed, Position
@@ -213,7 +213,7 @@ def main(path: str, attempt: int) -> None:
     messages = os.dup(1)  # not inherited by processes of the trackers
     os.dup2(2, 1)
     directory = RunDirectory(Path(path).resolve())
-    with turn(directory.path / FILES / "lock", lambda: None, end.is_late):  # of an earlier attempt's process
+    with file_lock(directory.path / FILES / "lock", lambda: None, end.is_late):  # of an earlier attempt's process
         attempts = directory.attempts()
         if len(attempts) > attempt:
             return  # the process of the next attempt came first, and has written everything

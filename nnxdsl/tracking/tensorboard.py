@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, by the writer that its own package brings."""
+"""The TensorBoard tracker, by the event writer of the tensorboard package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of Trackio."""
+"""The Trackio tracker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrackioTracker(Tracker):
         self._run.log(dict(metrics), step=step)
 
     def flush(self) -> None:
-        """Raises what has gone wrong so far; what a Space does not take is sent again later."""
+        """Raises the first failure so far; requests that a Space rejects are retried later."""
         if self._is_local:
             self._raise_failure()
 

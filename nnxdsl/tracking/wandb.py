@@ -1,4 +1,4 @@
-"""Runs of Weights & Biases."""
+"""The Weights & Biases tracker."""
 
 from __future__ import annotations
 

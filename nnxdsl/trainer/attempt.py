@@ -75,7 +75,7 @@ class Attempt:
             yield
         except NnxdslError as error:
             self.reporter.log(f"refused: {error}")
-            self.directory.put_back(self._status_before)
+            self.directory.restore_status(self._status_before)
             raise
         except BaseException as error:
             self.reporter.failed(error)

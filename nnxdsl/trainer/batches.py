@@ -76,7 +76,7 @@ class DatasetBatches:
 
     def at(self, step: int, state: TrainState) -> StepBatch:
         """The batch of a step, whatever the state."""
-        return self._prefetch.at(step)
+        return self._prefetch.get(step)
 
     def row_ids(self, step: int) -> Sequence[str]:
         """The rows that a step trains on."""

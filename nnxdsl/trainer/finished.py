@@ -28,7 +28,7 @@ def is_finished(experiment: Experiment, home: Path) -> bool:
 def unfinished_reason(directory: RunDirectory) -> str | None:
     """None where a run has finished; else why its status "finished" is wrong, or "" where the status is another."""
     try:
-        return directory.doubt() if directory.status().get("state") == "finished" else ""
+        return directory.inconsistency() if directory.status().get("state") == "finished" else ""
     except RunError:  # damaged: the checkpoints show the last step
         return ""
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Dataset, Reads, Rows
 from nnxdsl.runtime import distributed
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.storage.jsonl import replace, write_json
 from nnxdsl.terminal.display import Display
 
@@ -125,7 +125,7 @@ class PrecomputeCache:
             write_json(directory / "key.json", dict(spec.key))
         with contextlib.ExitStack() as stack:
             if distributed.is_single_process():  # several processes wait for each other already
-                if not stack.enter_context(turn(directory / "lock", lambda: self._wait(spec), self.should_stop)):
+                if not stack.enter_context(file_lock(directory / "lock", lambda: self._wait(spec), self.should_stop)):
                     return None
                 missing = _missing(shards, rows)  # less what another run has computed meanwhile
             return arrays if self._compute(spec, dataset, arrays, missing) else None

@@ -59,7 +59,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     checkpoints = attempt.checkpoints
     step, damage = _newest_step(attempt)
     saved = None if step is None else checkpoints.meta(step)
-    distributed.on_process_0(lambda: require_room(checkpoints, program, step or 0))
+    distributed.on_process_0(lambda: require_free_space(checkpoints, program, step or 0))
     if saved is not None:
         prepared.sampler.check(saved["batches"])
     provenance = Provenance(directory.path, saved)
@@ -138,7 +138,7 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
     return good.step, messages
 
 
-def require_room(checkpoints: Checkpoints, program: Program, step: int) -> None:
+def require_free_space(checkpoints: Checkpoints, program: Program, step: int) -> None:
     """Refuses a run whose next checkpoint does not fit on the disk, before it computes anything.
 
     Raises:
@@ -146,7 +146,7 @@ def require_room(checkpoints: Checkpoints, program: Program, step: int) -> None:
     """
     every, total = program.experiment.checkpoint.every_steps, program.blueprint.total_steps
     if step < total:
-        checkpoints.require_room(min((step // every + 1) * every, total), program.checkpoint_targets())
+        checkpoints.require_free_space(min((step // every + 1) * every, total), program.checkpoint_targets())
 
 
 def evaluations_by_step(

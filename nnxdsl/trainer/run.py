@@ -66,11 +66,11 @@ def run(
     """
     path = checked_path(home / experiment.id)
     with contextlib.ExitStack() as stack:
-        lock, doubt = None, None
+        lock, inconsistency = None, None
         if restart:
             _require_run_directory(path)
         elif found := RunDirectory.find(path, identity=canonical(experiment)):
-            if (doubt := unfinished_reason(found)) is None:
+            if (inconsistency := unfinished_reason(found)) is None:
                 require_same_data(experiment, home)
                 display.say(f"{path} has finished already; its results stand there (--restart begins again)")
                 return _earlier_outcome(found)
@@ -86,7 +86,7 @@ def run(
         directory = _open_directory(experiment, path, display, restart=restart)
         if lock is None:
             lock = stack.enter_context(_locked(path))
-        _record_recovery(directory, lock, doubt, display)
+        _record_recovery(directory, lock, inconsistency, display)
         stop = stack.enter_context(StopRequest(lambda: display.say(STOPPING)))
         stack.enter_context(compile_progress(display))
         try:
@@ -183,11 +183,11 @@ def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
     return lock if distributed.is_first() else contextlib.nullcontext(path)
 
 
-def _record_recovery(directory: RunDirectory, lock: object, doubt: str | None, display: Display) -> None:
+def _record_recovery(directory: RunDirectory, lock: object, inconsistency: str | None, display: Display) -> None:
     """Records what a crash left: a status that is wrong, the lock of a process that is gone."""
-    if doubt:
-        directory.append_event({"event": doubt})
-        display.say(f"warning: {directory.path}: {doubt}; resuming from there")
+    if inconsistency:
+        directory.append_event({"event": inconsistency})
+        display.say(f"warning: {directory.path}: {inconsistency}; resuming from there")
     if isinstance(lock, RunLock) and lock.recovered is not None:
         directory.append_event({"event": "stale lock recovered", "of": lock.recovered.process.pid})
 

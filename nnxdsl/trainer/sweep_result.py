@@ -23,7 +23,7 @@ from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.sweep.drive import drive
 from nnxdsl.sweep.plot import plot
-from nnxdsl.sweep.results import Row, differing
+from nnxdsl.sweep.results import Row, differing_paths
 from nnxdsl.sweep.sweep import SweepDirectory
 from nnxdsl.terminal import html
 from nnxdsl.terminal.display import number
@@ -46,13 +46,13 @@ def run_sweep(
     directory = SweepDirectory.open(sweep, home)
     launcher, variables = launcher or Local(), import_path(Path(sys.path[0] if sys.path else "."))
     with open_display(quiet) as display, RunLock(directory.path), contextlib.ExitStack() as stack:
-        directory.forget_requests()
+        directory.clear_requests()
         try:
             drive(directory, launcher, display, variables=variables, retry_failed=retry_failed)
         except KeyboardInterrupt:
             display.say(STOPPING)
-            stack.callback(directory.forget_requests)
-            directory.ask_to_stop()
+            stack.callback(directory.clear_requests)
+            directory.request_stop()
             drive(directory, launcher, display, variables=variables, cancel=True)
         rows, results = directory.report()
     return SweepResult(directory.path, results["metric"], results["direction"], tuple(rows))
@@ -116,7 +116,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """A table of the runs and the plot of the metric."""
-        paths = differing(self.rows)
+        paths = differing_paths(self.rows)
         head = ["#", *paths, self.metric, "state", "step", "run"]
         rows = [
             [

@@ -20,7 +20,7 @@ from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import text_fields, to_hf
 from nnxdsl.models.params import is_mtp_param
 from nnxdsl.runs.checkpointer import Checkpoints
-from nnxdsl.storage.atomic_dir import appearing, require_vacant
+from nnxdsl.storage.atomic_dir import atomic_directory, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
 from nnxdsl.weights.export import DTYPES, counted, export, refuse_quantization
@@ -128,7 +128,7 @@ def convert(
     origin_config = hf.read_fields(origin) if (origin / CONFIG).is_file() else {}
     size = sum(int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize for shape in shapes.values())
     notes: tuple[str, ...] = ()
-    with appearing(target) as new:
+    with atomic_directory(target) as new:
         if to == "hub":
             notes = hf.write(
                 new, config, shapes, value=value, max_shard_bytes=max_shard_bytes, fields=_token_ids(origin_config),
@@ -196,7 +196,7 @@ def _without_optimizer(source: Path, target: Path, dtype: str | None) -> Convert
         raise RunError("dtype has no effect from a run to 'checkpoint', which keeps float32")
     run = SavedRun.open(source)
     arrays = run.restore()
-    with appearing(target) as new:
+    with atomic_directory(target) as new:
         for name in ("experiment.json", "experiment.py"):
             if (run.directory / name).is_file():
                 shutil.copyfile(run.directory / name, new / name)

@@ -27,7 +27,7 @@ from nnxdsl.program import xla_options
 from nnxdsl.program.architecture import model_type, with_selection
 from nnxdsl.program.init import ArrayLike
 from nnxdsl.runtime.backend import host_device
-from nnxdsl.storage.atomic_dir import appearing, require_vacant
+from nnxdsl.storage.atomic_dir import atomic_directory, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights.run_weights import RunWeights
 from nnxdsl.weights.sources import starts_from_pissa
@@ -135,7 +135,7 @@ def export(
     to_hf(saved.config)  # raises before anything is written
     tokenizer = TokenizerFiles.from_experiment(saved.experiment, saved.directory.parent)
     notes = _notes(saved, adapter=adapter)
-    with appearing(target) as place:
+    with atomic_directory(target) as place:
         if adapter:
             base, is_multimodal = _base_model(saved)
             _write_adapter(place, saved, dtype, base, is_multimodal)

@@ -15,7 +15,7 @@ from nnxdsl.config.sharding import Mesh
 from nnxdsl.errors import WeightsError
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.runs.checkpoint_format import find
-from nnxdsl.runs.checkpoint_reader import CheckpointReader, Damage
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, DamagedStep
 from nnxdsl.runtime.backend import host_sharding
 from nnxdsl.storage.jsonl import read_json
 
@@ -34,7 +34,7 @@ def saved_experiment(path: Path) -> Experiment:
     return from_dict(read_json(file), Experiment)
 
 
-def open_checkpoint(path: Path) -> tuple[CheckpointReader, int, tuple[Damage, ...]]:
+def open_checkpoint(path: Path) -> tuple[CheckpointReader, int, tuple[DamagedStep, ...]]:
     """Opens the newest undamaged checkpoint, or the step that `path` names; also returns newer damaged steps.
 
     Raises:
@@ -68,7 +68,7 @@ class SavedRun:
     step: int
     experiment: Experiment
     blueprint: Blueprint
-    damaged: tuple[Damage, ...]
+    damaged: tuple[DamagedStep, ...]
     checkpoints: CheckpointReader
 
     @classmethod

@@ -75,7 +75,7 @@ def test_a_run_that_says_it_has_finished_and_has_not_is_lost_and_can_be_resumed(
     (place / "manifest.json").write_text("{}")
     row = index.rows()[0]
     assert (row.state, row.is_live) == ("lost", False)
-    assert "the newest checkpoint is of step 40 of 100" in (row.doubt or "")
+    assert "the newest checkpoint is of step 40 of 100" in (row.inconsistency or "")
     site = Site(settings)
     built = native.Built(run_page.PAGE, site)
     said, buttons = built.shown(id=path.name), offered(built, id=path.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fault_lab import Lab, Nursery, Whole, make
 
-from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, LatestGood
 
 pytestmark = pytest.mark.faults
 
@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save(lab: Lab, whole: Whole) -> 
         assert child.wait() == 1, child.said()
         assert child.said().splitlines()[-1].startswith("TrainingError: ")
         with CheckpointReader(run / "checkpoints") as checkpoints:
-            assert checkpoints.latest_good() == Good(3)
+            assert checkpoints.latest_good() == LatestGood(3)
         taken.unlink()
         lab.finish("--home", "small/runs")
         whole.check_ended(run)

@@ -8,7 +8,7 @@ import time
 import pytest
 from fault_lab import EVERY, STEPS, Lab, Whole, steps_done
 
-from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, LatestGood
 
 pytestmark = pytest.mark.faults
 
@@ -67,4 +67,4 @@ def test_a_second_signal_does_not_wait_for_the_save_that_the_first_asked_for(lab
     assert child.wait() == 143, child.said()
     with CheckpointReader(lab.checkpoints) as checkpoints:
         step = lab.directory.status().get("checkpoint")
-        assert (checkpoints.latest_good(), step) == (Good(step), lab.directory.status().get("step"))
+        assert (checkpoints.latest_good(), step) == (LatestGood(step), lab.directory.status().get("step"))

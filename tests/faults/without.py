@@ -51,9 +51,9 @@ PROCESSES, SWEEPS = "tests/trainer/test_processes.py::", "tests/launchers/test_l
 GUARDS = [
     Guard(
         "1, 3", "a step has its name when all of it is there", "runs/checkpointer.py",
-        '        manifest.write(place, saving.body)\n        reached("commit-unnamed")\n',
+        '        manifest.write(place, saving.body)\n        hit_failpoint("commit-unnamed")\n',
         "        os.rename(place, target)\n"
-        '        reached("commit-unnamed")\n'
+        '        hit_failpoint("commit-unnamed")\n'
         "        manifest.write(target, saving.body)\n"
         "        os.rename(target, place)\n",
         f"{KILL}[commit-unnamed@2]",
@@ -236,8 +236,8 @@ GUARDS = [
     Guard(
         "28", "a run that failed is but a row of its sweep", "launch/driver.py",
         "        state: State = \"pruned\" if",
-        "        if how.became == \"failed\":\n"
-        "            raise NnxdslError(str(how.error))\n"
+        "        if result.state == \"failed\":\n"
+        "            raise NnxdslError(str(result.error))\n"
         "        state: State = \"pruned\" if",
         f"{SWEEPS}test_a_crash_ends_one_point_and_failed_ones_are_retried_on_request",
     ),
@@ -278,14 +278,14 @@ def main() -> None:
     asked = [guard for guard in GUARDS if options.only is None or options.only in f"{guard.row} {guard.what}"]
     found: dict[str, str] = {}
     for guard in asked:
-        found[f"{guard.row}: {guard.what}"] = said = tried(guard)
+        found[f"{guard.row}: {guard.what}"] = said = result_without(guard)
         print(f"{guard.row:6}  {guard.what}: {said}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(found, indent=2) + "\n")
     sys.exit(0 if all(said.startswith("fails") for said in found.values()) else 1)
 
 
-def tried(guard: Guard) -> str:
+def result_without(guard: Guard) -> str:
     """What the test says without the guard."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place)

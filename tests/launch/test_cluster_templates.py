@@ -32,9 +32,9 @@ def parsed(script: str, **variables: str) -> Any:
     script = show + script.replace("exec python", "python")
     environment = {"PATH": os.environ["PATH"], **variables}
     done = subprocess.run(["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
-    flag, package, *words = json.loads(done.stdout)
+    flag, package, *argv = json.loads(done.stdout)
     assert (flag, package) == ("-m", "nnxdsl")
-    return _parser(["run"], "nnxdsl", "", None).parse_args(words)
+    return _parser(["run"], "nnxdsl", "", None).parse_args(argv)
 
 
 @pytest.mark.parametrize(("schema", "document"), [("jobset.schema.json", JOB_SET), ("skypilot_task.schema.json", TASK)])

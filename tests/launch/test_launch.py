@@ -13,10 +13,10 @@ import pytest
 
 from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, Schedule, Weights, cli, to_json
 from nnxdsl.config.core.run_id import canonical
-from nnxdsl.launch.driver import Driver, Task, earlier_of, last_events
+from nnxdsl.launch.driver import Driver, Task, dependencies_of, last_events
 from nnxdsl.launch.job import Job, prepare
 from nnxdsl.launch.local import LocalEngine
-from nnxdsl.launch.outcome import Ended, complaint_in, ended, is_alive, standing
+from nnxdsl.launch.outcome import Outcome, error_in_output, is_alive, outcome_from_status, outcome_of_job
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 from nnxdsl.terminal.display import Display
@@ -88,15 +88,15 @@ def test_cancel_stops_a_run_that_no_launcher_started(
     ],
 )
 def test_a_run_that_was_begun_says_itself_how_it_ended(
-    tmp_path: Path, status: dict[str, object], became: str, error: str | None
+    tmp_path: Path, status: dict[str, object], state: str, error: str | None
 ) -> None:
     if "pid" in status:
         status = {**status, "host": process_info.hostname()}
     run = begun(tmp_path, experiment(), **status)
-    said = standing(run)
+    said = outcome_from_status(run)
     assert said is not None
-    assert (said.became, said.error) == (became, error)
-    assert ended(run, 0, 2, "SpecError: other") == said  # whatever the process said
+    assert (said.state, said.error) == (state, error)
+    assert outcome_of_job(run, 0, 2, "SpecError: other") == said  # whatever the process said
     assert not is_alive(run)
 
 
@@ -113,24 +113,24 @@ def test_a_run_that_was_begun_says_itself_how_it_ended(
     ],
 )
 def test_one_that_never_began_is_judged_by_its_process(
-    tmp_path: Path, code: int | None, printed: str, became: str, error: str
+    tmp_path: Path, code: int | None, printed: str, state: str, error: str
 ) -> None:
-    assert ended(tmp_path / "tiny-00000000", 0, code, printed) == Ended(became, None, error)  # type: ignore[arg-type]
+    assert outcome_of_job(tmp_path / "tiny-00000000", 0, code, printed) == Outcome(state, None, error)  # type: ignore[arg-type]
     # An attempt from before says nothing of this one.
     run = begun(tmp_path, experiment(), state="failed", step=1, error="old")
-    found = ended(run, 1, code, printed)
-    assert (found.became, found.error) == (became, error)
+    found = outcome_of_job(run, 1, code, printed)
+    assert (found.state, found.error) == (state, error)
 
 
 def test_only_errors_are_complaints() -> None:
-    assert complaint_in("step 1\nErrors are rare\nvalue: Error-free\n") == ""
-    assert complaint_in("a\nValueError: x\nnnxdsl.errors.RunError: y\n  z\n") == "nnxdsl.errors.RunError: y\n  z"
+    assert error_in_output("step 1\nErrors are rare\nvalue: Error-free\n") == ""
+    assert error_in_output("a\nValueError: x\nnnxdsl.errors.RunError: y\n  z\n") == "nnxdsl.errors.RunError: y\n  z"
 
 
-def job_of(place: Path, *words: str) -> Job:
+def job_of(place: Path, *argv: str) -> Job:
     directory = place / "a job's directory"
     directory.mkdir(exist_ok=True)
-    return Job("tiny-00000000", directory, words, place, {"PYTHONPATH": str(Path(__file__).parents[2])})
+    return Job("tiny-00000000", directory, argv, place, {"PYTHONPATH": str(Path(__file__).parents[2])})
 
 
 STARTER = """
@@ -157,22 +157,22 @@ def test_a_process_outlives_its_killed_starter_and_is_not_started_twice(tmp_path
     started = subprocess.run([sys.executable, "-c", STARTER, str(job.directory)], check=False, timeout=HANG_SECONDS)
     assert started.returncode == -signal.SIGKILL
     engine = LocalEngine(Launcher.Local())
-    assert engine.is_at_work(job)
+    assert engine.is_active(job)
     assert engine.start(job) is False
-    noted = job.noted("process.json")
+    record = job.read("process.json")
     try:
-        assert process_info.is_alive(noted["pid"], noted["pid_started"])
-        assert engine.where(job) == f"process {noted['pid']}"
+        assert process_info.is_alive(record["pid"], record["pid_started"])
+        assert engine.location(job) == f"process {record['pid']}"
         engine.terminate(job)
-        wait_until(lambda: not engine.is_at_work(job))
+        wait_until(lambda: not engine.is_active(job))
     finally:
-        if process_info.is_alive(noted["pid"], noted["pid_started"]):
-            os.kill(noted["pid"], signal.SIGKILL)
+        if process_info.is_alive(record["pid"], record["pid_started"]):
+            os.kill(record["pid"], signal.SIGKILL)
     assert engine.exit_code(job) is None  # nobody saw it
     assert engine.start(job)  # free again, and this one says how it ended
     assert engine.exit_code(job) == 0
-    assert not engine.is_at_work(job)
-    assert job.printed() == f"no runs in {tmp_path / 'none'}\n"
+    assert not engine.is_active(job)
+    assert job.output_tail() == f"no runs in {tmp_path / 'none'}\n"
 
 
 def test_each_run_at_work_has_gpus_of_its_own() -> None:
@@ -189,12 +189,12 @@ def test_each_run_at_work_has_gpus_of_its_own() -> None:
 def test_what_a_run_starts_from_is_found_wherever_it_stands() -> None:
     first, second = experiment("first"), experiment("second", seed=1)
     model = Model.Gemma3("tiny", weights=Weights.From(first))
-    assert earlier_of(first) == []
-    assert earlier_of(experiment(model=model)) == [first]
+    assert dependencies_of(first) == []
+    assert dependencies_of(experiment(model=model)) == [first]
     third = experiment("third", model=Model.Gemma3("tiny", weights=Weights.From(experiment(model=model))))
-    assert earlier_of(third) == [experiment(model=model)]
+    assert dependencies_of(third) == [experiment(model=model)]
     merged = Weights.Merged(Weights.From(first), adapters=(Weights.From(second),), coefficients=(1.0,))
-    assert earlier_of(experiment(model=Model.Gemma3("tiny", weights=merged))) == [first, second]
+    assert dependencies_of(experiment(model=Model.Gemma3("tiny", weights=merged))) == [first, second]
 
 
 class Engine:
@@ -210,13 +210,13 @@ class Engine:
         self.started.append(job.run)
         return True
 
-    def is_at_work(self, job: Job) -> bool:
+    def is_active(self, job: Job) -> bool:
         return False
 
     def exit_code(self, job: Job) -> int | None:
         return self.codes[job.run].pop(0)
 
-    def where(self, job: Job) -> str:
+    def location(self, job: Job) -> str:
         return "nowhere"
 
     def terminate(self, job: Job) -> None:
@@ -235,11 +235,11 @@ class Listed:
     def next(self) -> Task | None:
         return self.left.pop(0) if self.left else None
 
-    def is_to_end(self, task: Task) -> bool:
+    def should_stop(self, task: Task) -> bool:
         return False
 
-    def settled(self, task: Task, how: object) -> None:
-        self.said.append((task.index, how.state))  # type: ignore[attr-defined]
+    def on_end(self, task: Task, result: object) -> None:
+        self.said.append((task.index, result.state))  # type: ignore[attr-defined]
 
 
 def test_a_driver_bounds_attempts_and_never_retries_a_refusal(tmp_path: Path) -> None:
@@ -255,14 +255,14 @@ def test_a_driver_bounds_attempts_and_never_retries_a_refusal(tmp_path: Path) ->
     assert engine.started.count(killed.id) == 3
     assert engine.started.count(refused.id) == 1
     assert done.id not in engine.started
-    assert (driver.settled[killed.id].error or "").endswith("no attempts left after 3")
+    assert (driver.results[killed.id].error or "").endswith("no attempts left after 3")
     events = {row["run"]: row["event"] for row in last_events(directory)}
     assert events == {killed.id: "preempted", refused.id: "failed"}
     # Started again, it tells of what failed, and starts it on request alone.
     again = Driver(engine, tmp_path, directory, Display(quiet=True))
     again.drive(Listed(refused))
     assert engine.started.count(refused.id) == 1
-    assert again.settled[refused.id].state == "failed"
+    assert again.results[refused.id].state == "failed"
     Driver(engine, tmp_path, directory, Display(quiet=True), retry_failed=True).drive(Listed(refused))
     assert engine.started.count(refused.id) == 2
 
@@ -277,8 +277,8 @@ def test_points_wait_for_the_one_run_that_they_start_from(tmp_path: Path) -> Non
     assert engine.started == [first.id]
     assert source.said == [(index, "failed") for index in range(5)]
     assert all(
-        f"{first.id}, which it starts from" in (how.error or "")
-        for run, how in driver.settled.items()
+        f"{first.id}, which it starts from" in (result.error or "")
+        for run, result in driver.results.items()
         if run != first.id
     )
 

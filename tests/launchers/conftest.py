@@ -62,10 +62,10 @@ class Lab:
         """The file of the experiment, and more code after it."""
         (self.place / "my sweep.py").write_text(FILE + code, encoding="utf-8")
 
-    def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, verb: str, *argv: str) -> subprocess.Popen[str]:
         """`nnxdsl VERB FILE WORDS`."""
         child = subprocess.Popen(
-            [sys.executable, *self.command, verb, "my sweep.py", "--home", "all runs", *words],
+            [sys.executable, *self.command, verb, "my sweep.py", "--home", "all runs", *argv],
             cwd=self.place,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -75,9 +75,9 @@ class Lab:
         self.children.append(child)
         return child
 
-    def run(self, verb: str, *words: str, seconds: float = 900) -> tuple[int, str, str]:
+    def run(self, verb: str, *argv: str, seconds: float = 900) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of the same."""
-        child = self.start(verb, *words)
+        child = self.start(verb, *argv)
         out, err = child.communicate(timeout=seconds)
         return child.returncode, out, err
 
@@ -159,11 +159,11 @@ def cluster() -> Iterator[str]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:  # its sockets need a short path
-        words = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={place}"]
-        words += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+        argv = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={place}"]
+        argv += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         with open(Path(place) / "said.txt", "w") as said:
             child = subprocess.Popen(
-                [str(Path(sys.executable).parent / "ray"), "start", *words],
+                [str(Path(sys.executable).parent / "ray"), "start", *argv],
                 env={
                     **os.environ,
                     "PYTHONPATH": str(ROOT),

@@ -20,7 +20,7 @@ class StandIn(job.Job):
     """The same job with another program."""
 
     def command(self, python: str = sys.executable, *more: str) -> list[str]:
-        return [python, FAKE_RUN, self.words[1], self.words[3], *more]
+        return [python, FAKE_RUN, self.argv[1], self.argv[3], *more]
 
 
 def prepared(experiment: Experiment, home: Path, variables: Mapping[str, str]) -> job.Job:

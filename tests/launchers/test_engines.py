@@ -43,7 +43,7 @@ class Sleeping(Job):
     """A job whose command sleeps; from its so manieth start on, which is its only word, it ends with code 7."""
 
     def command(self, python: str = sys.executable, *more: str) -> list[str]:
-        return [python, "-S", "-c", SLEEPING, *self.words, *more]
+        return [python, "-S", "-c", SLEEPING, *self.argv, *more]
 
 
 STARTER = """
@@ -61,10 +61,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def job_in(place: Path, *words: str) -> Job:
+def job_in(place: Path, *argv: str) -> Job:
     directory = place / "it's $(touch hacked) ü"
     directory.mkdir(exist_ok=True)
-    return Sleeping(f"tiny-{os.path.basename(place)[-8:]:0>8}", directory, words, directory, {"A": "b"})
+    return Sleeping(f"tiny-{os.path.basename(place)[-8:]:0>8}", directory, argv, directory, {"A": "b"})
 
 
 @pytest.fixture(params=["local", "slurm", "ray"])
@@ -90,33 +90,33 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(job: Job) -> list[list[str]]:
-    return [line.split()[1:] for line in job.printed().splitlines() if line.startswith("begin")]
+    return [line.split()[1:] for line in job.output_tail().splitlines() if line.startswith("begin")]
 
 
 def test_what_a_killed_starter_left_goes_on_and_is_found(
     launcher: str, engine: Any, place: Path, wait_until: Callable[..., None]
 ) -> None:
-    words = [sys.executable, "-c", STARTER, str(Path(__file__).parent), launcher, str(place)]
+    argv = [sys.executable, "-c", STARTER, str(Path(__file__).parent), launcher, str(place)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     job = job_in(place, "9")
     wait_until(lambda: begun(job))
-    assert engine.is_at_work(job)
+    assert engine.is_active(job)
     assert engine.start(job) is False
     engine.terminate(job)
-    wait_until(lambda: not engine.is_at_work(job))
+    wait_until(lambda: not engine.is_active(job))
     assert len(begun(job)) == 1
-    assert job.printed().endswith("saving\n")
-    assert engine.where(job)
+    assert job.output_tail().endswith("saving\n")
+    assert engine.location(job)
 
 
 def test_how_a_job_ended_is_known(engine: Any, place: Path, wait_until: Callable[..., None]) -> None:
     job = job_in(place, "0")
-    assert not engine.is_at_work(job)
+    assert not engine.is_active(job)
     for count in (1, 2):
         assert engine.start(job)
-        wait_until(lambda: not engine.is_at_work(job))
+        wait_until(lambda: not engine.is_active(job))
         assert engine.exit_code(job) == 7
         assert len(begun(job)) == count
 
@@ -126,7 +126,7 @@ def test_a_killed_process_ends_the_job(engine: Any, place: Path, wait_until: Cal
     assert engine.start(job)
     wait_until(lambda: begun(job))
     os.kill(int(begun(job)[0][0]), signal.SIGKILL)
-    wait_until(lambda: not engine.is_at_work(job))
+    wait_until(lambda: not engine.is_active(job))
     assert engine.exit_code(job) == -signal.SIGKILL
 
 
@@ -135,11 +135,11 @@ def test_a_job_of_slurm_comes_back_by_itself_when_time_is_short(place: Path, wai
     engine, job = open_engine(Launcher.Slurm(cluster="local", retries=1)), job_in(place, "1")
     assert engine.start(job)
     wait_until(lambda: begun(job))
-    number = engine.where(job)
+    number = engine.location(job)
     os.kill(int(begun(job)[0][1]), signal.SIGUSR2)  # its parent: submitit's process
-    wait_until(lambda: not engine.is_at_work(job))
+    wait_until(lambda: not engine.is_active(job))
     assert len(begun(job)) == 2
-    assert engine.where(job) == number
+    assert engine.location(job) == number
     assert engine.exit_code(job) == 7
 
 
@@ -149,7 +149,7 @@ def test_a_job_of_slurm_that_has_had_its_turns_does_not(place: Path, wait_until:
     assert engine.start(job)
     wait_until(lambda: begun(job))
     os.kill(int(begun(job)[0][1]), signal.SIGUSR2)
-    wait_until(lambda: not engine.is_at_work(job))
+    wait_until(lambda: not engine.is_active(job))
     assert len(begun(job)) == 1
     assert engine.exit_code(job) == 143
 
@@ -163,7 +163,7 @@ def test_processes_of_one_run_are_told_where_the_first_is(
         assert engine.start(job)
         wait_until(lambda: begun(job) and second.exists() and "begin" in second.read_text())
         engine.terminate(job)
-        wait_until(lambda: not engine.is_at_work(job))
+        wait_until(lambda: not engine.is_active(job))
         assert engine.exit_code(job) == 143
     finally:
         engine.close()

@@ -24,7 +24,7 @@ import pytest
 
 from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_format import ArrayInfo, CheckpointError, find
-from nnxdsl.runs.checkpoint_reader import CheckpointReader, Good
+from nnxdsl.runs.checkpoint_reader import CheckpointReader, LatestGood
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.completeness import check_complete
 from tests.waiting import wait_until
@@ -103,7 +103,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path / "checkpoints", 5, 10)
     assert checkpoints.steps() == [5, 10]
-    assert checkpoints.latest_good() == Good(10)
+    assert checkpoints.latest_good() == LatestGood(10)
     for step in (5, 10):
         check_step(checkpoints, step)
         assert checkpoints.meta(step) == {"step": step, "data": {"position": step}}
@@ -126,7 +126,7 @@ def test_a_path_of_any_name_holds_checkpoints(name: str, tmp_path: Path) -> None
     with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
         checkpoints.save(1, value, {})
     with Checkpoints(tmp_path / name / "checkpoints") as checkpoints:
-        assert checkpoints.latest_good() == Good(1)
+        assert checkpoints.latest_good() == LatestGood(1)
         assert bits(checkpoints.restore(1, targets(value))["trainable"]["x [0]"]) == bits(value["trainable"]["x [0]"])
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
@@ -165,7 +165,7 @@ def test_a_step_that_lacks_an_array_is_never_committed(tmp_path: Path, monkeypat
 
 def test_a_directory_without_steps_has_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "new")
-    assert checkpoints.latest_good() == Good(None)
+    assert checkpoints.latest_good() == LatestGood(None)
     assert checkpoints.steps() == []
     assert checkpoints.wait() is None
     with pytest.raises(CheckpointError) as raised:
@@ -407,7 +407,7 @@ def test_a_damaged_step_is_replaced_and_never_pushes_out_a_good_one(tmp_path: Pa
     assert checkpoints.save(20, groups(20), {})
     checkpoints.wait()
     assert checkpoints.steps() == [15, 20]
-    assert checkpoints.latest_good() == Good(20)
+    assert checkpoints.latest_good() == LatestGood(20)
     check_step(checkpoints, 20)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnxdsl.runs.repair import missing
+from nnxdsl.runs.repair import missing_steps
 from nnxdsl.runs.run_dir import RunDirectory
 
 STEPS = 20
@@ -83,7 +83,9 @@ def test_whatever_was_done_to_rows_each_step_stands_once_or_is_named(tmp_path: P
     assert keys == [key for key in ((row.get("kind"), row["step"]) for row in expected) if key in set(keys)]
     gone = sorted({row["step"] for row in expected if "kind" not in row} - {s for k, s in keys if k is None})
     assert [line for line in said if "no metrics" in line] == (
-        [f"metrics.jsonl: there are no metrics of {missing(set(range(RESUMED)) - set(gone), RESUMED)}"] if gone else []
+        [f"metrics.jsonl: there are no metrics of {missing_steps(set(range(RESUMED)) - set(gone), RESUMED)}"]
+        if gone
+        else []
     )
     samples = [(row["step"], row["prompt"]) for row in rows(run.path / "samples.jsonl")]
     for key in samples:
@@ -130,4 +132,4 @@ def test_a_file_that_is_as_it_should_be_is_not_written(tmp_path: Path) -> None:
     ],
 )
 def test_missing_steps_are_named(steps: Any, start: int, said: str) -> None:
-    assert missing(steps, start) == said
+    assert missing_steps(steps, start) == said

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.file_mutex import file_lock
 
 HOLDER = """
 import sys, time
@@ -27,15 +27,15 @@ def test_one_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "True\n"
     waits: list[str] = []
-    with turn(lock, lambda: waits.append("told"), lambda: bool(waits)) as is_ours:
+    with file_lock(lock, lambda: waits.append("told"), lambda: bool(waits)) as is_ours:
         assert not is_ours  # asked to end while waiting
     assert waits == ["told"]
     threading.Timer(0.3, lambda: os.kill(holder.pid, signal.SIGKILL)).start()
-    with turn(lock, lambda: waits.append("again"), lambda: False) as is_ours:
+    with file_lock(lock, lambda: waits.append("again"), lambda: False) as is_ours:
         assert is_ours
     assert waits == ["told", "again"]
     assert holder.wait() == -signal.SIGKILL
-    with turn(lock, lambda: waits.append("never"), lambda: True) as is_ours:
+    with file_lock(lock, lambda: waits.append("never"), lambda: True) as is_ours:
         assert is_ours  # nobody has it, so there is nothing to wait for
     assert "never" not in waits
     holder.stdout.close()

@@ -33,9 +33,9 @@ from nnxdsl.config.core.run_id import canonical
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.run_list import last_metrics
 from nnxdsl.sweep.plot import plot
-from nnxdsl.sweep.results import Row, differing, held_out, ranked, show_rows, usual_direction
-from nnxdsl.sweep.stored import stored
-from nnxdsl.sweep.sweep import SweepDirectory, sorted_by
+from nnxdsl.sweep.results import Row, default_direction, differing_paths, evaluation_values, rank_rows, show_rows
+from nnxdsl.sweep.spec_file import read_spec
+from nnxdsl.sweep.sweep import SweepDirectory, sort_order
 
 HOSTILE = "</text><script>alert(1)</script>\x1b[31m&\u202e"
 
@@ -62,8 +62,8 @@ def rows(*values: float | None) -> list[Row]:
 
 def test_the_best_stand_first_and_those_without_a_figure_last() -> None:
     given = rows(0.5, None, math.nan, 0.1, math.inf, 0.1)
-    assert [row.point for row in ranked(given, "minimize")] == [3, 5, 0, 4, 1, 2]
-    assert [row.point for row in ranked(given, "maximize")] == [4, 0, 3, 5, 1, 2]
+    assert [row.point for row in rank_rows(given, "minimize")] == [3, 5, 0, 4, 1, 2]
+    assert [row.point for row in rank_rows(given, "maximize")] == [4, 0, 3, 5, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_the_best_stand_first_and_those_without_a_figure_last() -> None:
     [("eval/loss", "minimize"), ("eval/rewards/accuracies", "maximize"), ("eval/kl", "minimize"), ("x", "maximize")],
 )
 def test_the_direction_of_a_figure_is_that_of_its_name(metric: str, direction: str) -> None:
-    assert usual_direction(metric) == direction
+    assert default_direction(metric) == direction
 
 
 def test_columns_are_what_differs() -> None:
-    assert differing(rows(0.1, 0.2)) == ["seed", "steps"]
-    assert differing(rows(0.1)) == ["seed", "notes", "steps"]
+    assert differing_paths(rows(0.1, 0.2)) == ["seed", "steps"]
+    assert differing_paths(rows(0.1)) == ["seed", "notes", "steps"]
     shown = io.StringIO()
     console = Console(width=100, file=shown)
-    show_rows(ranked(rows(0.25, None, 0.125), "minimize"), "eval/loss", console)
+    show_rows(rank_rows(rows(0.25, None, 0.125), "minimize"), "eval/loss", console)
     text = [line.split() for line in shown.getvalue().splitlines()]
     assert text[0] == ["#", "seed", "steps", "eval/loss", "state", "step", "run"]
     assert text[2] == ["2", "2", "100", "0.125", "finished", "2", "tiny-00000002"]
@@ -119,11 +119,11 @@ def test_a_sweep_s_directory_tells_what_each_point_came_to(base: Experiment, tmp
     finished(tmp_path, sweep.experiments[0], 0.5)
     finished(tmp_path, sweep.experiments[2], 0.25)
     assert last_metrics(tmp_path / sweep.experiments[0].id) == {"loss": 9.0, "eval/loss": 0.5}
-    assert held_out(tmp_path / sweep.experiments[0].id, "eval/loss") == [(1, 1.5), (2, 0.5)]
+    assert evaluation_values(tmp_path / sweep.experiments[0].id, "eval/loss") == [(1, 1.5), (2, 0.5)]
     directory = SweepDirectory.open(sweep, tmp_path)
     assert directory.path == tmp_path / "sweeps" / f"tiny-{sweep.digest[:8]}"
     points = [(number, one, sweep.points[number]) for number, one in enumerate(sweep)]
-    metric, direction = sorted_by(sweep, None, [tmp_path / one.id for one in sweep])
+    metric, direction = sort_order(sweep, None, [tmp_path / one.id for one in sweep])
     assert (metric, direction) == ("eval/loss", "minimize")
     directory.write_results(directory.rows(points, metric), metric, direction)
     told = json.loads((directory.path / "results.json").read_text())
@@ -138,8 +138,8 @@ def test_a_sweep_s_directory_tells_what_each_point_came_to(base: Experiment, tmp
     assert [point["changes"] for point in asked["points"]] == [{"seed": "0"}, {"seed": "1"}, {"seed": "2"}]
     # The figure that was asked for has the direction that was asked for, others that of their names.
     other = Sweep(base, product({"seed": [0]}), metric="eval/loss", direction="maximize")
-    assert sorted_by(other, None, []) == ("eval/loss", "maximize")
-    assert sorted_by(other, "loss", []) == ("loss", "minimize")
+    assert sort_order(other, None, []) == ("eval/loss", "maximize")
+    assert sort_order(other, "loss", []) == ("loss", "minimize")
 
 
 def test_another_sweep_s_directory_is_left_alone(base: Experiment, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_another_sweep_s_directory_is_left_alone(base: Experiment, tmp_path: Pat
 def test_a_sweep_is_read_back_from_its_directory(base: Experiment, tmp_path: Path) -> None:
     rates = {"optimizer": [Optimizer.SGD(schedule=Schedule.Constant(lr=lr)) for lr in (0.1, 1e-3)]}
     sweep = Sweep(base, product({**rates, "notes": ["a,b", "None"], "test_size": [None, 0.1]}), metric="loss")
-    assert stored(SweepDirectory.open(sweep, tmp_path).path) == sweep
+    assert read_spec(SweepDirectory.open(sweep, tmp_path).path) == sweep
     search = Search(
         evolve(base, {"test_size": 0.1, "evaluation": Evaluation(every_steps=1)}),
         {"optimizer.schedule.lr": Range.Log(1e-4, 1.0), "seed": Range.Int(0, 8, step=2), "notes": ["x", "(1, 2)"]},
@@ -164,7 +164,7 @@ def test_a_sweep_is_read_back_from_its_directory(base: Experiment, tmp_path: Pat
         pruner=Pruner.Median(startup_trials=3),
         seed=5,
     )
-    assert stored(SweepDirectory.open(search, tmp_path).path) == search
+    assert read_spec(SweepDirectory.open(search, tmp_path).path) == search
 
 
 def test_a_directory_that_describes_no_sweep_is_refused(base: Experiment, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_directory_that_describes_no_sweep_is_refused(base: Experiment, tmp_pa
     ):
         file.write_text(json.dumps({**whole, **change}))
         with pytest.raises(NnxdslError, match=message):
-            stored(file.parent)
+            read_spec(file.parent)
     file.write_text("[]")
     with pytest.raises(RunError, match="is damaged"):
-        stored(file.parent)
+        read_spec(file.parent)
 
 
 def test_the_command_takes_the_directory_of_a_sweep(

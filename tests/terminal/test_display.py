@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from nnxdsl import Data, Experiment, Model, Objective, Sweep, product
-from nnxdsl.launch.driver import Settled
+from nnxdsl.launch.driver import TaskResult
 from nnxdsl.sweep.sweep import Points
 from nnxdsl.terminal import display as display_module
 from nnxdsl.terminal.display import Display, clean, duration, number, thousands
@@ -84,7 +84,7 @@ def test_a_sweep_without_a_terminal_says_how_many_runs_have_ended() -> None:
         points = Points(sweep, display)
         while (task := points.next()) is not None:
             clock.now += 12
-            points.settled(task, Settled("finished", 4))
+            points.on_end(task, TaskResult("finished", 4))
     assert written(console).splitlines()[-2:] == ["sweep tiny 3/3", "sweep tiny: 3 runs in 0:36"]
 
 

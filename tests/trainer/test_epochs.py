@@ -83,7 +83,7 @@ def test_a_run_of_epochs_is_that_of_its_steps_and_resumes(experiment: Experiment
         assert (of_epochs.state, of_epochs.step, of_epochs.directory.name) == ("finished", STEPS, experiment.id)
         directory = RunDirectory(of_epochs.directory)
         assert directory.status().get("total") == STEPS
-        assert directory.doubt() is None
+        assert directory.inconsistency() is None
         assert [attempt["experiment"]["epochs"] for attempt in directory.attempts()] == [2.0, 2.0]
         assert run(experiment, tmp_path / "epochs", display) == of_epochs
     assert learnt(of_epochs.directory) == learnt(of_steps.directory)

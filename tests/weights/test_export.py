@@ -25,7 +25,7 @@ from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
-from nnxdsl.storage.atomic_dir import appearing
+from nnxdsl.storage.atomic_dir import atomic_directory
 from nnxdsl.weights import sources
 from nnxdsl.weights.export import Exported, export
 from nnxdsl.weights.saved_run import saved_experiment
@@ -178,7 +178,7 @@ def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
     for place in (dead, alive, other):
         place.mkdir()
         (place / SINGLE).write_bytes(b"half")
-    with appearing(tmp_path / "out") as place:
+    with atomic_directory(tmp_path / "out") as place:
         (place / SINGLE).write_bytes(b"whole")
     assert entries(tmp_path) == {alive.name, other.name, "out"}
 

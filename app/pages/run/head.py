@@ -164,8 +164,8 @@ def trouble(run: Chosen) -> Trouble:
         field = None if experiment is None else field_to_blame(list(flatten(experiment)), error)
         return Trouble(f"The field to change: {field}." if field else "", error, field)
     if run.state == "lost":
-        if row.doubt:
-            return Trouble(f"{row.doubt}. Resume continues from its newest checkpoint.")
+        if row.inconsistency:
+            return Trouble(f"{row.inconsistency}. Resume continues from its newest checkpoint.")
         saved = status.get("checkpoint")
         resumes = f"Its last checkpoint is step {saved}; Resume continues there." if saved else "It has no checkpoint."
         return Trouble(f"{_how_lost(row, newest)} {resumes}")

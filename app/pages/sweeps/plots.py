@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.express as px
 import plotly.graph_objects as go
 
-from nnxdsl.sweep.importance import LEAST_POINTS, WIDE, importances, number_in
+from nnxdsl.sweep.importance import LOG_RATIO, MIN_POINTS, importances, number_in
 
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
@@ -40,7 +40,7 @@ def _axis(path: str, texts: list[str]) -> dict[str, Any]:
         names = [text if len(text) < 30 else f"{text[:27]}..." for text in kinds]
         return {"label": path, "values": places, "tickvals": list(range(len(kinds))), "ticktext": names}
     numbers = np.array(values, dtype=float)
-    is_log = (numbers > 0).all() and numbers.max() > WIDE * numbers.min()
+    is_log = (numbers > 0).all() and numbers.max() > LOG_RATIO * numbers.min()
     places, ticks = (np.log10(each) if is_log else each for each in (numbers, np.unique(numbers)))
     names = [f"{number:g}" for number in np.unique(numbers)]
     shown = {"tickvals": ticks, "ticktext": names} if len(ticks) < 12 else {}
@@ -66,7 +66,7 @@ def importance(found: Found, metric: str) -> go.Figure | None:
         RunError: Optuna is not installed.
     """
     points = [(point.changes, point.metrics[metric]) for point in found.ranked(metric)]
-    if len(points) < LEAST_POINTS or not (shares := importances(points, minimize=found.is_minimized(metric))):
+    if len(points) < MIN_POINTS or not (shares := importances(points, minimize=found.is_minimized(metric))):
         return None
     labels = {"x": "importance (PED-ANOVA)", "y": ""}
     drawn = px.bar(x=[*shares.values()][::-1], y=[*shares][::-1], labels=labels, range_x=[0, 1], orientation="h")

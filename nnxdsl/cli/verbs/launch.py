@@ -21,7 +21,7 @@ from nnxdsl.cli.load import experiment_in, load_module
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.launcher import Launcher, Ray
 from nnxdsl.errors import RunError
-from nnxdsl.launch.driver import STOP, Driver, Settled, Task
+from nnxdsl.launch.driver import STOP, Driver, Task, TaskResult
 from nnxdsl.launch.engines import open_engine
 from nnxdsl.launch.job import DIRECTORY
 from nnxdsl.runs.lock import RunLock
@@ -68,7 +68,7 @@ class _SingleRun:
         task, self._task = self._task, None
         return task
 
-    def is_to_end(self, task: Task) -> bool:
+    def should_stop(self, task: Task) -> bool:
         """Display progress; never stops the run."""
         with contextlib.suppress(RunError):
             status = RunDirectory(self._home / task.run).status()
@@ -78,7 +78,7 @@ class _SingleRun:
                 self._display.step(step, total, {}, {})
         return False
 
-    def settled(self, task: Task, how: Settled) -> None:
+    def on_end(self, task: Task, result: TaskResult) -> None:
         """No further tasks."""
 
 
@@ -103,7 +103,7 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
         driver = Driver(engine, home, directory, display, variables=variables, retry_failed=True)
         task = Task(experiment, 0)
         if args.detach:
-            location = driver.start_and_leave(task)
+            location = driver.start_detached(task)
             if location:
                 display.say(f"{experiment.id} is running: {location}; its output: {directory / 'output.txt'}")
         else:
@@ -122,7 +122,7 @@ def _launch(experiment: Experiment, launcher: Launcher, variables: dict[str, str
             finally:
                 if args.cancel:
                     (directory / STOP).unlink(missing_ok=True)
-    end = driver.settled.get(experiment.id)
+    end = driver.results.get(experiment.id)
     if args.json:
         row = {"id": experiment.id, "directory": str(home / experiment.id), "state": end.state if end else "started"}
         row |= {"step": end.step, "error": end.error, "figures": last_metrics(home / experiment.id)} if end else {}

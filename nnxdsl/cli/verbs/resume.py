@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
 
 def enter_start_directory(directory: Path) -> None:
     """Change to the directory in which a run was started, to which relative paths in its experiment refer."""
-    if (started := RunDirectory(directory).started_in()) is not None:
+    if (started := RunDirectory(directory).working_directory()) is not None:
         os.chdir(started)
 
 

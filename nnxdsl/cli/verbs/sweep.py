@@ -33,7 +33,7 @@ from nnxdsl.errors import Problem, RunError, SpecError
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.sweep.drive import drive
 from nnxdsl.sweep.results import show_rows
-from nnxdsl.sweep.stored import FILE, stored
+from nnxdsl.sweep.spec_file import FILE, read_spec
 from nnxdsl.sweep.sweep import DIRECTORY, SweepDirectory
 from nnxdsl.terminal.display import Display
 
@@ -79,7 +79,7 @@ def _started(path: Path, args: Namespace) -> tuple[Sweep | Search, Mapping[str, 
         raise RunError(f"{' '.join(args.overrides)}: a sweep that was started is not changed; change its Python file")
     if path.resolve().parent != args.home.resolve() / DIRECTORY:
         raise RunError(f"{path}: is not in {args.home / DIRECTORY}; give its home with --home")
-    return stored(path), environment_of(path, None), launcher_of(args, None)
+    return read_spec(path), environment_of(path, None), launcher_of(args, None)
 
 
 def _with_parallel(launcher: Launcher, parallel: int | None) -> Launcher:
@@ -99,7 +99,7 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
     if args.show:
         return _report(directory, args, [])
     if args.cancel:
-        directory.ask_to_stop()
+        directory.request_stop()
     with Display(quiet=args.quiet) as display, contextlib.ExitStack() as stack:
         try:
             stack.enter_context(RunLock(directory.path))
@@ -109,7 +109,7 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
             display.say("stop requested; the command that drives the sweep stops all runs and exits")
             return 0
         if not args.cancel:
-            directory.forget_requests()
+            directory.clear_requests()
         try:
             states = drive(
                 directory,
@@ -125,7 +125,7 @@ def _sweep(sweep: Sweep | Search, launcher: Launcher, variables: Mapping[str, st
             return INTERRUPTED
         finally:
             if args.cancel:
-                directory.forget_requests()
+                directory.clear_requests()
     return _report(directory, args, states)
 
 

@@ -24,8 +24,8 @@ from nnxdsl.data.loaders.store import Arrays, ArrayStore, mapped
 from nnxdsl.data.loaders.tally import Tally
 from nnxdsl.data.sources.digests import LARGE, REMEMBERED, Digests
 from nnxdsl.errors import DataError, RunError
-from nnxdsl.storage.atomic_dir import appearing
-from nnxdsl.storage.file_mutex import turn
+from nnxdsl.storage.atomic_dir import atomic_directory
+from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.terminal.display import Display
 
 TOKENS = ".tokens"
@@ -79,13 +79,14 @@ class TokenCache:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = self.directory / f"{key}.lock"
-            with turn(lock, lambda: self.display.stage(f"another run tokenizes {source.name}; waiting"), lambda: False):
+            message = f"another run tokenizes {source.name}; waiting"
+            with file_lock(lock, lambda: self.display.stage(message), lambda: False):
                 if (stored := self._read(target, source)) is not None:
                     return stored
                 if any(self.directory.glob(f"{key.partition('-')[0]}-*/{META}")):
                     what = f"the tokens of {source.name} are those of another version of nnxdsl or its libraries"
                     self.display.say(f"{what}; they are made again")
-                with appearing(target) as directory, ArrayStore(directory) as store:
+                with atomic_directory(target) as directory, ArrayStore(directory) as store:
                     tally, digest = build(store)
                     meta = {"tally": attrs.asdict(tally), "ids_digest": digest, "arrays": store.shapes()}
                     meta["checksums"] = checksums(store.arrays())
