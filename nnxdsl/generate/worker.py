@@ -103,7 +103,7 @@ def _answer(output: Any, request: Mapping[str, Any], **fields: Any) -> None:
 def _go_where_it_was_started(directory: Path) -> None:
     """Change to the run's start directory, to which relative paths in its experiment refer."""
     with contextlib.suppress(OSError):
-        os.chdir(RunDirectory(directory).started_in() or ".")
+        os.chdir(RunDirectory(directory).working_directory() or ".")
 
 
 if __name__ == "__main__":

@@ -54,15 +54,15 @@ def test_a_save_that_has_no_room_is_refused_before_it_is_written(lab: Lab, whole
         assert code == 1, said
         assert "TrainingError: " in said
         assert "could not be saved" in said
-        assert "step 6 is still there; free some space or name another directory, and run again" in said
+        assert "checkpoint step 6 is unchanged; free some space or name another directory, and run again" in said
         assert whole.check_saved(run, at_least=6) == 6
         assert not (run / "checkpoints" / ".writing").exists()
         # Before anything is written, where it begins or goes on:
         refused = lab.refused("--home", "small/runs")
         found = re.fullmatch(
-            r"CheckpointError: checkpoint step 9 could not be saved in .*/small/runs/tiny-\w+/checkpoints: it takes "
-            r"(\d+\.\d) KiB, and (\d+\.\d) KiB are free; step 6 is still there; free some space or name "
-            r"another directory, and run again",
+            r"CheckpointError: checkpoint step 9 could not be saved in .*/small/runs/tiny-\w+/checkpoints: it needs "
+            r"(\d+\.\d) KiB of disk space, and (\d+\.\d) KiB are free; checkpoint step 6 is unchanged; free some "
+            r"space or name another directory, and run again",
             refused,
         )
         assert found is not None, refused
@@ -79,7 +79,7 @@ def test_a_run_is_refused_whose_first_save_has_no_room(lab: Lab) -> None:
         fill(place, 60_000)
         said = lab.refused("--home", "small/runs")
         assert "CheckpointError: checkpoint step 3 could not be saved in " in said
-        assert "; there is no earlier one; free some space" in said
+        assert "; there is no earlier checkpoint; free some space" in said
         assert not list((place / "runs").glob("tiny-*"))
 
 
@@ -92,7 +92,7 @@ def test_a_write_that_fails_is_said_and_the_last_step_stays(killed: Lab, whole: 
     code, said = child.wait(), child.said()
     assert code == 1, said
     assert re.search(r"TrainingError: checkpoint step 12 could not be saved in .*File too large", said), said
-    assert "step 9 is still there; free some space or name another directory, and run again" in said
+    assert "checkpoint step 9 is unchanged; free some space or name another directory, and run again" in said
     assert killed.directory.status().get("state") == "failed"
     assert "could not be saved" in (killed.directory.status().get("error") or "")
     assert whole.check_saved(killed.run) == 9

@@ -107,8 +107,8 @@ def test_a_log_has_an_end(tmp_path: Path) -> None:
 
 def test_points_are_those_that_the_code_comes_to() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in NNXDSL.rglob("*.py"))
-    assert [point for point in POINTS if text.count(f'reached("{point}")') != 1] == []
-    assert text.count('reached("') == len(POINTS)
+    assert [point for point in POINTS if text.count(f'hit_failpoint("{point}")') != 1] == []
+    assert text.count('hit_failpoint("') == len(POINTS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What became of a run, processes that outlive their starter, and what a killed driver finds: without any training."""
+"""What state of a run, processes that outlive their starter, and what a killed driver finds: without any training."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_cancel_stops_a_run_that_no_launcher_started(
 
 
 @pytest.mark.parametrize(
-    ("status", "became", "error"),
+    ("status", "state", "error"),
     [
         ({"state": "finished", "step": 2}, "finished", None),
         ({"state": "failed", "step": 1, "error": "NaN"}, "failed", "NaN"),
@@ -101,7 +101,7 @@ def test_a_run_that_was_begun_says_itself_how_it_ended(
 
 
 @pytest.mark.parametrize(
-    ("code", "printed", "became", "error"),
+    ("code", "printed", "state", "error"),
     [
         (2, "reading ...\nPlanError: 1 problem\n  mesh: no\n", "failed", "PlanError: 1 problem\n  mesh: no"),
         (2, "", "failed", "exit code 2"),

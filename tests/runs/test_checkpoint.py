@@ -150,7 +150,7 @@ def test_a_step_that_lacks_an_array_is_never_committed(tmp_path: Path, monkeypat
         write = ocp.args.PyTreeSave
         monkeypatch.setattr(ocp.args, "PyTreeSave", lambda tree: write({k: v for k, v in tree.items() if k != "norm"}))
         checkpoints.save(1, values, {})
-        with pytest.raises(CheckpointError, match=r"without all of trainable\.norm; there is no earlier one"):
+        with pytest.raises(CheckpointError, match=r"without all of trainable\.norm; there is no earlier checkpoint"):
             checkpoints.wait()
         monkeypatch.undo()
         assert checkpoints.steps() == []
@@ -236,7 +236,7 @@ def test_arrays_that_cannot_be_stored_are_refused_before_anything_is_written(tmp
         "  frozen.layers.4.qvalue: uint4[8, 8]\n"
         "  ... and 3 more\n"
         "arrays need at least one element, and a dtype other than uint2 and uint4 and the rarer float8: "
-        "convert them, or leave them out and make them again"
+        "convert them, or leave them out and recompute them"
     )
     assert snapshot(tmp_path) == before
     with pytest.raises(ValueError, match="group 'a/b': expected a-z, 0-9 and '_', a letter first"):
@@ -478,13 +478,14 @@ def test_a_full_disk_is_said_and_the_last_step_stays(tmp_path: Path) -> None:
     lines = said.splitlines()
     assert re.fullmatch(
         re.escape(f"checkpoint step 2 could not be saved in {tmp_path}: ")
-        + r".*File too large.*; step 1 is still there; free some space or name another directory, and run again",
+        + r".*File too large.*; checkpoint step 1 is unchanged; "
+        + r"free some space or name another directory, and run again",
         lines[0],
     )
     assert lines[1:] == [
-        "1 [1] Good(step=1, damaged=())",
+        "1 [1] LatestGood(step=1, damaged=())",
         "['00000001']",
-        "2 Good(step=2, damaged=())",
+        "2 LatestGood(step=2, damaged=())",
     ]
 
 

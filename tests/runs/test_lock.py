@@ -123,7 +123,7 @@ def test_the_lock_is_no_way_to_write_elsewhere(tmp_path: Path) -> None:
     (run / "lock").symlink_to(victim)
     with pytest.raises(RunError) as raised:
         RunLock(run)
-    message = "is a link and no regular file; put the file itself there, or remove it"
+    message = "is a link, not a regular file; replace it by the file, or remove it"
     assert str(raised.value) == f"{run / 'lock'}: {message}"
     assert victim.read_text() == "mine"
 

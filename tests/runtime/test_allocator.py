@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FAULTS = """
 import ctypes, resource, sys, threading
-from nnxdsl.runtime.allocator import keep_memory, one_arena
-print(one_arena(), keep_memory(int(sys.argv[1])))
+from nnxdsl.runtime.allocator import keep_memory, use_one_arena
+print(use_one_arena(), keep_memory(int(sys.argv[1])))
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p
 c.malloc.argtypes = [ctypes.c_size_t]

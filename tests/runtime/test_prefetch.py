@@ -25,7 +25,7 @@ def test_every_step_gets_its_own(depth: int) -> None:
         return step * step
 
     with Prefetch(make, 10, depth) as ahead:
-        assert [ahead.at(step) for step in range(3, 10)] == [step * step for step in range(3, 10)]
+        assert [ahead.get(step) for step in range(3, 10)] == [step * step for step in range(3, 10)]
     assert made == list(range(3, 10))
     assert not threads()
 
@@ -33,7 +33,7 @@ def test_every_step_gets_its_own(depth: int) -> None:
 def test_no_more_than_the_depth_are_made_beside_the_one_taken() -> None:
     made: list[int] = []
     with Prefetch(made.append, 100, 2) as ahead:
-        ahead.at(7)
+        ahead.get(7)
         wait_until(lambda: len(made) == 3)
         time.sleep(0.02)
         assert made == [7, 8, 9]
@@ -41,7 +41,7 @@ def test_no_more_than_the_depth_are_made_beside_the_one_taken() -> None:
 
 def test_any_step_may_be_asked_for() -> None:
     with Prefetch(lambda step: step, 100, 2) as ahead:
-        assert [ahead.at(step) for step in (5, 6, 3, 50, 51)] == [5, 6, 3, 50, 51]
+        assert [ahead.get(step) for step in (5, 6, 3, 50, 51)] == [5, 6, 3, 50, 51]
 
 
 def test_an_error_comes_at_the_step_that_needs_it_with_its_message() -> None:
@@ -51,16 +51,16 @@ def test_an_error_comes_at_the_step_that_needs_it_with_its_message() -> None:
         return step
 
     with Prefetch(make, 10, 2) as ahead:
-        assert [ahead.at(step) for step in (2, 3)] == [2, 3]  # step 4 has failed by now, or will
+        assert [ahead.get(step) for step in (2, 3)] == [2, 3]  # step 4 has failed by now, or will
         with pytest.raises(DataError, match=r"rows\.jsonl:12: gone"):
-            ahead.at(4)
+            ahead.get(4)
     assert not threads()
 
 
 def test_the_thread_ends_when_the_consumer_fails() -> None:
     def consume() -> None:
         with Prefetch(lambda step: step, 1000, 2) as ahead:
-            ahead.at(0)
+            ahead.get(0)
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -14,8 +14,8 @@ from nnxdsl.storage.file_mutex import file_lock
 HOLDER = """
 import sys, time
 from pathlib import Path
-from nnxdsl.storage.file_mutex import turn
-with turn(Path(sys.argv[1]), print, lambda: False) as is_ours:
+from nnxdsl.storage.file_mutex import file_lock
+with file_lock(Path(sys.argv[1]), print, lambda: False) as is_ours:
     print(is_ours, flush=True)
     time.sleep(60)
 """

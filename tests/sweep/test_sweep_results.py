@@ -174,7 +174,7 @@ def test_a_directory_that_describes_no_sweep_is_refused(base: Experiment, tmp_pa
     objective = "Objective.GRPO(rewards=(Reward('os:system'),))"
     reward = {"objective": objective, "data": "Data.Prompts('p.jsonl')", "batch_size": "8"}
     for change, message in (
-        ({"points": changed}, "another sweep than its digest"),
+        ({"points": changed}, "its digest does not match"),
         ({"points": 3}, "is damaged"),
         ({"points": [{"run": "x", "changes": {"steps": "'many'"}}]}, "steps"),
         ({"base": {**whole["base"], "objective": {"type": "os:Objective"}}}, "os"),

@@ -151,7 +151,7 @@ def test_nothing_is_written_over(finished: Any, tmp_path: Path) -> None:
     (tmp_path / "held" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name, what in (("held", "is not empty"), ("file", "exists already"), ("link", "exists already")):
+    for name, what in (("held", "is not empty"), ("file", "already exists"), ("link", "already exists")):
         with pytest.raises(RunError) as caught:
             export(finished.run("sft"), tmp_path / name)
         assert str(caught.value) == f"{tmp_path / name}: {what} and is not overwritten; name a new directory"
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_nothing(finished: Any, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))  # no file may be larger
     try:
-        with pytest.raises(RunError, match=r"cannot be written, and nothing was left there: .*File too large"):
+        with pytest.raises(RunError, match=r"cannot be written; no files were left behind: .*File too large"):
             export(finished.run("sft"), tmp_path / "new" / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
