@@ -54,8 +54,8 @@ def _overrides(prefix: str, parsed_args: Namespace, **_: object) -> list[str]:
     paths = {path: list(values) for path, values in settings(Experiment)}
     if target and not target.endswith(".py"):
         try:
-            own = flatten(load(target, parsed_args.home))
-            within = {path[:end] for path in own for end in range(len(path) + 1) if path[end : end + 1] in (".", "")}
+            fields = flatten(load(target, parsed_args.home))
+            within = {path[:end] for path in fields for end in range(len(path) + 1) if path[end : end + 1] in (".", "")}
             paths = {path: values for path, values in paths.items() if path in within}
         except NnxdslError:
             pass
@@ -72,13 +72,13 @@ def settings(cls: type[Spec], prefix: str = "", inside: tuple[type[Spec], ...] =
     for name, field in declared(cls).items():
         path, types = f"{prefix}{name}", list(_alternatives(field.type))
         classes = [one for one in types if isinstance(one, type) and issubclass(one, Spec)]
-        found = [member for one in classes for member in (members(one).values() if is_family(one) else [one])]
-        values = [f"{one.__qualname__}()" for one in found]
+        classes_below = [member for one in classes for member in (members(one).values() if is_family(one) else [one])]
+        values = [f"{one.__qualname__}()" for one in classes_below]
         values += [text for one in types if one is bool for text in ("True", "False")]
         values += [str(value) for one in types if get_origin(one) is Literal for value in get_args(one)]
         values += ["None" for one in types if one is type(None)]
         yield path, values
-        for one in found:
+        for one in classes_below:
             if one not in inside and one is not Experiment:
                 yield from settings(one, f"{path}.", (*inside, one))
 

@@ -66,19 +66,19 @@ def plan_command(experiment: Experiment, args: Namespace) -> int:
         _show_layout(build_blueprint(experiment, platform).layout, args, console)
         return 0
     with Console(stderr=True, highlight=False).status("planning"):
-        found = plan(experiment, platform, device)
+        report = plan(experiment, platform, device)
     if args.compile:
-        found["compiled"] = _compiled(experiment, args, device or hardware.device("cpu"))
+        report["compiled"] = _compiled(experiment, args, device or hardware.device("cpu"))
     if args.json:
-        json.dump(found, sys.stdout, indent=2)
+        json.dump(report, sys.stdout, indent=2)
         sys.stdout.write("\n")
     elif args.warnings:
-        show_warnings(found, console)
+        show_warnings(report, console)
     else:
         if not args.match:
-            show_plan(found, console)
+            show_plan(report, console)
         if args.arrays or args.match:
-            show_arrays(found, args.match or (), console)
+            show_arrays(report, args.match or (), console)
     return 0
 
 
@@ -141,7 +141,7 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
     columns = TextColumn("meshes"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("meshes")
-        found, tried = search(
+        fitting, tried = search(
             experiment,
             device,
             args.count,
@@ -150,18 +150,18 @@ def _search(experiment: Experiment, args: Namespace, device: hardware.Device | N
     if args.json:
         rows = [
             {"changes": one.changes, "bytes_per_device": one.bytes, "step_seconds": attrs.asdict(one.cost)}
-            for one in found
+            for one in fitting
         ]
         json.dump({"device": device.name, "count": args.count, "tried": tried, "fit": rows}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return 0
     name = f"{args.count} x {device.description}"
-    if not found:
+    if not fitting:
         console.print(f"none of {tried} placements on {name} fits; try quantization, an adapter, or shorter rows")
         return 0
-    console.print(f"{len(found)} of {tried} placements on {name} fit; the fastest, by estimate:")
+    console.print(f"{len(fitting)} of {tried} placements on {name} fit; the fastest, by estimate:")
     console.print("  s/step   products     memory      links   GiB/device", style="bold")
-    for one in found[:SHOWN]:
+    for one in fitting[:SHOWN]:
         times = f"{one.cost.step:8.3g} {one.cost.compute:10.3g} {one.cost.memory:10.3g} {one.cost.links:10.3g}"
         console.print(f"{times} {one.bytes / 2**30:12.1f}   {_overrides(one, experiment)}", soft_wrap=True)
     return 0

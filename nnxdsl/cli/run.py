@@ -50,12 +50,12 @@ def run_command(
                 if code == FAILED:
                     raise TrainingError("see the log")
         except BaseException as error:
-            _leave_at_once(error)
+            _exit_without_shutdown(error)
         distributed.shutdown()
         return code
 
 
-def _leave_at_once(error: BaseException) -> NoReturn:
+def _exit_without_shutdown(error: BaseException) -> NoReturn:
     """Exit without jax's distributed shutdown, which would wait for all other processes."""
     if not isinstance(error, TrainingError):
         named = f"{type(error).__name__}: {error}" if isinstance(error, NnxdslError) else exhausted(error)

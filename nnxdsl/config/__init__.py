@@ -1,1 +1,1 @@
-"""The DSL: frozen, typed attrs classes that experiments are made of. Imports no jax and knows no files or devices."""
+"""The DSL: frozen, typed attrs classes from which experiments are built. Imports no jax."""

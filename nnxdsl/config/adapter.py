@@ -1,4 +1,4 @@
-"""Small trainable additions to a frozen model. `nnxdsl/adapters/lora.py` puts them in."""
+"""Adapters: small trainable additions to a frozen model; `nnxdsl/adapters/lora.py` applies them."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -14,7 +14,7 @@ import attrs
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import positive, probability
-from nnxdsl.config.weights import ADAPTERS, ARE_ADAPTERS, From, Weights
+from nnxdsl.config.weights import ADAPTER_WEIGHTS, ADAPTERS, From, Weights
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Scaling = Literal["rank", "sqrt_rank"]
 
 @attrs.frozen(kw_only=True)
 class Adapter(Spec):
-    """What is trained in place of the model's own weights."""
+    """An adapter, which is trained while the model's own weights are frozen."""
 
     LoRA: ClassVar[type[members.LoRA]]
     DoRA: ClassVar[type[members.DoRA]]
@@ -49,7 +49,7 @@ class Adapter(Spec):
 
 @attrs.frozen(kw_only=True)
 class LowRank(Adapter):
-    """What adds the product of two thin matrices A and B to a weight.
+    """A low-rank adapter: adds the product of two matrices A and B to a weight.
 
     Attributes:
         rank: Inner dimension of A and B.
@@ -77,7 +77,7 @@ class LowRank(Adapter):
     start: Weights | None = None
 
     def problems(self) -> Iterable[Problem]:
-        """There are targets, each once; ranks are above 0; a start is an adapter's."""
+        """Targets are not empty and unique; ranks are above 0; `start` is an adapter."""
         return gather(
             lambda: target_problems(self.targets),
             lambda: _pattern_problems("ranks", self.ranks),
@@ -86,7 +86,7 @@ class LowRank(Adapter):
         )
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
-        """Its dropout is possible in these batches, and it equals the adapter that it continues."""
+        """Dropout works with the batching, and the settings equal those of the adapter in `start`."""
         return gather(
             lambda: super(LowRank, self).check(experiment),
             lambda: self._check_packed(experiment),
@@ -104,7 +104,7 @@ class LowRank(Adapter):
 
     def _check_start(self, experiment: Experiment) -> Iterable[Problem]:
         if isinstance(self.start, From):
-            yield from _unlike(self, self.start.experiment, experiment)
+            yield from _start_differences(self, self.start.experiment, experiment)
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +122,7 @@ class LoRA(LowRank):
 
 @attrs.frozen(kw_only=True)
 class DoRA(LowRank):
-    """Weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353): direction and magnitude apart.
+    """Weight-decomposed low-rank adaptation (Liu et al. 2024, arXiv:2402.09353): separate direction and magnitude.
 
     `y = (m / |V|) x V` with `V = W + (alpha / rank) A B`, where `|V|` is the norm of V's weights for each output, taken
     as a constant in gradients (section 4.3 of the paper, and PEFT). The magnitude m, one number for each output, starts
@@ -212,7 +212,7 @@ def _pattern_problems(field: str, pattern: tuple[tuple[str, float], ...]) -> Ite
 def _start_problems(start: Weights | None) -> Iterator[Problem]:
     if start is not None and not isinstance(start, ADAPTERS):
         kind = type(start).__qualname__
-        yield Problem("start", f"{kind} gives a model's weights; an adapter's are given by {ARE_ADAPTERS}")
+        yield Problem("start", f"{kind} gives a model's weights; an adapter's are given by {ADAPTER_WEIGHTS}")
 
 
 SAME = ("rank", "alpha", "targets", "scaling", "ranks", "alphas")
@@ -227,7 +227,7 @@ DROPOUT_OF_PACKED = (
 )
 
 
-def unlike(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
+def adapter_differences(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
     """The differences between an adapter and the one that it continues."""
     if type(ours) is not type(theirs):
         message = f"expected {type(theirs).__qualname__}, which adapter.start holds, got {type(ours).__qualname__}"
@@ -238,11 +238,11 @@ def unlike(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
             yield Problem(f"adapter.{name}", f"expected {other!r}, which adapter.start was trained with, got {own!r}")
 
 
-def _unlike(adapter: LowRank, earlier: Experiment, experiment: Experiment) -> Iterator[Problem]:
+def _start_differences(adapter: LowRank, earlier: Experiment, experiment: Experiment) -> Iterator[Problem]:
     if not isinstance(earlier.adapter, LowRank):
         yield Problem("adapter.start", f"{earlier.name} trains all weights and has no adapter; use model.weights")
         return
-    yield from unlike(adapter, earlier.adapter)
+    yield from adapter_differences(adapter, earlier.adapter)
     if earlier.model.weights != experiment.model.weights:
         message = f"its adapter belongs to {earlier.model.weights!r}, not to model.weights; both must be the same"
         yield Problem("adapter.start", message)

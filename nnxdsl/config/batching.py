@@ -1,4 +1,4 @@
-"""How rows of unequal length are laid into arrays of one shape, which changes nothing in a run's mathematics."""
+"""Padding, bucketing and packing of rows, which change nothing in a run's mathematics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Bucketed(Batching):
 
 @attrs.frozen(kw_only=True)
 class Packed(Batching):
-    """Pairs, or sequences, lie side by side in long rows, none of them split: least padding, a few programs.
+    """Pairs or sequences are packed in long rows, none of them split: least padding, a few programs.
 
     Attributes:
         length: Tokens of a row, of which there are as many as a step needs; None takes rows of several times the mean

@@ -1,4 +1,4 @@
-"""What a run learns from: which file, how long, in which order. Reading the files is `nnxdsl/data/`."""
+"""Training data: files, maximum lengths, order of rows. `nnxdsl/data/` reads the files."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -27,7 +27,7 @@ NO_ARGUMENTS = JsonObject({})
 ROLES = ("system", "developer", "user", "assistant", "tool", "function_call")
 """Roles that others are mapped to; `function_call` is ShareGPT's message of an assistant that is a tool call."""
 TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
-"""What every chat template is given."""
+"""Variables that every chat template gets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +50,7 @@ class AsInFile(Order):
 
 @attrs.frozen(kw_only=True)
 class BadRows(Spec):
-    """What happens to rows that cannot be learnt from (empty or equal completions, missing fields, bad JSON)."""
+    """What happens to bad rows: empty or equal completions, missing fields, invalid JSON."""
 
     Stop: ClassVar[type[data.Stop]]
     Skip: ClassVar[type[data.Skip]]
@@ -90,7 +90,7 @@ class Data(Spec):
     batch_kind: ClassVar[str] = ""
     """The kind of batch that it yields: "pairs", "feedback", "sequences" or "prompts"."""
     length_fields: ClassVar[tuple[str, ...]] = ()
-    """Its fields whose sum is the most tokens of a sequence; () where nothing bounds it."""
+    """Fields whose sum is the maximum length of a sequence; () if there is no maximum."""
     caches_reference: ClassVar[bool] = False
     """Whether log-probabilities of the reference are precomputed for it, unless `Memory.reference` is set."""
     rows: ClassVar[str] = "rows"
@@ -119,8 +119,8 @@ class Data(Spec):
         if self.batch_kind != kind:
             usable = [cls for cls in members(Data).values() if cls.batch_kind == kind]
             rows = " or ".join(cls.rows for cls in usable) or kind
-            cure = " or ".join(cls.__qualname__ for cls in usable) or f"data that yields {kind}"
-            message = f"{objective} reads {rows}, {type(self).__qualname__} yields {self.rows}; use {cure}"
+            remedy = " or ".join(cls.__qualname__ for cls in usable) or f"data that yields {kind}"
+            message = f"{objective} reads {rows}, {type(self).__qualname__} yields {self.rows}; use {remedy}"
             yield Problem(path, message)
 
 
@@ -148,7 +148,7 @@ class FileData(Data):
         columns: Columns to rename, `{their name: our name}`. Without it the layouts of widely used datasets are
             recognised by their columns.
         order: Order of the rows.
-        bad_rows: What happens to rows that cannot be learnt from.
+        bad_rows: What happens to bad rows.
     """
 
     is_base: ClassVar[bool] = True
@@ -195,12 +195,12 @@ class FileData(Data):
             return
         is_hub = [path.startswith(HUB) for path in self.paths]
         if any(is_hub) and len(self.paths) > 1:
-            yield Problem("path", f"a dataset of the Hub stands alone; join it with others by {Mixture.__qualname__}")
+            yield Problem("path", f"an {HUB} path cannot be combined with other paths; use {Mixture.__qualname__}")
         for path in (path for path in self.paths if path.startswith(HUB)):
             parts = path.removeprefix(HUB).split("/")
             if len(parts) > 2 or not all(re.fullmatch(r"[\w.-]+", part) for part in parts):
-                cure = f"; write {HUB}{'/'.join(parts[1:3])}" if parts[0] == "datasets" and len(parts) > 2 else ""
-                yield Problem("path", f"expected {HUB}name or {HUB}owner/name of a dataset, got {path!r}{cure}")
+                remedy = f"; write {HUB}{'/'.join(parts[1:3])}" if parts[0] == "datasets" and len(parts) > 2 else ""
+                yield Problem("path", f"expected {HUB}name or {HUB}owner/name of a dataset, got {path!r}{remedy}")
 
     def _setting_problems(self) -> Iterable[Problem]:
         if any(path.startswith(HUB) for path in self.paths):
@@ -210,8 +210,8 @@ class FileData(Data):
                 yield Problem(name, f"has no effect: {self.name} is no dataset of the Hub ({HUB}...)")
         files = [path for path in self.paths if _FILE.search(path)]
         if self.split is not None and files:
-            where = f"datasets of the Hub ({HUB}...) and folders that save_to_disk wrote have splits"
-            yield Problem("split", f"has no effect: {files[0]} is no folder; {where}")
+            kinds = f"datasets of the Hub ({HUB}...) and folders that save_to_disk wrote have splits"
+            yield Problem("split", f"has no effect: {files[0]} is no folder; {kinds}")
 
     def _column_problems(self) -> Iterable[Problem]:
         columns = tuple(self.columns)
@@ -220,7 +220,7 @@ class FileData(Data):
                 hint = nearest(ours, self.columns_read) or f"; it reads {', '.join(self.columns_read)}"
                 yield Problem("columns", f"{type(self).__qualname__} reads no column {ours!r}{hint}")
             if any(name == other or ours == new for other, new in columns[:index]):
-                yield Problem("columns", f"{name!r} as {ours!r}: one of the two is there twice")
+                yield Problem("columns", f"{name!r} as {ours!r}: one of the two is listed twice")
 
 
 @attrs.frozen(kw_only=True)
@@ -249,20 +249,20 @@ class ChatData(FileData):
                 yield Problem("template_args", f"{name!r} comes from the rows or the tokenizer; take it out")
         for name, role in dict(self.roles).items():
             if role not in ROLES:
-                cure = nearest(role, ROLES) or f"; use {', '.join(ROLES)}"
-                yield Problem("roles", f"{name!r} as {role!r}: no role of chats{cure}")
+                remedy = nearest(role, ROLES) or f"; use {', '.join(ROLES)}"
+                yield Problem("roles", f"{name!r} as {role!r}: no role of chats{remedy}")
 
 
 @attrs.frozen(kw_only=True)
-class Answered(ChatData):
-    """Prompts with answers, each of which is a part of its own.
+class PromptCompletionData(ChatData):
+    """Prompts with completions; the lengths of both are limited separately.
 
     Attributes:
         path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub.
         max_prompt_length: Longest prompt in tokens; longer ones are cut on their left.
         max_completion_length: Longest completion in tokens, end token included; longer ones are cut on their right.
         order: Order of the rows.
-        bad_rows: What happens to rows that cannot be learnt from.
+        bad_rows: What happens to bad rows.
     """
 
     is_base: ClassVar[bool] = True
@@ -274,8 +274,8 @@ class Answered(ChatData):
 
 
 @attrs.frozen(kw_only=True)
-class Preferences(Answered):
-    """Pairs of a better and a worse answer to one prompt.
+class Preferences(PromptCompletionData):
+    """Preference pairs: a chosen and a rejected completion of one prompt.
 
     In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
     `prompt_ids`, `chosen_ids`, `rejected_ids`, which need no tokenizer.
@@ -288,12 +288,12 @@ class Preferences(Answered):
 
 
 @attrs.frozen(kw_only=True)
-class Feedback(Answered):
-    """Single answers, each of which was liked or not.
+class Feedback(PromptCompletionData):
+    """Unpaired feedback (KTO): single completions, each with a label, desirable or not.
 
-    In each row `prompt`, `completion` (text or chat messages) and `label`, true where the answer is desirable; or
+    In each row `prompt`, `completion` (text or chat messages) and `label`, true if the completion is desirable; or
     `prompt_ids`, `completion_ids` and `label`. A row that is a preference pair, as `Data.Preferences` reads it, counts
-    as two: its chosen answer is desirable, its rejected one is not.
+    as two: its chosen completion is desirable, its rejected one is not.
     """
 
     batch_kind: ClassVar[str] = "feedback"
@@ -315,7 +315,7 @@ class Conversations(ChatData):
         path: File, glob, folder, several of these, or `hf://name` of a dataset of the Hub.
         max_length: Longest conversation in tokens; longer ones are cut on their right.
         order: Order of the rows.
-        bad_rows: What happens to rows that cannot be learnt from.
+        bad_rows: What happens to bad rows.
     """
 
     batch_kind: ClassVar[str] = "sequences"
@@ -336,7 +336,7 @@ class Text(FileData):
         field: Name of the row's field that holds the text.
         max_length: Longest document in tokens; longer ones are cut on their right.
         order: Order of the rows.
-        bad_rows: What happens to rows that cannot be learnt from.
+        bad_rows: What happens to bad rows.
     """
 
     batch_kind: ClassVar[str] = "sequences"
@@ -363,14 +363,14 @@ class Text(FileData):
 
 
 @attrs.frozen(kw_only=True)
-class Prompts(Answered):
-    """Prompts that the policy answers itself: `prompt` in each row, as text or chat messages.
+class Prompts(PromptCompletionData):
+    """Prompts for online RL, whose completions the policy samples: `prompt` in each row, as text or messages.
 
-    All other fields of a row are given to the rewards that read them.
+    All other fields of a row are passed to the reward functions that read them.
 
     Attributes:
-        max_completion_length: Longest answer that is drawn, in tokens, end token included.
-        bad_rows: What happens to rows that cannot be answered.
+        max_completion_length: Maximum length of a sampled completion in tokens, end token included.
+        bad_rows: What happens to bad rows.
     """
 
     batch_kind: ClassVar[str] = "prompts"
@@ -462,7 +462,7 @@ class Mixture(Data):
             if isinstance(part, Mixture):
                 yield Problem(f"sources.{index}.0", "a mixture cannot be a source of a mixture; write its sources")
         if len(self.parts) != len(tuple(self.sources)):
-            yield Problem("sources", "the same source is there twice; add its weights")
+            yield Problem("sources", "the same source is listed twice; add its weights")
 
     def _weight_problems(self) -> Iterable[Problem]:
         for index, weight in enumerate(self.weights):

@@ -1,4 +1,4 @@
-"""Values that an experiment derives from others where they are not given: the field's own, with their sources."""
+"""Default values that an experiment derives from other fields, with their sources."""
 
 from __future__ import annotations
 

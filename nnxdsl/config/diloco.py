@@ -57,7 +57,7 @@ class Outer(Spec):
             return
         if mesh.splits_unevenly:
             return
-        own_axis = over(self.workers, mesh)
+        own_axis = worker_axis(self.workers, mesh)
         axes = {axis: size for axis in BATCH_AXES if (size := mesh.sizes[axis]) > 1 and axis != own_axis}
         if (rows // self.workers) % math.prod(axes.values()):
             cut = " x ".join(f"{axis}={size}" for axis, size in axes.items())
@@ -91,6 +91,6 @@ class DiLoCo(Outer):
     momentum: float = attrs.field(default=0.9, validator=probability)
 
 
-def over(workers: int, mesh: Mesh) -> str | None:
+def worker_axis(workers: int, mesh: Mesh) -> str | None:
     """The mesh axis over which workers are split; None where each device has a part of all of them."""
     return "data" if mesh.data > 1 and workers % mesh.data == 0 else None

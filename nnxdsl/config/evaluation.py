@@ -1,4 +1,4 @@
-"""When and on what a run is evaluated."""
+"""Evaluation: held-out metrics and sampled completions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Evaluation(Spec):
         every_steps: Steps between evaluations; None evaluates before the first step and after the last alone.
         data: Held-out rows of the kind that the objective reads; None evaluates the rows that the experiment's
             `test_size` holds out, or prompts alone.
-        prompts: Prompts that policy and reference answer side by side, as a user's turn where the training rows
-            are chats.
-        max_new_tokens: Longest answer in tokens.
+        prompts: Prompts for which policy and reference generate completions; a user's turn if the training rows are
+            chats.
+        max_new_tokens: Maximum length of a completion in tokens.
         temperature: 0 takes the most likely token; larger values sample, with the experiment's seed.
         top_k: Sample from the k most likely tokens only; None for all.
         top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
             `top_k` leaves, if it is given); None for all.
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
-            its passes: the same answers, up to the rounding of logits, in fewer passes; 0 for none.
+            its passes: the same completions, up to the rounding of logits, in fewer passes; 0 for none.
     """
 
     every_steps: int | None = attrs.field(default=None, validator=positive)
@@ -45,7 +45,7 @@ class Evaluation(Spec):
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
 
     def problems(self) -> Iterable[Problem]:
-        """No setting for answers without prompts."""
+        """Sampling settings need prompts."""
         return gather(self._check_prompts, self._check_unused)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:

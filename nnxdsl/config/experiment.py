@@ -1,4 +1,4 @@
-"""One post-training run as one object: the top of every tree."""
+"""The experiment: one post-training run as one object."""
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
 
@@ -134,14 +134,14 @@ class Experiment(Spec):
         A wrong objective is reported once, by `objective`.
         """
         objective, adapter = values.get("objective"), values.get("adapter")
-        found: dict[str, object] = {
+        defaults: dict[str, object] = {
             "epochs": EPOCHS if values.get("steps") is None else None,
             "evaluation": None if values.get("test_size") is None else Evaluation(),
         }
         if not isinstance(objective, Objective):
-            return {**found, "optimizer": BROKEN}
+            return {**defaults, "optimizer": BROKEN}
         optimizer = default_optimizer(objective, cast("Adapter | None", adapter))
-        return found if optimizer is None else {**found, "optimizer": optimizer}
+        return defaults if optimizer is None else {**defaults, "optimizer": optimizer}
 
     def steps_for(self, rows: int) -> int:
         """The optimizer steps of a run on so many training rows.
@@ -234,7 +234,7 @@ class Experiment(Spec):
         if self.test_size is None:
             return
         if self.evaluation is None:
-            yield Problem("test_size", "holds out rows that evaluation=None does not read; leave one of them out")
+            yield Problem("test_size", "holds out rows that evaluation=None does not read; unset one of them")
         elif self.evaluation.data is not None:
             yield Problem("test_size", "holds out rows for an evaluation that has its own; leave out evaluation.data")
         if isinstance(self.data, Mixture):

@@ -1,4 +1,4 @@
-"""Where the processes of runs are started.
+"""Launchers: where the processes of runs are started.
 
 The process is the same everywhere: the command `nnxdsl run`. `nnxdsl/launch` has the engines that start it.
 """
@@ -14,13 +14,13 @@ from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import Limit, filled, not_negative, positive
 from nnxdsl.errors import Problem
 
-memory = Limit(pattern=r"[1-9][0-9]*(M|G|T)B", words="a size such as '64GB' or '512MB'")
+memory = Limit(pattern=r"[1-9][0-9]*(M|G|T)B", description="a size such as '64GB' or '512MB'")
 """Sizes of a host's memory."""
 
 
 @attrs.frozen(kw_only=True)
 class Launcher(Spec):
-    """Where the processes of runs are started. Changes nothing in what a run computes."""
+    """Starts the processes of runs. Changes nothing in what a run computes."""
 
     implementation: ClassVar[str] = ""
     """The engine that implements it (`launch/job.py`), as `module:name`."""
@@ -39,8 +39,8 @@ class Local(Launcher):
     """Processes on this machine, which outlive the command that started them.
 
     Attributes:
-        parallel: Runs at one time.
-        gpus: GPUs of each run, numbered from 0 on: the first run at work has the first ones, and so on. None leaves all
+        parallel: Maximum number of concurrent runs.
+        gpus: GPUs of each run, numbered from 0: the first concurrent run has the first ones, and so on. None leaves all
             of them to every run.
         retries: How often a run that was killed, or ended by SIGTERM, is started again; it resumes from its last
             checkpoint.

@@ -1,4 +1,4 @@
-"""What is traded for device memory: rematerialization, offload, attention kernels, cached reference log-probs."""
+"""Memory: rematerialization, offload, attention kernels, cached reference log-probs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Memory(Spec):
             "inputs" the input of each layer, "offload" the same in the host's memory, "full" the input of each period
             of layers. "auto" is the first of these, "offload" left out, that fits the device by the plan's estimate;
             "none" where the device's memory is not known, as on CPUs.
-        logprob_tokens: The most tokens of a micro-batch whose logits may exist at one time, in parts of the vocabulary
-            at that; None for as many as are quick, which is few.
+        logprob_tokens: Maximum number of tokens of a micro-batch whose logits are in memory at once, in tiles of the
+            vocabulary; None for the smallest number that is fast.
         offload: Arrays that stay in the host's memory and are brought to the device when they are used: the
             optimizer's state, the frozen weights under an adapter, the reference's copy of the weights without one.
         reference: When the reference's log-probabilities are computed: "cached" once for each pair, before the first
-            step, and kept beside the runs for all that ask the same; "online" at every step, with the reference's
-            weights at hand. "auto" is "cached" for files of preference pairs.
+            step, and cached beside the runs; "online" at every step, with the reference's weights in memory. "auto" is
+            "cached" for files of preference pairs.
         attention: What computes attention in training and evaluation. "auto" takes the fused kernel of the platform
             where it serves, else "chunked" for long rows and "dense" for short ones; the plan shows which, and why.
             "dense" is one product over all slots of a row; "chunked" takes queries in blocks, each with the keys that

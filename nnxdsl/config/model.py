@@ -1,4 +1,4 @@
-"""Which network is trained, and from what. The networks themselves are in `nnxdsl/models/`."""
+"""Models: architecture, initial weights, tokenizer; `nnxdsl/models/` implements the architectures."""
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
 
@@ -76,7 +76,7 @@ class Model(Spec):
 
     Attributes:
         weights: Where the first parameters come from.
-        tokenizer: What turns text into ids.
+        tokenizer: The tokenizer.
         router_aux_loss_coef: Strength of the load-balancing loss of routers (Fedus et al. 2021, arXiv:2101.03961, eq.
             4), which is added to the loss in training; 0 for none. Published configurations have 0.001 to 0.02.
         mtp_layers: Layers behind the decoder that predict tokens further ahead (arXiv:2412.19437, section 2.2): 0, or 1

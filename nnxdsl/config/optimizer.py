@@ -1,4 +1,4 @@
-"""How gradients become updates. optax does it: `nnxdsl/optim/optimizers.py`."""
+"""Optimizers; `nnxdsl/optim/optimizers.py` builds them with optax."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
 
 MomentDtype = Literal["float32", "bfloat16"]
-"""In which format running means are kept between steps; they are computed in float32."""
+"""Dtype in which moments are stored between steps; they are computed in float32."""
 
-SLOWEST = 1 - 2**-7
-"""The largest decay that a mean in bfloat16 can follow: a change of less than 1/256 of a value is rounded away."""
+MAX_BF16_DECAY = 1 - 2**-7
+"""The largest decay of a moment in bfloat16: a change of less than 1/256 of a value is rounded away."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +52,8 @@ class AdamW(Optimizer):
         b1: Decay of the running mean of gradients.
         b2: Decay of the running mean of squared gradients.
         eps: Added to the root of the latter.
-        mu_dtype: Format in which the mean of gradients is kept.
-        nu_dtype: Format in which the mean of squared gradients is kept.
+        mu_dtype: Dtype of the mean of gradients.
+        nu_dtype: Dtype of the mean of squared gradients.
     """
 
     fields_added_later: ClassVar[frozenset[str]] = frozenset({"undecayed", "mu_dtype", "nu_dtype"})
@@ -67,10 +67,10 @@ class AdamW(Optimizer):
     nu_dtype: MomentDtype = "float32"
 
     def problems(self) -> Iterable[Problem]:
-        """A mean must be kept in a format that can follow it; patterns need a decay."""
-        yield from _unfollowed("mu_dtype", self.mu_dtype, "b1", self.b1)
-        yield from _unfollowed("nu_dtype", self.nu_dtype, "b2", self.b2)
-        yield from _undecayed(self.undecayed, self.weight_decay)
+        """bfloat16 moments need a small enough decay; `undecayed` needs a weight decay."""
+        yield from _moment_dtype_problems("mu_dtype", self.mu_dtype, "b1", self.b1)
+        yield from _moment_dtype_problems("nu_dtype", self.nu_dtype, "b2", self.b2)
+        yield from _undecayed_problems(self.undecayed, self.weight_decay)
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +94,7 @@ class Lion(Optimizer):
     Attributes:
         b1: Weight of the running mean, beside the gradient itself, in the mean whose sign is taken.
         b2: Decay of the running mean of gradients.
-        mu_dtype: Format in which the mean of gradients is kept.
+        mu_dtype: Dtype of the mean of gradients.
     """
 
     b1: float = attrs.field(default=0.9, validator=probability)
@@ -104,9 +104,9 @@ class Lion(Optimizer):
     mu_dtype: MomentDtype = "float32"
 
     def problems(self) -> Iterable[Problem]:
-        """A mean must be kept in a format that can follow it; patterns need a decay."""
-        yield from _unfollowed("mu_dtype", self.mu_dtype, "b2", self.b2)
-        yield from _undecayed(self.undecayed, self.weight_decay)
+        """bfloat16 moments need a small enough decay; `undecayed` needs a weight decay."""
+        yield from _moment_dtype_problems("mu_dtype", self.mu_dtype, "b2", self.b2)
+        yield from _undecayed_problems(self.undecayed, self.weight_decay)
 
 
 @attrs.frozen(kw_only=True)
@@ -132,8 +132,8 @@ class Adafactor(Optimizer):
     undecayed: tuple[str, ...] = ()
 
     def problems(self) -> Iterable[Problem]:
-        """Patterns need a decay."""
-        return _undecayed(self.undecayed, self.weight_decay)
+        """`undecayed` needs a weight decay."""
+        return _undecayed_problems(self.undecayed, self.weight_decay)
 
 
 @attrs.frozen(kw_only=True)
@@ -153,7 +153,7 @@ class Muon(Optimizer):
         eps: Of AdamW, added to the root of the latter.
         by_adamw: Patterns for the paths of matrices that AdamW updates as well, such as "router".
         adamw_rate: AdamW's learning rate as a part of the schedule's.
-        mu_dtype: Format in which means of gradients are kept.
+        mu_dtype: Dtype of means of gradients.
         max_attention_logit: Threshold of QK-clip, Kimi K2's tau (arXiv:2507.20534, which has 100): after an update,
             query and key projections of the heads with a larger attention score in the step are scaled down to it;
             None leaves them.
@@ -175,40 +175,40 @@ class Muon(Optimizer):
     max_attention_logit: float | None = attrs.field(default=None, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
-        """Means must be kept in a format that can follow them; patterns need a decay."""
-        yield from _unfollowed("mu_dtype", self.mu_dtype, "momentum", self.momentum)
-        yield from _unfollowed("mu_dtype", self.mu_dtype, "b1", self.b1)
-        yield from _undecayed(self.undecayed, self.weight_decay)
+        """bfloat16 moments need a small enough decay; `undecayed` needs a weight decay."""
+        yield from _moment_dtype_problems("mu_dtype", self.mu_dtype, "momentum", self.momentum)
+        yield from _moment_dtype_problems("mu_dtype", self.mu_dtype, "b1", self.b1)
+        yield from _undecayed_problems(self.undecayed, self.weight_decay)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """QK-clip rescales the model's own weights, by the scores of all rows of a step."""
         if self.max_attention_logit is None:
             return
-        where = "optimizer.max_attention_logit"
+        path = "optimizer.max_attention_logit"
         if experiment.adapter is not None:
             name = type(experiment.adapter).__qualname__
             message = f"rescales the weights of queries and keys, which are frozen under adapter={name}"
-            yield Problem(where, f"{message}; leave it out, or train the whole model with adapter=None")
+            yield Problem(path, f"{message}; unset it, or train all weights with adapter=None")
         if experiment.quantization is not None:
             name = type(experiment.quantization).__qualname__
-            yield Problem(where, f"attention scores are not recorded with quantization={name}; leave one of them out")
+            yield Problem(path, f"attention scores are not recorded with quantization={name}; unset one of them")
         if experiment.outer is not None:
-            yield Problem(where, "workers of outer= have weights and scores of their own; leave one of them out")
+            yield Problem(path, "each worker of outer= has its own weights and scores; unset one of them")
         if experiment.mesh.stage > 1:
-            yield Problem(where, f"attention scores are not recorded in mesh.stage={experiment.mesh.stage}; set 1")
+            yield Problem(path, f"attention scores are not recorded in mesh.stage={experiment.mesh.stage}; set 1")
         if experiment.mtp_loss_weight:
-            yield Problem(where, "the layer of objective.mtp_loss_weight is not rescaled; set that to 0")
+            yield Problem(path, "the layer of objective.mtp_loss_weight is not rescaled; set that to 0")
 
 
-def _unfollowed(name: str, dtype: MomentDtype, decay_name: str, decay: float) -> Iterable[Problem]:
-    if dtype == "bfloat16" and decay > SLOWEST:
+def _moment_dtype_problems(name: str, dtype: MomentDtype, decay_name: str, decay: float) -> Iterable[Problem]:
+    if dtype == "bfloat16" and decay > MAX_BF16_DECAY:
         message = (
             f"a mean in 'bfloat16' cannot follow {decay_name}={decay}, whose changes are rounded away; use 'float32', "
-            f"or {decay_name} of at most {SLOWEST:.3f}"
+            f"or {decay_name} of at most {MAX_BF16_DECAY:.3f}"
         )
         yield Problem(name, message)
 
 
-def _undecayed(patterns: tuple[str, ...], weight_decay: float) -> Iterable[Problem]:
+def _undecayed_problems(patterns: tuple[str, ...], weight_decay: float) -> Iterable[Problem]:
     if patterns and weight_decay == 0:
         yield Problem("undecayed", "has no effect with weight_decay=0")

@@ -1,4 +1,4 @@
-"""The number formats of a run."""
+"""The dtypes of a run."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Quantization(Spec):
     targets: tuple[str, ...] = ("attention", "mlp")
 
     def problems(self) -> Iterable[Problem]:
-        """Targets must be there, each once."""
+        """Targets are not empty and unique."""
         return target_problems(self.targets)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:

@@ -1,4 +1,4 @@
-"""How the learning rate moves over a run. The curves are in `nnxdsl/optim/optimizers.py`."""
+"""Learning-rate schedules; `nnxdsl/optim/schedules.py` computes them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Schedule(Spec):
 
     Attributes:
         peak_lr: Learning rate at the end of the warm-up.
-        warmup_ratio: Part of all steps that the warm-up takes.
-        final_ratio: Rate that is reached as the run ends, as a part of the peak.
+        warmup_ratio: Fraction of all steps in the warm-up.
+        final_ratio: Learning rate at the end of the run, as a fraction of the peak.
     """
 
     Constant: ClassVar[type[members.Constant]]
@@ -70,7 +70,7 @@ class WSD(Schedule):
 
     Attributes:
         peak_lr: Learning rate between the warm-up and the decay.
-        decay_ratio: Part of all steps that the decay takes, at the end of the run.
+        decay_ratio: Fraction of all steps in the decay, at the end of the run.
     """
 
     peak_lr: float = attrs.field(validator=positive)

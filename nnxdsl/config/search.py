@@ -1,4 +1,4 @@
-"""Many experiments from one, each chosen by what the ones before it came to: ranges, and how they are searched."""
+"""Hyperparameter search: spaces, samplers, pruners."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -24,65 +24,65 @@ from nnxdsl.config.sweep import Direction
 from nnxdsl.errors import Problem, SpecError
 
 EVALUATED = "eval/"
-"""How the names of held-out figures begin."""
+"""Prefix of the names of evaluation metrics."""
 
 
 @attrs.frozen(kw_only=True)
 class Range(Spec):
-    """The numbers that a path may take in a search; a list of values is a choice among them."""
+    """A numeric search range of a path; a list of values is a categorical choice."""
 
     Float: ClassVar[type[Float]]
     Log: ClassVar[type[Log]]
     Int: ClassVar[type[Int]]
 
     low: ClassVar[float | None] = None
-    """The least number."""
+    """The smallest value."""
     high: ClassVar[float | None] = None
-    """The greatest number."""
+    """The largest value."""
 
 
 @attrs.frozen(kw_only=True)
 class Float(Range):
-    """Any number between two, all alike.
+    """Uniform in [low, high].
 
     Attributes:
-        low: The least.
-        high: The greatest.
+        low: The smallest value.
+        high: The largest value.
     """
 
     low: float = attrs.field(kw_only=False)
     high: float = attrs.field(kw_only=False)
 
     def problems(self) -> Iterable[Problem]:
-        """There must be something between the two."""
+        """`low` must be below `high`."""
         return gather(lambda: _order(self.low, self.high))
 
 
 @attrs.frozen(kw_only=True)
 class Log(Range):
-    """Any number between two, each order of magnitude alike: for learning rates and other strengths.
+    """Log-uniform in [low, high]: for learning rates and other scales.
 
     Attributes:
-        low: The least.
-        high: The greatest.
+        low: The smallest value.
+        high: The largest value.
     """
 
     low: float = attrs.field(kw_only=False, validator=positive)
     high: float = attrs.field(kw_only=False, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
-        """There must be something between the two."""
+        """`low` must be below `high`."""
         return gather(lambda: _order(self.low, self.high))
 
 
 @attrs.frozen(kw_only=True)
 class Int(Range):
-    """Whole numbers from one to another.
+    """Integers from low to high, uniform.
 
     Attributes:
-        low: The least.
-        high: The greatest.
-        step: The distance between neighbours, counted from the least; it must lead to the greatest.
+        low: The smallest value.
+        high: The largest value.
+        step: The step from `low`; it must lead to `high`.
     """
 
     low: int = attrs.field(kw_only=False)
@@ -90,7 +90,7 @@ class Int(Range):
     step: int = attrs.field(default=1, validator=positive)
 
     def problems(self) -> Iterable[Problem]:
-        """There must be something between the two, and steps that end at the greatest."""
+        """`low` must be below `high`, and the steps must end at `high`."""
         return gather(lambda: _order(self.low, self.high), self._check_step)
 
     def _check_step(self) -> Iterable[Problem]:
@@ -107,7 +107,7 @@ def _order(low: float, high: float) -> Iterable[Problem]:
 
 @attrs.frozen(kw_only=True)
 class Pruner(Spec):
-    """Which runs of a search are ended early, by their held-out figures so far."""
+    """Early stopping of runs in a search, by their evaluation metrics so far."""
 
     Median: ClassVar[type[Median]]
     Halving: ClassVar[type[Halving]]
@@ -115,11 +115,11 @@ class Pruner(Spec):
 
 @attrs.frozen(kw_only=True)
 class Median(Pruner):
-    """Ends a run whose best figure so far is worse than the median of the others at the same step.
+    """Stops a run whose best metric so far is worse than the median of the other runs at the same step.
 
     Attributes:
-        startup_trials: Runs that must have come to their end before any is ended early.
-        warmup_steps: Steps before which no run is ended.
+        startup_trials: Runs that must finish before any is pruned.
+        warmup_steps: Steps before which no run is pruned.
     """
 
     startup_trials: int = attrs.field(default=5, validator=positive)
@@ -152,20 +152,20 @@ def _axes(space: Mapping[str, object]) -> dict[str, Axis]:
 
 @attrs.frozen
 class Search:
-    """An experiment, what may be changed in it, and the figure that is to become best.
+    """A hyperparameter search: a base experiment, a search space, and the metric to optimize.
 
     Attributes:
         base: The experiment that every trial changes.
         space: By path, a `Range` or a list of values.
-        trials: How many runs.
-        metric: The figure, by its name in `metrics.jsonl`: "eval/loss", "eval/rewards/accuracies".
-        direction: Whether the figure is to become small or large.
+        trials: Number of runs.
+        metric: The metric to optimize, by its name in `metrics.jsonl`: "eval/loss", "eval/rewards/accuracies".
+        direction: Whether to minimize or maximize it.
         sampler: "tpe" learns from the trials so far (Bergstra et al. 2011), "random" does not.
-        pruner: Which runs are ended early; None for none.
+        pruner: Stops bad runs early; None for no pruning.
         seed: Of the sampler.
 
     Raises:
-        SpecError: when built, with all that is wrong.
+        SpecError: The search is invalid; lists all problems.
     """
 
     base: Experiment
@@ -187,7 +187,7 @@ class Search:
 
     @property
     def digest(self) -> str:
-        """64 hex digits of all that decides which experiments are tried; not of how many."""
+        """64 hex digits: a digest of everything that determines the trials, except their number."""
         fields = {
             "base": fingerprint(self.base),
             "space": {path: axis_to_json(axis) for path, axis in self.space.items()},
@@ -213,24 +213,24 @@ class Search:
             if not isinstance(axis, Range | tuple):
                 yield Problem(f"space.{path}", f"expected a Range or a list of values, got {show(axis)}")
                 continue
-            tried = cast("tuple[object, ...]", axis) if isinstance(axis, tuple) else (axis.low, axis.high)
-            if not tried:
+            values = cast("tuple[object, ...]", axis) if isinstance(axis, tuple) else (axis.low, axis.high)
+            if not values:
                 yield Problem(f"space.{path}", "has no values")
-            found: dict[str, Problem] = {}
-            for value in tried:
+            problems: dict[str, Problem] = {}
+            for value in values:
                 try:
                     evolve(self.base, {path: value})
                 except SpecError as error:
-                    found |= {str(problem): problem for problem in error.problems}
-            yield from (problem.under("space") for problem in found.values())
+                    problems |= {str(problem): problem for problem in error.problems}
+            yield from (problem.under("space") for problem in problems.values())
 
     def _check_figures(self) -> Iterable[Problem]:
         evaluation = self.base.evaluation
         is_evaluated = evaluation is not None and (evaluation.data is not None or self.base.test_size is not None)
         if str(self.metric).startswith(EVALUATED) and not is_evaluated:
-            yield Problem("metric", f"{self.metric!r} is held out, but the experiment has no evaluation with data")
+            yield Problem("metric", f"{self.metric!r} needs an evaluation with data, and the experiment has none")
         if self.pruner is not None and not str(self.metric).startswith(EVALUATED):
-            yield Problem("pruner", f"goes by held-out figures ({EVALUATED}...), and the metric is {self.metric!r}")
+            yield Problem("pruner", f"needs an evaluation metric ({EVALUATED}...), but the metric is {self.metric!r}")
         elif self.pruner is not None and is_evaluated:
             assert evaluation is not None
             every, steps = evaluation.every_steps, self.base.steps

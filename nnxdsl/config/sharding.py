@@ -1,4 +1,4 @@
-"""Where and how a run is computed, which changes nothing in its mathematics: devices, memory."""
+"""The device mesh and its sharding rules, which change nothing in a run's mathematics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH_AXES = ("data", "fsdp", "expert")
 
 @attrs.frozen(kw_only=True)
 class Mesh(Spec):
-    """How many devices share which work: their product is the number of devices.
+    """The device mesh: the product of its axes is the number of devices.
 
     Attributes:
         data: Devices that hold whole copies of the parameters and split the batch.
@@ -68,18 +68,18 @@ class Mesh(Spec):
 
     @property
     def device_count(self) -> int:
-        """How many devices the mesh takes."""
+        """The number of devices of the mesh."""
         return math.prod(self.sizes.values())
 
     @property
     def across(self) -> dict[str, int]:
         """How often each axis steps from one slice to another: the factor of its size that lies between slices."""
-        found: dict[str, int] = {}
+        sizes_across: dict[str, int] = {}
         left = self.slices
         for axis in SLOW_AXES:
-            found[axis] = math.gcd(left, getattr(self, axis))
-            left //= found[axis]
-        return found
+            sizes_across[axis] = math.gcd(left, getattr(self, axis))
+            left //= sizes_across[axis]
+        return sizes_across
 
     def problems(self) -> Iterable[Problem]:
         """Rules must name mesh axes that exist, each once; slices must lie along the axes that may cross them."""
@@ -105,11 +105,11 @@ class Mesh(Spec):
         return any(logical == "batch" for logical, _ in self.rules) or self.indivisible == "replicate"
 
 
-def _rule_problems(where: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:
+def _rule_problems(path: str, rules: tuple[tuple[str, str | tuple[str, ...] | None], ...]) -> Iterable[Problem]:
     for index, (logical, target) in enumerate(rules):
         rule, axes = f"({logical!r}, {target!r})", (target,) if isinstance(target, str) else target or ()
         for axis in dict.fromkeys(axes):
             if axis not in MESH_AXES:
-                yield Problem(f"{where}.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
+                yield Problem(f"{path}.{index}", f"{rule} names no mesh axis{suggest(axis, MESH_AXES)}")
             elif axes.count(axis) > 1:
-                yield Problem(f"{where}.{index}", f"{rule} names the mesh axis '{axis}' twice")
+                yield Problem(f"{path}.{index}", f"{rule} names the mesh axis '{axis}' twice")

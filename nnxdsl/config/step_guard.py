@@ -1,4 +1,4 @@
-"""What a run does about a step whose loss or gradients cannot be trusted; `nnxdsl/optim/step_guard.py` does it."""
+"""Guards against non-finite and spiking steps; `nnxdsl/optim/step_guard.py` implements them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many experiments from one: grids of `{path: value}` changes in plain Python."""
+"""Sweeps: grids of `{path: value}` changes of one experiment, in plain Python."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def _points(points: Iterable[Mapping[str, object]]) -> tuple[Point, ...]:
 
 @attrs.frozen
 class Sweep:
-    """An experiment and the points at which it is tried.
+    """A sweep: a base experiment and the changes of each point.
 
     Attributes:
         base: The experiment that every point changes.
         points: Changes by path.
-        metric: The figure by which the results are sorted, by its name in `metrics.jsonl`; None for the first of those
-            that people look at.
+        metric: The metric by which the results are sorted, by its name in `metrics.jsonl`; None for the first of
+            `nnxdsl.sweep.results.DEFAULT_METRICS`.
         direction: Whether small or large values of the metric are better; None where its name implies it (small for a
             loss).
 
@@ -104,7 +104,7 @@ class Sweep:
 
     def __attrs_post_init__(self) -> None:
         built: list[Experiment] = []
-        problems: list[Problem] = [] if self.points else [Problem("points", "there are none")]
+        problems: list[Problem] = [] if self.points else [Problem("points", "is empty")]
         for index, point in enumerate(self.points):
             try:
                 built.append(evolve(self.base, point))
@@ -126,7 +126,7 @@ class Sweep:
 
     @property
     def digest(self) -> str:
-        """64 hex digits of which experiments are tried, in their order; not of how they are compared."""
+        """64 hex digits: a digest of the experiments in their order, but not of how they are compared."""
         return hashlib.sha256(" ".join(map(fingerprint, self.experiments)).encode()).hexdigest()
 
     def run(

@@ -1,4 +1,4 @@
-"""Which tokenizer turns text into ids. The tokenizers themselves are in `nnxdsl/data/tokenizers/base.py`."""
+"""Tokenizers; `nnxdsl/data/tokenizers/` implements them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tokenizer(Spec):
 
 @attrs.frozen(kw_only=True)
 class Auto(Tokenizer):
-    """The one that comes with the weights; bytes where the weights are random."""
+    """The tokenizer beside the weights; `Tokenizer.Bytes` for random weights."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Where a run's first parameters come from. Reading them is `nnxdsl/formats/hf.py` and `nnxdsl/program/init.py`."""
+"""Sources of initial weights; `nnxdsl/weights/sources.py` opens them."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Weights(Spec):
-    """The parameters that training starts from."""
+    """The initial weights of a model."""
 
     Random: ClassVar[type[members.Random]]
     HF: ClassVar[type[members.HF]]
@@ -114,7 +114,7 @@ class Merged(Weights):
     coefficients: tuple[float, ...]
 
     def problems(self) -> Iterable[Problem]:
-        """The base must be a model's, the adapters adapters, each with a number."""
+        """The base is a model, the others are adapters, and each has a coefficient."""
         return gather(self._check_base, self._check_adapters, self._check_coefficients)
 
     def _check_base(self) -> Iterator[Problem]:
@@ -123,10 +123,10 @@ class Merged(Weights):
 
     def _check_adapters(self) -> Iterator[Problem]:
         if not self.adapters:
-            yield Problem("adapters", "names none; without any, write the base alone")
+            yield Problem("adapters", "is empty; use the base alone")
         for index, adapter in enumerate(self.adapters):
             if not isinstance(adapter, ADAPTERS):
-                yield Problem(f"adapters.{index}", f"{type(adapter).__qualname__} is no adapter; {ARE_ADAPTERS} are")
+                yield Problem(f"adapters.{index}", f"{type(adapter).__qualname__} is no adapter; {ADAPTER_WEIGHTS} are")
 
     def _check_coefficients(self) -> Iterator[Problem]:
         if len(self.coefficients) != len(self.adapters):
@@ -138,7 +138,7 @@ class Merged(Weights):
 
 ADAPTERS = PEFT | Checkpoint | From
 """Weights that may be an adapter."""
-ARE_ADAPTERS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
+ADAPTER_WEIGHTS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
 
 
 def parts(weights: Weights | None) -> tuple[Weights, ...]:

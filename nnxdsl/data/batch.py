@@ -168,8 +168,8 @@ def token_count(batch: Batch) -> Array:
         return (batch.segment > 0).sum()
     weight = batch.weight.astype("int32")
     if isinstance(batch, PairBatch):
-        own = batch.prompt_length + batch.chosen_length
-        return ((own if batch.desirable is not None else own + batch.rejected_length) * weight).sum()
+        counted = batch.prompt_length + batch.chosen_length
+        return ((counted if batch.desirable is not None else counted + batch.rejected_length) * weight).sum()
     return (batch.length * weight).sum()
 
 

@@ -1,4 +1,4 @@
-"""How the rows of a step become a batch: padded, in buckets of length, or packed."""
+"""Collators: the rows of a step as a padded, bucketed or packed batch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
 from nnxdsl.data.loaders.report import Length, Report, joined_report
 from nnxdsl.data.packing import Layout, Size
 from nnxdsl.data.ragged import Joined, JoinedRagged, Ragged, Selected, SelectedRagged, SomeRows
-from nnxdsl.data.sources.digests import digest_together
+from nnxdsl.data.sources.digests import combined_digest
 from nnxdsl.errors import DataError
 
 Int32 = npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class TokenizedRows(NamedTuple):
     Attributes:
         parts: Ids by part.
         row_ids: Name of each row.
-        report: What became of the rows.
+        report: Counts of accepted, truncated, dropped and unusual rows.
         digest: sha256 hex of the source.
         is_chat: Whether most rows are chats.
         columns: The fields of each row, where rewards read them.
@@ -114,13 +114,13 @@ class Dataset(abc.ABC):
 
         A process makes a batch of all processes with it, of which it needs the rows on its own devices.
         """
-        same, wanted = copy.copy(self), frozenset(rows)
+        same, wanted_rows = copy.copy(self), frozenset(rows)
         ones = {name: part.sums() if name in self.masks else None for name, part in self._parts.items()}
-        same._parts = {name: SomeRows(part, wanted, ones[name]) for name, part in self._parts.items()}
+        same._parts = {name: SomeRows(part, wanted_rows, ones[name]) for name, part in self._parts.items()}
         return same
 
     def select(self, rows: Rows) -> Dataset:
-        """Some of the rows, in the order given; what is said of their file stays true of it."""
+        """Some of the rows, in the given order; report and digest stay those of the file."""
         same = copy.copy(self)
         same._parts = {name: SelectedRagged(part, rows) for name, part in self._parts.items()}
         same._ids_digest = None
@@ -139,7 +139,7 @@ class Dataset(abc.ABC):
         same, parts = copy.copy(self), [dataset._parts for dataset in datasets]
         same._parts = {name: JoinedRagged([part[name] for part in parts]) for name in self._parts}
         same._ids_digest = None
-        same.digest = digest_together(dataset.digest for dataset in datasets)
+        same.digest = combined_digest(dataset.digest for dataset in datasets)
         same.row_ids = Joined([dataset.row_ids for dataset in datasets])
         same.report = joined_report([dataset.report for dataset in datasets])
         same.is_chat = 2 * sum(len(dataset) for dataset in datasets if dataset.is_chat) > len(same)

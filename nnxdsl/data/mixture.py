@@ -1,4 +1,4 @@
-"""Which row of which source each place of an endless mixture is: a pure function of seed and place."""
+"""Deterministic interleaving of the sources of a mixture: a pure function of seed and position."""
 
 from __future__ import annotations
 

@@ -148,26 +148,26 @@ class _Repair:
         else:
             mine = np.flatnonzero(self.row_of // per_block == self.spare.argmin())[:, None]
         longer, more = tokens[mine] - tokens, targets[mine] - targets  # [M, items + rows]
-        here, there = rows[mine], rows[None]
-        home, away = here // per_block, there // per_block
-        gain = _overflow_reduction(self.room[here], self.room[there], longer)
+        own_row, other_rows = rows[mine], rows[None]
+        home, away = own_row // per_block, other_rows // per_block
+        gain = _overflow_reduction(self.room[own_row], self.room[other_rows], longer)
         gain += np.where(home != away, _overflow_reduction(self.spare[home], self.spare[away], more), 0)
         is_full = (np.arange(len(rows)) >= count) & (home != away) & (self.free[away] == 0)
-        gain = np.where((here == there) | is_full, 0, gain)
+        gain = np.where((own_row == other_rows) | is_full, 0, gain)
         mover, other = np.unravel_index(gain.argmax(), gain.shape)
         if gain[mover, other] <= 0:
             return False
-        item, here, there = mine[mover, 0], rows[mine[mover, 0]], rows[other]
+        item, own_row, other_rows = mine[mover, 0], rows[mine[mover, 0]], rows[other]
         for free, moved, source, destination in (
-            (self.room, longer[mover, other], here, there),
-            (self.spare, more[mover, other], here // per_block, there // per_block),
-            (self.free, int(other >= count), here // per_block, there // per_block),
+            (self.room, longer[mover, other], own_row, other_rows),
+            (self.spare, more[mover, other], own_row // per_block, other_rows // per_block),
+            (self.free, int(other >= count), own_row // per_block, other_rows // per_block),
         ):
             free[source] += moved
             free[destination] -= moved
-        self.row_of[item] = there
+        self.row_of[item] = other_rows
         if other < count:
-            self.row_of[other] = here
+            self.row_of[other] = own_row
         return True
 
 

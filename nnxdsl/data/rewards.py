@@ -19,9 +19,9 @@ from nnxdsl.config.objectives.reward import Function, Reward, functions, reward
 from nnxdsl.errors import DataError, PlanError, Problem, RunError, suggest
 
 COMPLETION = "completion"
-"""Parameter that gets the answer."""
+"""Parameter for the completion."""
 ROW_NAMES = ("prompt", "prompts")
-"""Parameters that get the row's prompt, never the answer."""
+"""Parameters for the row's prompt, never the completion."""
 SHOWN = 80
 """Characters of a completion in messages."""
 
@@ -47,14 +47,14 @@ class _BoundReward:
         function: The function.
         reads: Columns that it has parameters for; None for all.
         needs: Those without a default.
-        answer: The parameter that gets the answer: `completion`, wherever it stands, else the first.
+        parameter: The parameter for the completion: `completion`, at any position, else the first.
     """
 
     reward: Reward
     function: Function
     reads: frozenset[str] | None
     needs: tuple[str, ...]
-    answer: str
+    parameter: str
 
 
 class Rewards:
@@ -90,11 +90,11 @@ class Rewards:
 
     def check(self, columns: Sequence[Mapping[str, Any]], row_ids: Sequence[str]) -> None:
         """Raises DataError for the first row without a column that a function needs, or with one of a reserved name."""
-        for name in dict.fromkeys([COMPLETION, *(one.answer for one in self._rewards)]):
+        for name in dict.fromkeys([COMPLETION, *(one.parameter for one in self._rewards)]):
             for row_id, row in zip(row_ids, columns, strict=True):
                 if name in row:
                     raise DataError(
-                        f"{row_id}: the column '{name}' has the name under which rewards get the answer; rename it "
+                        f"{row_id}: the column '{name}' has the name of the completion's parameter; rename it "
                         f"with data.columns={{'{name}': ...}}"
                     )
         for one in self._rewards:
@@ -120,16 +120,16 @@ def _value(bound: _BoundReward, completion: str, row: Mapping[str, Any], row_id:
     name = f"{row_id}: reward '{bound.reward.name}'"
     shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
     try:
-        if bound.answer == COMPLETION:
+        if bound.parameter == COMPLETION:
             value: Any = bound.function(**read, **{COMPLETION: completion})
         else:
             value = bound.function(completion, **read)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise RunError(f"{name} failed with {what}; the answer was {shown!r}") from error
+        raise RunError(f"{name} failed with {what}; the completion was {shown!r}") from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        hint = " (a reward gets one answer and gives one number)" if isinstance(value, list | tuple) else ""
-        raise RunError(f"{name} gave {value!r}, which is no finite number{hint}; the answer was {shown!r}")
+        hint = " (expected one number for one completion)" if isinstance(value, list | tuple) else ""
+        raise RunError(f"{name} returned {value!r}, not a finite number{hint}; the completion was {shown!r}")
     return float(value)
 
 
@@ -147,20 +147,20 @@ def _resolve(reward: Reward) -> _BoundReward:
     by_name = any(one.name == COMPLETION and one.kind is not one.POSITIONAL_ONLY for one in parameters)
     by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if not by_name and not by_place and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        raise LookupError(f"the function of '{reward.name}' takes no answer: its first parameter must be its text")
+        raise LookupError(f"the function of '{reward.name}' takes no completion: its first parameter must be the text")
     if not by_name and by_place and by_place[0].name in ROW_NAMES:
         raise LookupError(
             f"the function of '{reward.name}' has '{by_place[0].name}' as its first parameter and no '{COMPLETION}'; "
-            f"name the parameter that gets the answer '{COMPLETION}'"
+            f"name the parameter for the completion '{COMPLETION}'"
         )
     taken = [one for one in parameters if one.name == COMPLETION] if by_name else by_place[:1]
-    answer = next((one.name for one in taken if one.kind is not one.POSITIONAL_ONLY), "")
+    parameter = next((one.name for one in taken if one.kind is not one.POSITIONAL_ONLY), "")
     rest = [one for one in parameters if one not in taken and one.kind is not one.VAR_POSITIONAL]
     named = [one for one in rest if one.kind is not one.VAR_KEYWORD]
     takes_all = len(named) < len(rest)
     needs = tuple(one.name for one in named if one.default is one.empty)
     reads = None if takes_all else frozenset(one.name for one in named)
-    return _BoundReward(reward, function, reads, needs, answer)
+    return _BoundReward(reward, function, reads, needs, parameter)
 
 
 def _refuse_other_forms(name: str, function: Function, parameters: Sequence[inspect.Parameter]) -> None:
@@ -168,12 +168,12 @@ def _refuse_other_forms(name: str, function: Function, parameters: Sequence[insp
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     if is_async:
         raise LookupError(
-            f"the function of '{name}' is async; a reward is called and gives a number: write it with def"
+            f"the function of '{name}' is async; a reward function must be synchronous: write it with def"
         )
     if any(one.name == "completions" for one in parameters):
         raise LookupError(
-            f"the function of '{name}' reads 'completions', a batch of answers, as TRL's rewards do; a reward gets one "
-            f"answer as '{COMPLETION}' and gives one number"
+            f"the function of '{name}' reads 'completions', a batch, as TRL's reward functions do; write a function "
+            f"that gets one completion as '{COMPLETION}' and returns one number"
         )
 
 

@@ -30,14 +30,14 @@ def sorted_pieces(blocks: Callable[[], Iterable[Values]], rows: int) -> Iterator
     bounds = [piece * 2**64 // pieces for piece in range(pieces)]
     for low, high in zip(bounds, [*bounds[1:], 2**64], strict=True):
         chosen: list[Rows] = []
-        found: list[Values] = []
+        chosen_values: list[Values] = []
         begin = 0
         for block in blocks():
             within = np.flatnonzero((block >= np.uint64(low)) & (block <= np.uint64(high - 1)))
             chosen.append(within + begin)
-            found.append(block[within])
+            chosen_values.append(block[within])
             begin += len(block)
-        own, values = np.concatenate(chosen), np.concatenate(found)
+        own, values = np.concatenate(chosen), np.concatenate(chosen_values)
         order = np.argsort(values, kind="stable")
         yield own[order], values[order]
 

@@ -1,4 +1,4 @@
-"""The rows of each step: a pure function of seed and step, so that a run resumes without reading earlier batches."""
+"""Batch sampling: the rows of a step are a pure function of seed and step, so that a resume skips earlier batches."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class BatchSampler:
         Raises:
             DataError: File, rows, seed, batch size or order differ from the checkpoint's; names both values.
         """
-        own = self.state()
+        current = self.state()
         names = {
             "digest": "the data file has changed (sha256)",
             "rows": "the number of accepted rows has changed",
@@ -185,9 +185,9 @@ class BatchSampler:
             "order": "the order has changed",
         }
         changed = [
-            f"{what}: the checkpoint has {_short(state.get(name))}, this run {_short(own[name])}"
+            f"{what}: the checkpoint has {_short(state.get(name))}, this run {_short(current[name])}"
             for name, what in names.items()
-            if state.get(name) != own[name]
+            if state.get(name) != current[name]
         ]
         if changed:
             raise DataError(f"{self.dataset.report.source}: cannot resume from the checkpoint: {'; '.join(changed)}")

@@ -1,4 +1,4 @@
-"""Rows of a dataset that are held out of training: by their content, so that a row stays on its side."""
+"""Train/test split by a hash of each row, so that a row stays on its side when others are added."""
 
 from __future__ import annotations
 

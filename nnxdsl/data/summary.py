@@ -1,4 +1,4 @@
-"""What became of the rows of a dataset, or what a source has, in plain JSON values: for `nnxdsl data`."""
+"""Statistics of a dataset or of a source as JSON values, for `nnxdsl data`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nnxdsl.errors import DataError
 from nnxdsl.terminal.row_counts import Use
 
 UNLIMITED = 2**30
-"""More than any row has tokens, and any source bad rows."""
+"""A limit that no length and no number of bad rows reaches."""
 BINS = 12
 """Most bins of a histogram."""
 AMONG = 1000
@@ -94,18 +94,18 @@ def _characters(value: object) -> int:
 
 def _kind(rows: Sequence[Fields]) -> type[FileData] | None:
     """The first kind of data that at least half of some rows can be read as."""
-    own: dict[type[FileData], tuple[tuple[str, ...], ...]] = {
+    loader_columns: dict[type[FileData], tuple[tuple[str, ...], ...]] = {
         Data.Preferences: (("chosen", "rejected"), ("prompt_ids", "chosen_ids", "rejected_ids")),
         Data.Feedback: (("completion_ids", "label"),),
         Data.Conversations: (("conversations",),),
         Data.Text: (("text",),),
         Data.Prompts: (("prompt",),),
     }
-    for kind, own_columns in own.items():
+    for kind, column_sets in loader_columns.items():
         layouts = [layout for layout in LAYOUTS if kind.batch_kind in layout.kinds]
         fitting = sum(
             any(layout.fits(row) for layout in layouts)
-            or any(all(map(row.__contains__, names)) for names in own_columns)
+            or any(all(map(row.__contains__, names)) for names in column_sets)
             for row in rows
         )
         if fitting and 2 * fitting >= len(rows):
@@ -114,7 +114,7 @@ def _kind(rows: Sequence[Fields]) -> type[FileData] | None:
 
 
 def summarize(dataset: Dataset, data: Data, tokenizer: TokenizerBase, examples: int, use: Use = "accepted") -> Json:
-    """What became of the rows of `data`, which were loaded as `dataset`: counts, lengths, and some rows as tokens.
+    """Statistics of `data`, which was loaded as `dataset`: counts, lengths, and some rows as tokens.
 
     Args:
         dataset: The dataset.
@@ -162,7 +162,7 @@ def _summary(
         "rows": len(rows),
         "tokens": tokens,
         "tokens_with_loss": targets,
-        "lengths": {name: _statistics(own) for name, own in lengths.items()},
+        "lengths": {name: _statistics(lengths_of_part) for name, lengths_of_part in lengths.items()},
         "examples": list(_examples(dataset, data, tokenizer, rows, next(reversed(lengths.values())), examples)),
     }
 
@@ -189,7 +189,7 @@ def _lengths(dataset: Dataset, rows: npt.NDArray[np.int64]) -> tuple[dict[str, I
         lengths["prompt and longer completion"] = prompt + chosen.clip(min=rejected)
         targets = sum(int(dataset.targets(name)[rows].sum()) for name in ("chosen", "rejected"))
         return lengths, int(prompt.sum() + chosen.sum() + rejected.sum()), targets
-    return parts, int(sum(own.sum() for own in parts.values())), None
+    return parts, int(sum(lengths_of_part.sum() for lengths_of_part in parts.values())), None
 
 
 def _statistics(lengths: Int32) -> Json:
@@ -220,7 +220,7 @@ def _examples(
         parts = dataset.row(row)
         if isinstance(dataset, Pairs) and dataset.desirable is not None:
             parts = _single(parts)
-        runs = ([*_runs(parts, whole, tokenizer)] for whole in (*uncut.get(name, ()), parts) if _holds(parts, whole))
+        runs = ([*_runs(parts, whole, tokenizer)] for whole in (*uncut.get(name, ()), parts) if _contains(parts, whole))
         yield {"row": name, "runs": next(runs)}
 
 
@@ -239,14 +239,14 @@ def _uncut(data: FileData, tokenizer: TokenizerBase, names: set[str]) -> dict[st
             dataset = load(here, tokenizer, loss_on="all", vocabulary=UNLIMITED)
         except DataError:  # such as labelled answers that all have one prompt
             return {}
-        found: dict[str, list[dict[str, Int32]]] = {}
+        by_row: dict[str, list[dict[str, Int32]]] = {}
         lines = {f"{path}:{line}": name for line, name in enumerate(rows, start=1)}
         for index, place in enumerate(dataset.row_ids):
             parts = dataset.row(index)
             if isinstance(data, Feedback):
                 parts = _single(parts)
-            found.setdefault(lines[place], []).append(parts)
-    return found
+            by_row.setdefault(lines[place], []).append(parts)
+    return by_row
 
 
 def _single(parts: Mapping[str, Int32]) -> dict[str, Int32]:
@@ -255,7 +255,7 @@ def _single(parts: Mapping[str, Int32]) -> dict[str, Int32]:
     return {name: parts[own] for name, own in names.items() if own in parts}
 
 
-def _place(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:
+def _untruncated(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:
     """[whole] which ids of a part before truncation are those of `part`; None if it is not made from it."""
     left = len(whole) - len(part)
     for begin in range(min(2, len(part) + 1) if left > 0 else 1):  # a prompt is cut on its left, after its BOS
@@ -267,8 +267,8 @@ def _place(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:
     return is_used if left > 0 and np.array_equal(whole[is_used], part) else None
 
 
-def _holds(parts: Mapping[str, Int32], whole: Mapping[str, Int32]) -> bool:
-    return all(_place(ids, whole[name]) is not None for name, ids in parts.items() if name not in BYTE_PARTS)
+def _contains(parts: Mapping[str, Int32], whole: Mapping[str, Int32]) -> bool:
+    return all(_untruncated(ids, whole[name]) is not None for name, ids in parts.items() if name not in BYTE_PARTS)
 
 
 def _runs(parts: Mapping[str, Int32], whole: Mapping[str, Int32], tokenizer: TokenizerBase) -> Iterable[Json]:
@@ -276,7 +276,7 @@ def _runs(parts: Mapping[str, Int32], whole: Mapping[str, Int32], tokenizer: Tok
     for name, ids in whole.items():
         if name in BYTE_PARTS:
             continue
-        is_used = _place(parts[name], ids)
+        is_used = _untruncated(parts[name], ids)
         assert is_used is not None
         state = np.where(is_used, name not in ("prompt", "tokens"), 2)
         mask = parts.get("target" if name == "tokens" else f"{name}_mask", ())

@@ -96,5 +96,5 @@ def outcome_of_job(run: Path, attempts_before: int, exit_code: int | None, outpu
 
 def error_in_output(output: str) -> str:
     """The last error in the output of a process, all its lines; empty if there is none."""
-    found = list(_ERROR.finditer(output))
-    return output[found[-1].start() :].strip()[:SHOWN] if found else ""
+    matches = list(_ERROR.finditer(output))
+    return output[matches[-1].start() :].strip()[:SHOWN] if matches else ""

@@ -17,10 +17,10 @@ class Plan(dict[str, Any]):
     """A plan as JSON values, which `docs/reference/plan_json.md` describes."""
 
     def __repr__(self) -> str:
-        return html.drawn_text(functools.partial(show_plan, self))
+        return html.render_text(functools.partial(show_plan, self))
 
     def _repr_html_(self) -> str:
-        return html.drawn(functools.partial(show_plan, self))
+        return html.render_html(functools.partial(show_plan, self))
 
 
 def plan(experiment: Experiment, device: str | None = None) -> Plan:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl import losses
-from nnxdsl.config.diloco import over
+from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
@@ -430,7 +430,7 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
         step = guarded(train_step, guard)
     else:
         worker = attrs.evolve(train_step, loss=worker_loss(loss, blueprint, mesh, outer.workers))
-        workers = diloco.DiLoCoStep(worker, outer.workers, over(outer.workers, blueprint.layout.mesh))
+        workers = diloco.DiLoCoStep(worker, outer.workers, worker_axis(outer.workers, blueprint.layout.mesh))
         state_shardings = step_guard.inner(optimizer_shardings(blueprint, mesh, fetched=True))
         shardings = (blueprint.layout.shardings("trainable", mesh), state_shardings) if mesh.size > 1 else None
         rule = diloco.build(outer)

@@ -122,15 +122,17 @@ class CheckpointReader:
         except DamageError as error:
             self._damaged_steps.add(step)
             raise self._damaged(step, error) from error
-        sharded = {group: {name: _with_sharding(one) for name, one in own.items()} for group, own in targets.items()}
+        sharded = {
+            group: {name: _with_sharding(one) for name, one in arrays.items()} for group, arrays in targets.items()
+        }
         items = {
             group: ocp.args.PyTreeRestore(
-                item=own,
-                restore_args=ocp.checkpoint_utils.construct_restore_args(own),
+                item=arrays,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),
                 partial_restore=True,
             )
-            for group, own in sharded.items()
-            if own
+            for group, arrays in sharded.items()
+            if arrays
         }
         restored: Any = {}
         if items:
@@ -144,17 +146,17 @@ class CheckpointReader:
                     f"checkpoint step {step} in {self.directory} could not be restored, although its files match their "
                     f"digests: {first_line(error)}; use the versions of jax and orbax that wrote it"
                 ) from error
-        return {group: {name: restored[group][name] for name in own} for group, own in sharded.items()}
+        return {group: {name: restored[group][name] for name in arrays} for group, arrays in sharded.items()}
 
     def _check_targets(self, step: int, targets: Mapping[str, Targets]) -> None:
         contents = self.contents(step)
         problems: list[str] = []
-        for group, own in targets.items():
+        for group, group_targets in targets.items():
             if group not in contents:
                 problems.append(f"{group}: not in the checkpoint{suggest(group, contents)}")
                 continue
             saved = contents[group]
-            for name, target in own.items():
+            for name, target in group_targets.items():
                 expected = ArrayInfo.from_array(target)
                 if name not in saved:
                     problems.append(f"{group}.{name}: not in the checkpoint, expected {expected}")
@@ -205,8 +207,8 @@ class CheckpointReader:
 
     def _damaged(self, step: int, error: DamageError) -> CheckpointError:
         others = [str(other) for other in self.steps() if other != step]
-        cure = f"use another step ({', '.join(others)})" if others else "restore the file from a copy"
-        return CheckpointError(f"checkpoint step {step} in {self.directory} is damaged: {error}; {cure}")
+        remedy = f"use another step ({', '.join(others)})" if others else "restore the file from a copy"
+        return CheckpointError(f"checkpoint step {step} in {self.directory} is damaged: {error}; {remedy}")
 
     def _verify(self, step: int, groups: set[str] | None) -> None:
         """Compares all files of the step (with groups: theirs and the common ones) with the manifest."""

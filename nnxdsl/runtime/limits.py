@@ -21,7 +21,7 @@ DESCRIPTORS = 64
 """Free file descriptors that a save may need."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CURES = {
+_REMEDIES = {
     resource.RLIMIT_AS: "raise the limit of address space (ulimit -v)",
     resource.RLIMIT_DATA: "raise the limit of data segments (ulimit -d)",
 }
@@ -33,12 +33,12 @@ def require_address_space() -> None:
     Raises:
         RunError: With the limit and the minimum.
     """
-    for limit, cure in _CURES.items():
+    for limit, remedy in _REMEDIES.items():
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < ADDRESS_SPACE:
             raise RunError(
                 f"the memory of this process is limited to {size(soft)}, and jax needs at least "
-                f"{size(ADDRESS_SPACE)}; {cure} and run again"
+                f"{size(ADDRESS_SPACE)}; {remedy} and run again"
             )
 
 
@@ -80,12 +80,12 @@ def exhausted(error: BaseException) -> str | None:
         if isinstance(cause, RuntimeError) and ("start new thread" in text or "RESOURCE_EXHAUSTED" in text):
             return f"{name}: {text}; give it more memory or threads (ulimit -v, ulimit -u), or a smaller model or batch"
         if isinstance(cause, ImportError | SystemError) and _is_limited():
-            return f"{name}: {text}; this process may have too little memory: {_CURES[resource.RLIMIT_AS]}"
+            return f"{name}: {text}; this process may have too little memory: {_REMEDIES[resource.RLIMIT_AS]}"
     return None
 
 
 def _is_limited() -> bool:
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in _CURES)
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in _REMEDIES)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

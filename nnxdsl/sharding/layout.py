@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from nnxdsl.config.diloco import over
+from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.sharding import Mesh as MeshSpec
 from nnxdsl.errors import Problem, nearest
 from nnxdsl.models.logical_axes import ShardMapCall
@@ -170,14 +170,14 @@ class Layout:
     @property
     def within_worker(self) -> Layout:
         """The layout within one DiLoCo worker, which has a part of the mesh if workers are sharded over an axis."""
-        axis = over(self.workers, self.mesh)
+        axis = worker_axis(self.workers, self.mesh)
         mesh = self.mesh if axis is None else attrs.evolve(self.mesh, **{axis: 1}, slices=1)
         return Layout(mesh, {part: arrays for part, arrays in self._parts.items() if part != "optimizer"}, self.offload)
 
     @property
     def workers_per_device(self) -> int:
         """Number of workers of which a device holds a part."""
-        axis = over(self.workers, self.mesh)
+        axis = worker_axis(self.workers, self.mesh)
         return self.workers if axis is None else self.workers // self.mesh.sizes[axis]
 
     def resolve(self, axes: Axes, shape: Sequence[int] | None = None, path: str = "") -> Resolved:
@@ -193,7 +193,7 @@ class Layout:
         rules = self._rules_of(array.owner or path)
         shape = array.shape if self.mesh.indivisible == "replicate" else None
         resolved = resolve(array.axes, rules, self.mesh.sizes, shape=shape)
-        if array.has_worker_axis and (axis := over(self.workers, self.mesh)):
+        if array.has_worker_axis and (axis := worker_axis(self.workers, self.mesh)):
             within = resolve(array.axes, rules, self.mesh.sizes | {axis: 1}, shape=shape)
             tried = Tried(0, "workers", None, axis, "taken", "each worker has its own devices")
             spec, raw = (PartitionSpec(axis, *tuple(one)[1:]) for one in (within.spec, within.raw))

@@ -84,14 +84,14 @@ class JsonLines:
         """
         return list(self.rows())
 
-    def rows(self, wanted: bytes = b"") -> Iterator[Row]:
+    def rows(self, containing: bytes = b"") -> Iterator[Row]:
         """Like `read`, one row at a time.
 
         Args:
-            wanted: Lines without these bytes are skipped without parsing them, which is fast in a long file.
+            containing: Lines without these bytes are skipped without parsing them, which is fast in a long file.
         """
         for number, _, line in self.lines():
-            if wanted in line:
+            if containing in line:
                 yield self.decode(line, number)
 
     def lines(self) -> Iterator[tuple[int, int, bytes]]:

@@ -81,13 +81,13 @@ class Verifier:
         """Starts without checked files."""
         self._checked: dict[Path, tuple[int, ...]] = {}
 
-    def check(self, place: Path, body: dict[str, Any], wanted: Callable[[str], bool]) -> None:
-        """Checks the files of the manifest for whose path below `place` the function `wanted` is true.
+    def check(self, place: Path, body: dict[str, Any], selects: Callable[[str], bool]) -> None:
+        """Checks the files of the manifest for whose path below `place` the function `selects` is true.
 
         Raises:
             DamageError: Names the first file that differs, and the number of others.
         """
-        items = [(place / name, entry) for name, entry in body["files"].items() if wanted(name)]
+        items = [(place / name, entry) for name, entry in body["files"].items() if selects(name)]
         with _workers() as pool:
             results = pool.map(lambda item: self._problem(*item), items)
             problems = [

@@ -1,1 +1,1 @@
-"""What is printed: progress, tables, the plan, pictures of sharded arrays. Loads no jax."""
+"""Terminal output: progress, tables, the plan, grids of sharded arrays. Loads no jax."""

@@ -1,4 +1,4 @@
-"""One array of a plan on a terminal: its partition, its dimensions, and every sharding rule that was tried for it."""
+"""Prints the partition and the dimensions of an array, and every sharding rule that was tried for it."""
 
 from __future__ import annotations
 

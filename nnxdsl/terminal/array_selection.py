@@ -1,4 +1,4 @@
-"""Which arrays of a plan a path means, and which of them have the same layout."""
+"""Selects arrays of a plan by path or pattern, and groups arrays of the same layout."""
 
 from __future__ import annotations
 

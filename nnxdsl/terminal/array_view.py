@@ -1,4 +1,4 @@
-"""One array of a plan as a grid of devices: which block of its data each of them holds. Loads no jax."""
+"""Draws the sharding of an array as a grid of devices with the block that each holds. Loads no jax."""
 
 from __future__ import annotations
 
@@ -155,16 +155,16 @@ class Grid:
         """The drawing, from the block and the slice of each device: headings, then a line for each row of devices."""
         shown = (slice(self.rows_shown), slice(self.columns_shown))
         block_of, slices = (array.reshape(self.rows, self.columns)[shown] for array in (block_of, slices))
-        beside, below = slices[:, 1:] != slices[:, :-1], slices[1:] != slices[:-1]
-        heavy = beside.any(axis=0)
+        slice_ends, below = slices[:, 1:] != slices[:, :-1], slices[1:] != slices[:-1]
+        heavy = slice_ends.any(axis=0)
         left, top = self._coordinates()
         widths = {axis: max(len(axis), len(str(self.mesh[axis]))) for axis in left}
         names = "".join(f"{axis:<{width + 2}}" for axis, width in widths.items())
-        beyond = max((len(axis) + 2 for axis in top), default=0)
-        margin = " " * (len(names) + beyond)
+        top_width = max((len(axis) + 2 for axis in top), default=0)
+        margin = " " * (len(names) + top_width)
         for number, (axis, places) in enumerate(top.items()):
             before = names if number == len(top) - 1 else " " * len(names)
-            yield Text(f"{before}{axis:>{beyond - 2}}  ", "bold").append(self._heading(places, heavy), "not bold")
+            yield Text(f"{before}{axis:>{top_width - 2}}  ", "bold").append(self._heading(places, heavy), "not bold")
         if names and not top:
             yield Text(names, "bold")
         many = bool(slices.max())
@@ -174,10 +174,10 @@ class Grid:
                 block = int(block_of[row, column])
                 line.append(f"{block:^{self.cell}}", f"black on {PALETTE[block % len(PALETTE)]}")
                 if column < len(heavy) and heavy[column]:
-                    line.append("┃" if beside[row, column] else " ")
+                    line.append("┃" if slice_ends[row, column] else " ")
             if self.columns_shown < self.columns:
                 line.append(" …")
-            if many and not beside[row].any() and (row == 0 or below[row - 1].any()):
+            if many and not slice_ends[row].any() and (row == 0 or below[row - 1].any()):
                 line.append(f" slice {slices[row, 0]}")
             yield line
             if row < len(below) and below[row].any():
@@ -218,14 +218,14 @@ class Grid:
 
     def left_out(self) -> str:
         """A sentence on the devices that are not drawn; empty if all are."""
-        shown, whole = self.rows_shown * self.columns_shown, self.rows * self.columns
-        if shown == whole:
+        shown, total = self.rows_shown * self.columns_shown, self.rows * self.columns
+        if shown == total:
             return ""
         parts = [f"{self.rows_shown:,} of {self.rows:,} rows"] if self.rows_shown < self.rows else []
         if self.columns_shown < self.columns:
             parts.append(f"{self.columns_shown:,} of the {self.columns:,} devices of each row")
         return (
-            f"drawn: the first {', the first '.join(parts)}; left out: {whole - shown:,} of {whole:,} devices, "
+            f"drawn: the first {', the first '.join(parts)}; left out: {total - shown:,} of {total:,} devices, "
             "which continue the pattern"
         )
 
@@ -259,9 +259,9 @@ def _block_slices(number: int, array: Mapping[str, Any], shards: Sequence[int]) 
     """The slices of the array that a block is: `[:, 288:576, :]`."""
     place = np.unravel_index(number, tuple(shards))
     slices = []
-    for index, pieces, whole, length in zip(place, shards, array["shape"], array["device_shape"], strict=True):
+    for index, pieces, size, length in zip(place, shards, array["shape"], array["device_shape"], strict=True):
         begin = int(index) * length
-        slices.append(":" if pieces == 1 else f"{min(begin, whole)}:{min(begin + length, whole)}")
+        slices.append(":" if pieces == 1 else f"{min(begin, size)}:{min(begin + length, size)}")
     cut = [
         f"{name or f'dimension {dimension}'} over {format_axes(entry)}"
         for dimension, (name, entry) in enumerate(zip(array["axes"], array["spec"], strict=True))

@@ -12,7 +12,7 @@ Points = Sequence[tuple[float, float]]
 """Steps and values."""
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 340, 150, 60, 22, 20
-MOST_POINTS = 300
+MAX_POINTS = 300
 
 
 def curve(name: str, line: Points, dots: Points = ()) -> str:
@@ -25,13 +25,13 @@ def curve(name: str, line: Points, dots: Points = ()) -> str:
     first, last, low, high = min(steps), max(steps), min(values), max(values)
     bottom, right = HEIGHT - BOTTOM, WIDTH - 10
 
-    def at(point: tuple[float, float]) -> tuple[float, float]:
+    def position(point: tuple[float, float]) -> tuple[float, float]:
         across = (point[0] - first) / ((last - first) or 1)
         up = (point[1] - low) / (high - low) if high > low else 0.5
         return LEFT + across * (right - LEFT), bottom - up * (bottom - TOP)
 
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, line))
-    circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#c2571a"/>' for x, y in map(at, dots))
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(position, line))
+    circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#c2571a"/>' for x, y in map(position, dots))
     labels = [
         (LEFT, 14, "start", name),
         (LEFT - 5, TOP + 8, "end", number(high)),
@@ -45,12 +45,12 @@ def curve(name: str, line: Points, dots: Points = ()) -> str:
         for x, y, anchor, text in labels
     )
     frame = f'<path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="#888"/>'
-    drawn = f'<polyline points="{path}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
-    return f'<svg role="img" width="{WIDTH}" height="{HEIGHT}">{frame}{drawn}{circles}{texts}</svg>'
+    polyline = f'<polyline points="{path}" fill="none" stroke="#3b6fb6" stroke-width="1.5"/>'
+    return f'<svg role="img" width="{WIDTH}" height="{HEIGHT}">{frame}{polyline}{circles}{texts}</svg>'
 
 
 def _finite(points: Points) -> Points:
     """The finite ones, evenly thinned out, with the last."""
-    found = [point for point in points if math.isfinite(point[1])]
-    every = -(-len(found) // MOST_POINTS) or 1
-    return [*found[:-1:every], *found[-1:]]
+    finite = [point for point in points if math.isfinite(point[1])]
+    every = -(-len(finite) // MAX_POINTS) or 1
+    return [*finite[:-1:every], *finite[-1:]]

@@ -1,4 +1,4 @@
-"""What became of the rows of data on a terminal: counts, lengths, and some rows as runs of tokens."""
+"""Prints statistics of a dataset: counts, lengths, and some rows as runs of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 400
 
 
 def show_data(path: str, data: Mapping[str, Any], console: Console) -> None:
-    """Print what became of the rows of one source, or of those of a mixture; `path` is their place in an experiment."""
+    """Print the statistics of a source, or of a mixture; `path` is their place in an experiment."""
     report = data["report"]
     console.print(line(f"{path}: {data['kind']} of {report['source']}", "bold"))
     console.print(grid_of(facts(data)))
@@ -42,7 +42,7 @@ def show_data(path: str, data: Mapping[str, Any], console: Console) -> None:
 
 
 def show_source(source: Mapping[str, Any], console: Console) -> None:
-    """Print what a source has, whatever reads it."""
+    """Print the columns and counts of a source, independent of a loader."""
     bad = sum(source["bad"].values())
     console.print(line(f"{source['source']}: {pluralize(source['rows'], 'row')}", "bold"))
     kind = source["kind"] or "not recognised; name the columns with columns={'theirs': 'ours'}"
@@ -71,7 +71,7 @@ def show_source(source: Mapping[str, Any], console: Console) -> None:
 
 
 def facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What becomes of the rows of a source that are trained on, as pairs of a name and a text."""
+    """The statistics of a dataset as pairs of a name and a text."""
     report, tokens, targets = data["report"], data["tokens"], data["tokens_with_loss"]
     facts = [("columns", ", ".join(data["columns"]))] if data["columns"] else []
     facts += [("layout", report["layout"])] if report["layout"] else []
@@ -100,8 +100,10 @@ def _length_columns(data: Mapping[str, Any]) -> list[Column]:
     names = ("min", "median", "p95", "max", "total")
     return [
         Column("tokens of a row", list(lengths), least=10),
-        *(Column(name, [f"{own[name]:,}" for own in lengths.values()], right=True) for name in names),
-        Column("min to max", [_sparkline(own["histogram"]["counts"]) for own in lengths.values()], rank=1),
+        *(Column(name, [f"{statistics[name]:,}" for statistics in lengths.values()], right=True) for name in names),
+        Column(
+            "min to max", [_sparkline(statistics["histogram"]["counts"]) for statistics in lengths.values()], rank=1
+        ),
     ]
 
 

@@ -394,8 +394,8 @@ def thousands(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """`0:07`, `12:05`, `3:04:05`, `2d 03:04`; rounded up, so that 0:00 means the end."""
-    whole = math.ceil(seconds)
-    days, rest = divmod(whole, 86400)
+    rounded = math.ceil(seconds)
+    days, rest = divmod(rounded, 86400)
     hours, rest = divmod(rest, 3600)
     minutes, last = divmod(rest, 60)
     if days:

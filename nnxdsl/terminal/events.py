@@ -1,4 +1,4 @@
-"""What a process reports while it works: phases, their progress, rows of metrics, messages. Prints nothing."""
+"""Progress events: phases, their progress, rows of metrics, messages. Prints nothing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from nnxdsl.terminal.display import clean, number
 
 WIDTH = 140
-"""Columns of what is drawn for a terminal."""
+"""Width of the recorded terminal, in columns."""
 
 
 def text(value: object) -> str:
@@ -28,18 +28,18 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, title: st
     return f"<b>{text(title)}</b><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def drawn(draw: Callable[[Console], object]) -> str:
-    """What `draw` prints on a terminal, with its colours, as a `<pre>` on the page's own background."""
+def render_html(draw: Callable[[Console], object]) -> str:
+    """The terminal output of `draw` as HTML, with its colours, in a `<pre>`."""
     style = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"
-    return _recorded(draw).export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+    return _record(draw).export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
-def drawn_text(draw: Callable[[Console], object]) -> str:
-    """The same as plain text."""
-    return _recorded(draw).export_text()
+def render_text(draw: Callable[[Console], object]) -> str:
+    """The terminal output of `draw` as plain text."""
+    return _record(draw).export_text()
 
 
-def _recorded(draw: Callable[[Console], object]) -> Console:
+def _record(draw: Callable[[Console], object]) -> Console:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, force_jupyter=False)
     draw(console)
     return console

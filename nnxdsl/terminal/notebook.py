@@ -17,7 +17,7 @@ from nnxdsl.terminal.display import Display, clean, done_of, duration, ended_lin
 from nnxdsl.terminal.events import Listener, Phase
 
 EVERY_SECONDS = 0.5
-MOST_MESSAGES = 500
+MAX_MESSAGES = 500
 CURVES = ("loss", "reward", "rewards/accuracies", "mean_token_accuracy")
 """The metrics that are drawn, those that a run has, at most two; held-out ones (`eval/...`) as dots."""
 
@@ -41,10 +41,10 @@ class NotebookProgress(Listener):
     def __init__(self) -> None:
         """Shows nothing yet."""
         self._handle: Any = None
-        self._drawn = -math.inf
+        self._last_drawn = -math.inf
         self._thread = threading.get_ident()
         self._phases: list[Phase] = []
-        self._messages: collections.deque[str] = collections.deque(maxlen=MOST_MESSAGES)
+        self._messages: collections.deque[str] = collections.deque(maxlen=MAX_MESSAGES)
         self._series: dict[str, list[tuple[float, float]]] = {}
 
     def on_phase_begin(self, phase: Phase) -> None:
@@ -87,9 +87,9 @@ class NotebookProgress(Listener):
     def _draw(self, *, is_last: bool = False) -> None:
         # A kernel finds the cell of an output by the thread that writes it.
         now = time.monotonic()
-        if threading.get_ident() != self._thread or (now - self._drawn < EVERY_SECONDS and not is_last):
+        if threading.get_ident() != self._thread or (now - self._last_drawn < EVERY_SECONDS and not is_last):
             return
-        self._drawn = now
+        self._last_drawn = now
         page = {"text/html": self.page(), "text/plain": self._messages[-1] if self._messages else ""}
         if self._handle is None:
             self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)
@@ -100,8 +100,8 @@ class NotebookProgress(Listener):
         """The output as HTML."""
         bars = "".join(map(_bar, self._phases))
         series = {name: (self._series.get(name, ()), self._series.get(f"eval/{name}", ())) for name in CURVES}
-        drawn = [(name, line, dots) for name, (line, dots) in series.items() if line or dots][:2]
-        curves = "".join(curve(*one) for one in drawn)
+        shown = [(name, line, dots) for name, (line, dots) in series.items() if line or dots][:2]
+        curves = "".join(curve(*one) for one in shown)
         messages = [html.escape(clean(text)) for text in self._messages]
         last = f"<div>{messages[-1]}</div>" if messages else ""
         older = "\n".join(messages[:-1])

@@ -1,4 +1,4 @@
-"""How meshes, shapes, partitions, byte counts and counts of things are written, on a terminal and in the app."""
+"""Formats meshes, shapes, partitions, byte counts and plurals for the terminal and the app."""
 
 from __future__ import annotations
 

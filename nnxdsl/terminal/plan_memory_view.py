@@ -1,4 +1,4 @@
-"""The memory of a plan on a terminal: a bar with a letter for each part, and a line for each. Loads no jax."""
+"""Prints the memory of a plan: a bar with a letter for each part, and a line for each. Loads no jax."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def memory_bar(parts: Sequence[Segment], total: int, device: Mapping[str, Any] |
         width: Columns of the terminal.
     """
     cells = max(width - 2, 8)
-    whole = max(total, device["memory"] if device else 0, 1)
+    bar_bytes = max(total, device["memory"] if device else 0, 1)
     segments = list(parts)
     if device:
         usable = min(device["usable"], device["memory"])
@@ -90,17 +90,17 @@ def memory_bar(parts: Sequence[Segment], total: int, device: Mapping[str, Any] |
         segments += [(FREE, "", "free", free), (RESERVED, "dim", "not usable", reserved)]
     segments = [segment for segment in segments if segment[3] > 0]
     text = Text("▕", end="")
-    for (sign, style, _, _), count in zip(segments, _split(cells, [s[3] / whole for s in segments]), strict=True):
+    for (sign, style, _, _), count in zip(segments, _split(cells, [s[3] / bar_bytes for s in segments]), strict=True):
         text.append(sign * count, style)
     text.append("▏\n")
     if device:
-        text.append(_usable_pointer(device["usable"], whole, cells, width))
+        text.append(_usable_pointer(device["usable"], bar_bytes, cells, width))
     return text
 
 
-def _usable_pointer(usable: int, whole: int, cells: int, width: int) -> str:
+def _usable_pointer(usable: int, bar_bytes: int, cells: int, width: int) -> str:
     """The line under the bar that points to the end of the usable memory."""
-    column = min(round(cells * usable / whole), cells - 1) + 1
+    column = min(round(cells * usable / bar_bytes), cells - 1) + 1
     label = f"usable: {format_bytes(usable)}"
     if column + len(label) + 2 <= width:
         return " " * column + f"▲ {label}\n"
@@ -111,8 +111,8 @@ def letters(names: Sequence[str]) -> list[str]:
     """A letter of its own for each name: its first one that is free, else any."""
     taken: list[str] = []
     for name in names:
-        wanted = [*name.upper(), *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
-        taken.append(next((sign for sign in wanted if sign.isalnum() and sign not in taken), "?"))
+        choices = [*name.upper(), *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
+        taken.append(next((sign for sign in choices if sign.isalnum() and sign not in taken), "?"))
     return taken
 
 
@@ -138,14 +138,14 @@ def compiled_memory_columns(plan: Mapping[str, Any]) -> list[Column]:
     on_device = [part for part in plan["memory"] if part["memory"] == "device"]
     placed = sum(part["bytes"] for part in on_device if part["tag"] == "exact")
     estimated = sum(part["bytes"] for part in on_device) - placed
-    beside, total = None, None
+    extra_outputs, total = None, None
     if measured["outputs"] is not None:
-        beside = max(measured["outputs"] - measured["aliased"], 0)
-        total = measured["arguments"] + measured["temporaries"] + beside
+        extra_outputs = max(measured["outputs"] - measured["aliased"], 0)
+        total = measured["arguments"] + measured["temporaries"] + extra_outputs
     figures: list[tuple[str, int | None, int | None]] = [
         ("arrays and batch (arguments)", placed, measured["arguments"]),
         ("while computing (temporaries)", estimated, measured["temporaries"]),
-        ("outputs beside the arguments", None, beside),
+        ("outputs beside the arguments", None, extra_outputs),
         ("sum", plan["bytes_per_device"], total),
         ("peak (reported by XLA)", None, measured["peak"]),
     ]

@@ -1,4 +1,4 @@
-"""A plan on a terminal: one screen, and on request every array and the compiler's report. Loads no jax."""
+"""Prints a plan: one screen, and optionally every array and the compiler's report. Loads no jax."""
 
 from __future__ import annotations
 

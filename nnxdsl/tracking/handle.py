@@ -105,8 +105,8 @@ class TrackingProcess:
         if code is not None:
             self.close()
             if code:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                self._unreported.append(f"tracking: the process that writes metrics {how}; {_LOST}")
+                ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                self._unreported.append(f"tracking: the process that writes metrics {ending}; {_LOST}")
 
     def _hear(self, path: str, type: str, error: str | None) -> None:
         """Takes a message: the tracker is open, or it has ended with an error."""
@@ -116,11 +116,11 @@ class TrackingProcess:
                 self._not_opened.append(Problem(path, f"{type} cannot be opened: {error}"))
         self._unopened.discard(path)
 
-    def end(self, how: End) -> None:
+    def end(self, state: End) -> None:
         """Tells the process that the run has ended, and does not wait; only the first call does anything."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):  # it has ended already
-                os.write(self._process.stdin.fileno(), f"{how}\n".encode())
+                os.write(self._process.stdin.fileno(), f"{state}\n".encode())
             self._process.stdin.close()
 
     def wait(self, seconds: float = WAIT_SECONDS) -> Iterator[str]:

@@ -31,8 +31,8 @@ class MLflowTracker(Tracker):
         if "id" in run.saved:
             self._client.update_run(run.saved["id"], status="RUNNING")
         else:
-            found = self._client.get_experiment_by_name(settings.experiment)
-            experiment = found.experiment_id if found else self._client.create_experiment(settings.experiment)
+            existing = self._client.get_experiment_by_name(settings.experiment)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(settings.experiment)
             started = self._client.create_run(experiment, run_name=run.id, tags={"nnxdsl.run": run.id})
             run.saved["id"] = started.info.run_id
             params = [self._entities.Param(name, str(value)) for name, value in run.settings().items()]

@@ -54,7 +54,7 @@ class EndOfRun:
 
     def __init__(self) -> None:
         """Starts to wait."""
-        self.how: End = "killed"
+        self.state: End = "killed"
         self.deadline = float("inf")
         self._over = threading.Event()
         threading.Thread(target=self._wait, args=(os.getppid(),), daemon=True).start()
@@ -65,7 +65,7 @@ class EndOfRun:
             pass
         line = os.read(0, 64).decode().strip() if select.select([0], [], [], 0)[0] else ""
         if line in ("finished", "stopped", "failed"):
-            self.how = cast(End, line)
+            self.state = cast(End, line)
         self.deadline = time.monotonic() + DRAIN_SECONDS
         self._over.set()
 
@@ -192,7 +192,7 @@ class Work:
                 break
             elif rows is None:
                 self.end.wait(POLL_SECONDS)
-        tracker.finish(self.end.how)
+        tracker.finish(self.end.state)
 
     def _store(self, record: Record) -> None:
         """Writes the record, unless another run has taken the directory's place (`--restart`)."""

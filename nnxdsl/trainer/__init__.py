@@ -1,1 +1,1 @@
-"""A training run from start to end: preparation, precomputed caches, the loop, evaluation, resume."""
+"""The trainer: preparation, precomputed caches, the training loop, evaluation, resume."""

@@ -1,4 +1,4 @@
-"""Where the batches of a training loop come from: the rows of a dataset, prefetched, or completions of the policy."""
+"""The batches of a training loop: rows of a dataset, prefetched, or rollouts of the policy."""
 
 from __future__ import annotations
 

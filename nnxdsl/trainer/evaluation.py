@@ -1,4 +1,4 @@
-"""Held-out metrics, and answers of policy and reference to the same prompts."""
+"""Evaluation: held-out metrics, and completions of policy and reference for the same prompts."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class Evaluator:
     rollouts: Rollouts | None = None
     _prompts: list[list[int]] = attrs.field(init=False)
     _samplers: dict[str, Sampler] = attrs.field(factory=dict, init=False)
-    _reference_answers: list[str] | None = attrs.field(default=None, init=False)
+    _reference_completions: list[str] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._prompts = _encoded(self)
+        self._prompts = _encode_prompts(self)
 
     def prepare(self, state: TrainState, own_weights: Leaves | None = None) -> None:
         """Generates the reference's completions if its weights will be gone: those before any step, or its own.
@@ -77,9 +77,9 @@ class Evaluator:
         is_cached = self.program.blueprint.reference.is_precomputed
         template = self.program.blueprint.reference.template
         if own_weights is not None and template is not None and self.evaluation.prompts:
-            (self._reference_answers,) = self._answers("reference", template, own_weights)
+            (self._reference_completions,) = self._generate("reference", template, own_weights)
         elif self.evaluation.prompts and is_cached and self.program.reference(state) is None:
-            (self._reference_answers,) = self._answers("policy", *self.program.policy(state))
+            (self._reference_completions,) = self._generate("policy", *self.program.policy(state))
 
     def metrics(self, state: TrainState, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Means over all held-out rows, each sum divided once; names begin with `eval/`. Empty without held-out data.
@@ -90,8 +90,8 @@ class Evaluator:
         """
         if isinstance(self.dataset, Prompts):
             assert self.rollouts is not None
-            found = self.rollouts.evaluate(state, self.dataset, self._order(), should_stop)
-            return None if found is None else {f"eval/{name}": value for name, value in found.items()}
+            metrics = self.rollouts.evaluate(state, self.dataset, self._order(), should_stop)
+            return None if metrics is None else {f"eval/{name}": value for name, value in metrics.items()}
         totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
         def add(ratios: dict[str, WeightedMean]) -> None:
@@ -116,30 +116,30 @@ class Evaluator:
         if not prompts:
             return []
         if self.program.blueprint.reference.is_synced:
-            self._reference_answers = None
-        policy = self._policy_answers(state)
-        answers: Sequence[str | None] = self._reference_answers or [None] * len(prompts)
+            self._reference_completions = None
+        policy = self._policy_completions(state)
+        answers: Sequence[str | None] = self._reference_completions or [None] * len(prompts)
         return [Sample(*texts) for texts in zip(prompts, policy, answers, strict=True)]
 
-    def _policy_answers(self, state: TrainState) -> list[str]:
+    def _policy_completions(self, state: TrainState) -> list[str]:
         """The policy's completions; generates the reference's as well, if its weights are still there."""
         template, leaves = self.program.policy(state)
         reference = self.program.reference(state)
         has_own_weights = self.program.blueprint.reference.has_own_weights
         is_one = self.program.blueprint.reference.exists and not has_own_weights
         if is_one and int(state.step) == 0:  # before any step
-            self._reference_answers = self._reference_answers or self._answers("policy", template, leaves)[0]
-            return self._reference_answers
-        if reference is None or self._reference_answers is not None:
-            return self._answers("policy", template, leaves)[0]
+            self._reference_completions = self._reference_completions or self._generate("policy", template, leaves)[0]
+            return self._reference_completions
+        if reference is None or self._reference_completions is not None:
+            return self._generate("policy", template, leaves)[0]
         if not has_own_weights and any(lora_math.is_adapter(path) for path in leaves):
             off = lora_math.disable_adapter(leaves) if self.program.blueprint.reference.is_base else reference[1]
-            policy, self._reference_answers = self._answers("policy", template, leaves, off)
+            policy, self._reference_completions = self._generate("policy", template, leaves, off)
             return policy
-        (self._reference_answers,) = self._answers("reference", *reference)
-        return self._answers("policy", template, leaves)[0]
+        (self._reference_completions,) = self._generate("reference", *reference)
+        return self._generate("policy", template, leaves)[0]
 
-    def _answers(self, name: str, template: AbstractModel, *models: Leaves) -> list[list[str]]:
+    def _generate(self, name: str, template: AbstractModel, *models: Leaves) -> list[list[str]]:
         """Completions of several models of one structure, generated together."""
         blueprint, evaluation = self.program.blueprint, self.evaluation
         if name not in self._samplers:
@@ -154,8 +154,8 @@ class Evaluator:
             self.program.experiment.seed,
             evaluation.num_speculative_tokens,
         )
-        found = self._samplers[name].together(models, self._prompts, sampling)
-        return [[self.tokenizer.decode(ids) for ids in answers] for answers in found]
+        completions = self._samplers[name].together(models, self._prompts, sampling)
+        return [[self.tokenizer.decode(ids) for ids in answers] for answers in completions]
 
     def _batches(self) -> Iterator[PairBatch | SequenceBatch]:
         """All held-out rows in their order, in batches which every mesh of the experiment can split."""
@@ -183,13 +183,13 @@ class Evaluator:
         return ordered(data.order, len(self.dataset), self.program.experiment.seed, epoch=0)
 
 
-def _encoded(evaluator: Evaluator) -> list[list[int]]:
+def _encode_prompts(evaluator: Evaluator) -> list[list[int]]:
     """The prompts as ids, each with room for its answer."""
     encoder = Encoder.of(evaluator.tokenizer, evaluator.program.experiment.data)
     evaluation = evaluator.evaluation
     config = evaluator.program.blueprint.config
     limit = config.max_length
-    found: list[list[int]] = []
+    prompts: list[list[int]] = []
     problems: list[Problem] = []
     for index, text in enumerate(evaluation.prompts):
         try:
@@ -205,10 +205,10 @@ def _encoded(evaluator: Evaluator) -> list[list[int]]:
             problems.append(Problem(f"evaluation.prompts.{index}", message))
         elif message := config.generation_problem(len(ids), evaluation.max_new_tokens):
             problems.append(Problem(f"evaluation.prompts.{index}", f"{message}; lower evaluation.max_new_tokens"))
-        found.append(ids)
+        prompts.append(ids)
     if evaluation.top_k is not None and evaluation.top_k >= config.vocab_size:
         message = f"{evaluation.top_k:,} has no effect on a vocabulary of {config.vocab_size:,}; use None"
         problems.append(Problem("evaluation.top_k", message))
     if problems:
         raise PlanError(problems, f"Experiment '{evaluator.program.experiment.name}'")
-    return found
+    return prompts

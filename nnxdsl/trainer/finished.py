@@ -1,4 +1,4 @@
-"""Whether a run has finished, and with the data that are there now; knows files alone."""
+"""Checks whether a run has finished, and whether its data files have changed since."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def is_finished(experiment: Experiment, home: Path) -> bool:
     Raises:
         RunError: its directory holds something else.
     """
-    found = RunDirectory.find(home / experiment.id, identity=canonical(experiment))
-    return found is not None and unfinished_reason(found) is None
+    directory = RunDirectory.find(home / experiment.id, identity=canonical(experiment))
+    return directory is not None and unfinished_reason(directory) is None
 
 
 def unfinished_reason(directory: RunDirectory) -> str | None:
-    """None where a run has finished; else why its status "finished" is wrong, or "" where the status is another."""
+    """None if a run has finished; else why its status "finished" is wrong, or "" for another status."""
     try:
         return directory.inconsistency() if directory.status().get("state") == "finished" else ""
     except RunError:  # damaged: the checkpoints show the last step
@@ -61,5 +61,5 @@ def require_same_data(experiment: Experiment, home: Path) -> None:
     if before is not None and before != now:
         raise RunError(
             f"{directory} has finished with another {data.name} (sha256 {before[:12]}... then, {now[:12]}... now); "
-            f"put the file back, or run {experiment.name} again with --restart"
+            f"restore the file, or run {experiment.name} again with --restart"
         )

@@ -36,8 +36,10 @@ def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenanc
     program = prepared.program
     if program.blueprint.teacher is None or not program.blueprint.teacher.is_precomputed:
         return
-    with reading_weights(cache.display, "reading the teacher's weights", source, program.blueprint.teacher.base) as own:
-        teacher = program.load_teacher(own)
+    with reading_weights(
+        cache.display, "reading the teacher's weights", source, program.blueprint.teacher.base
+    ) as counted:
+        teacher = program.load_teacher(counted)
     weights = digest(teacher)
     provenance.record(teacher=weights)
 

@@ -208,8 +208,8 @@ class _Shard:
 
     def missing(self, rows: Rows) -> Rows:
         """The rows of this file that are among `rows`, which ascend, and not computed."""
-        own = rows[(rows >= self.begin) & (rows < self.end)]
-        return own[~self.is_computed[own - self.begin]]
+        own_rows = rows[(rows >= self.begin) & (rows < self.end)]
+        return own_rows[~self.is_computed[own_rows - self.begin]]
 
 
 def _shards(directory: Path, spec: PrecomputeSpec, arrays: Arrays) -> Iterator[_Shard]:

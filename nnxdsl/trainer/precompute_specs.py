@@ -1,4 +1,4 @@
-"""What can be precomputed for a dataset: log-probabilities of a fixed reference, the top-k tokens of a teacher."""
+"""Specs for the precompute cache: log-probabilities of a fixed reference, top-k tokens of a teacher."""
 
 from __future__ import annotations
 

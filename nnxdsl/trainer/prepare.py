@@ -1,4 +1,4 @@
-"""The first phase of a run: its program, tokenizer and data, and everything that can be refused without writing."""
+"""The first phase of a run: compiles the program, opens the tokenizer and the data; writes nothing."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def _sampler(program: Program, dataset: Dataset) -> BatchSampler:
 
 
 def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, home: Path) -> None:
-    """Refuses a teacher with another tokenizer: its distributions are over other tokens."""
+    """Refuses a teacher with another tokenizer, whose distributions are over other token ids."""
     teacher = teacher_of(experiment)
     if teacher is None:
         return
     owner = sources.tokenizer_owner(teacher)
-    own = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
-    if own.fingerprint != tokenizer.fingerprint:
+    teacher_tokenizer = open_tokenizer(owner.model.tokenizer, sources.tokenizer_directory(owner, home))
+    if teacher_tokenizer.fingerprint != tokenizer.fingerprint:
         message = "has another tokenizer than the model: token ids differ between the two tokenizers"
         raise PlanError([Problem("objective.teacher", message)], f"Experiment '{experiment.name}'")
 
@@ -145,7 +145,7 @@ def _require_cacheable(experiment: Experiment, dataset: Dataset, path: str) -> N
     kind = type(dataset).__qualname__
     objective = experiment.objective
     if isinstance(objective, Distill) and objective.top_k and not isinstance(dataset, Sequences):
-        message = f"{path} yields {kind}, for which a teacher's top-k cannot be precomputed; leave it out"
+        message = f"{path} yields {kind}, for which a teacher's top-k cannot be precomputed; unset it"
         raise PlanError([Problem("objective.top_k", message)], f"Experiment '{experiment.name}'")
     if experiment.reference_mode == "cached" and not isinstance(dataset, Pairs):
         message = f"{path} yields {kind}, but reference log-probs can only be cached for preference pairs; use 'online'"

@@ -1,4 +1,4 @@
-"""Digests of everything a run is made of beside its data, compared with those in the checkpoint that it resumes."""
+"""Digests of a run's tokenizer, weights and dtypes, compared with those in the checkpoint that it resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGED = {
     "teacher": "the teacher has changed (digest of what objective.teacher.weights gives)",
     "frozen": "the frozen weights or the reference have changed (digest of what model.weights gives)",
 }
-"""What must be the same after a resume beside the data, and the message about a change."""
+"""What must be unchanged after a resume besides the data, and the message about a change."""
 
 
 @attrs.define
@@ -53,7 +53,7 @@ class Provenance:
         if changed:
             raise RunError(
                 f"{self.run}: cannot resume from step {self.checkpoint['batches']['position']}: {'; '.join(changed)}; "
-                f"put back what it was, or begin again with --restart"
+                f"restore it, or start again with --restart"
             )
 
 

@@ -128,8 +128,8 @@ class Result:
         title = f"{self.directory.name}: {self.state} at step {self.step}"
         head = ["", *(f"step {row['step']}" for row in ends)]
         line, dots = (
-            [(row["step"], row[name]) for row in found if isinstance(row.get(name), float)]
-            for name, found in (("loss", self.metrics), ("eval/loss", self.evaluations))
+            [(row["step"], row[name]) for row in rows if isinstance(row.get(name), float)]
+            for name, rows in (("loss", self.metrics), ("eval/loss", self.evaluations))
         )
         table = html.table(head, ([name, *(row.get(name) for row in ends)] for name in names), title=title)
         return table + curve("loss", line, dots)

@@ -1,4 +1,4 @@
-"""Where a run resumes: its newest checkpoint, and its first state. What should be there and is not is refused."""
+"""Resumes a run from its newest checkpoint, or initializes it. Refuses missing or damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -130,11 +130,11 @@ def newest_step(directory: RunDirectory, checkpoints: Checkpoints) -> tuple[int 
     saved = directory.status().get("checkpoint") or 0
     if good.step is None and saved:
         raise RunError(
-            f"{directory.path}: step {saved} was saved, and {checkpoints.directory} holds no step; "
-            "put it back, or begin again with --restart"
+            f"{directory.path}: step {saved} was saved, and {checkpoints.directory} has no checkpoint; "
+            "restore it, or start again with --restart"
         )
     if good.step is not None and saved > max(good.step, *(damage.step for damage in good.damaged), 0):
-        messages.append(f"checkpoint step {saved} was saved and is gone; going back to step {good.step}")
+        messages.append(f"checkpoint step {saved} is missing; going back to step {good.step}")
     return good.step, messages
 
 
@@ -167,11 +167,11 @@ def evaluations_by_step(
 
 def samples_by_step(directory: RunDirectory, warn: Callable[[str], object] | None = None) -> dict[int, list[Sample]]:
     """Completions of the prompts of all evaluations; see `evaluations_by_step`."""
-    found: dict[int, list[Sample]] = {}
+    samples: dict[int, list[Sample]] = {}
     for row in _readable(directory.samples, warn):
         if {"prompt", "policy"} <= row.keys():
-            found.setdefault(row["step"], []).append(Sample(row["prompt"], row["policy"], row.get("reference")))
-    return found
+            samples.setdefault(row["step"], []).append(Sample(row["prompt"], row["policy"], row.get("reference")))
+    return samples
 
 
 def _readable(read: Callable[[], list[Row]], warn: Callable[[str], object] | None) -> list[Row]:

@@ -72,7 +72,7 @@ def run(
         elif found := RunDirectory.find(path, identity=canonical(experiment)):
             if (inconsistency := unfinished_reason(found)) is None:
                 require_same_data(experiment, home)
-                display.say(f"{path} has finished already; its results stand there (--restart begins again)")
+                display.say(f"{path}: already finished (use --restart to start again)")
                 return _earlier_outcome(found)
             lock = stack.enter_context(_locked(path))  # refused now rather than after the data are read
         distributed.on_process_0(lambda: _require_trackers(experiment))

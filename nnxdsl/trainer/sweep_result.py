@@ -60,7 +60,7 @@ def run_sweep(
 
 @attrs.frozen(repr=False)
 class SweepResult:
-    """What the runs of a sweep or a search came to, the best first; iterating gives their `Result`s.
+    """Results of a sweep or a search, best first; iterating yields the `Result` of each run.
 
     Attributes:
         directory: `<home>/sweeps/<name>-<8 hex>`, with `results.json` and `results.svg`.

@@ -54,7 +54,7 @@ class Speed:
 
 
 def peak_memory_gib(devices: Iterable[jax.Device]) -> float:  # pyright: ignore[reportInvalidTypeForm]
-    """The most that the fullest of these devices has held since the process began, GiB.
+    """Peak memory since the process began, the largest over these devices, in GiB.
 
     CPUs keep no count: of these it is the largest resident set of the process, in which the arrays lie.
     """

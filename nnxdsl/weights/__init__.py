@@ -1,1 +1,1 @@
-"""Weights in and out: where they come from, export, conversion, comparison."""
+"""Weights: sources of initial weights, export, conversion, comparison."""

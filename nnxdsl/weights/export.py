@@ -240,8 +240,8 @@ def _compare(
         if problems := list(read.unlike(saved.adapter, saved.adapter_leaves())):
             listed = "\n  ".join(map(str, problems))
             raise WeightsError(f"{target}: internal error: the files hold another adapter:\n  {listed}")
-        own = read.leaves
-        got = logits(saved.policy, lambda path: own[path] if path in own else saved.weight(path), tokens, forward)
+        leaves = read.leaves
+        got = logits(saved.policy, lambda path: leaves[path] if path in leaves else saved.weight(path), tokens, forward)
     else:
         reader = hf.HubReader(place)
         problems = reader.check(saved.plain)

@@ -84,21 +84,21 @@ class RunWeights:
         """One array that the run trained, float32, by its path in the checkpoint."""
         if path not in self._ahead:
             self._ahead.clear()
-            self._ahead.update(self._run.restore(self._read_together(path)))
+            self._ahead.update(self._run.restore(self._paths_to_read(path)))
         return np.asarray(self._ahead.pop(path))
 
-    def _read_together(self, path: str) -> list[str]:
+    def _paths_to_read(self, path: str) -> list[str]:
         """An array and the small ones after it, since each read has a high latency."""
-        paths = list(self._trained)
-        together: list[str] = []
+        trained = list(self._trained)
+        paths: list[str] = []
         size = 0
-        for each in paths[paths.index(path) :]:
+        for each in trained[trained.index(path) :]:
             leaf = self._trained[each]
             size += math.prod(leaf.shape) * leaf.dtype.itemsize
-            if together and size > READ_AHEAD_BYTES:
+            if paths and size > READ_AHEAD_BYTES:
                 break
-            together.append(each)
-        return together
+            paths.append(each)
+        return paths
 
     def weight(self, path: str) -> ArrayLike:
         """A weight of the base model without the adapter, in the dtype of the run."""

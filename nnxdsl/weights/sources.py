@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.adapters import lora_math, weight_only_quant
-from nnxdsl.config.adapter import LowRank, unlike
+from nnxdsl.config.adapter import LowRank, adapter_differences
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.tokenizer import Auto
@@ -121,14 +121,14 @@ def open_source(blueprint: Blueprint, home: Path) -> Source:
         WeightsError: There is no such run, or it has another architecture.
         PlanError: Tensors of a Hub directory are missing or have another shape.
     """
-    own, teacher = _policy_source(blueprint, home), teacher_of(blueprint.experiment)
+    policy, teacher = _policy_source(blueprint, home), teacher_of(blueprint.experiment)
     if blueprint.reference.has_own_weights:
         reference = blueprint.experiment.reference
         assert isinstance(reference, Reference.Checkpoint)
-        return init.ReferenceSource(own, _model_source(init.with_weights(blueprint, reference.weights), home))
+        return init.ReferenceSource(policy, _model_source(init.with_weights(blueprint, reference.weights), home))
     if teacher is None:
-        return own
-    return TeacherSource(own, _policy_source(build_unplaced(teacher, blueprint.platform), home))
+        return policy
+    return TeacherSource(policy, _policy_source(build_unplaced(teacher, blueprint.platform), home))
 
 
 def _policy_source(blueprint: Blueprint, home: Path) -> Source:
@@ -270,7 +270,7 @@ def _adapter_start(place: Checkpoint | From, blueprint: Blueprint, home: Path) -
     ours = blueprint.experiment
     theirs, leaves = _saved_adapter(place, blueprint, home, "adapter.start")
     assert isinstance(ours.adapter, LowRank)
-    if problems := list(unlike(ours.adapter, theirs)):
+    if problems := list(adapter_differences(ours.adapter, theirs)):
         raise PlanError(problems, f"Experiment '{ours.name}'")
     return leaves
 

@@ -117,7 +117,7 @@ def test_bad_rows_are_named_with_file_and_line(place: Path, capsys: pytest.Captu
         file.write('{"prompt": "p", "chosen": "same", "rejected": "same"}\n{"prompt": 3}\nnot json\n')
     lines = refused(capsys, "run", "dpo.py").splitlines()
     assert lines[0] == (
-        "DataError: pairs.jsonl: 3 of 43 rows are bad; mend them, or leave them out with "
+        "DataError: pairs.jsonl: 3 of 43 rows are bad; fix them, or leave them out with "
         "bad_rows=BadRows.Skip(at_most=3)"
     )
     assert [line.split(": ")[0] for line in lines[1:]] == [f"  pairs.jsonl:{number}" for number in (41, 42, 43)]

@@ -45,7 +45,7 @@ from nnxdsl.config.core.validators import Limit, function_name, positive
 from nnxdsl.config.data import ROLES, FileData
 from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.memory import OFFLOADED
-from nnxdsl.config.optimizer import SLOWEST
+from nnxdsl.config.optimizer import MAX_BF16_DECAY
 from nnxdsl.config.sharding import MESH_AXES
 
 PACKAGES = Path(__file__).parent / "packages"
@@ -250,7 +250,7 @@ def optimizers(draw: st.DrawFn, cls: type[Spec]) -> Spec:
     fields = {name: draw(of_field(field)) for name, field in declared(cls).items()}
     if fields.get("weight_decay") == 0:
         fields.pop("undecayed", None)
-    if any((fields.get(name) or 0) > SLOWEST for name in ("b1", "b2", "momentum")):
+    if any((fields.get(name) or 0) > MAX_BF16_DECAY for name in ("b1", "b2", "momentum")):
         fields = {name: value for name, value in fields.items() if not name.endswith("_dtype")}
     return cls(**fields)
 

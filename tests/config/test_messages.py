@@ -443,7 +443,7 @@ def test_sweeps(design: Any) -> None:
         "  points.1.objective.bta: DPO has no field 'bta'; did you mean 'beta'?\n"
         "  points.1.steps: expected int, got '2'"
     )
-    assert refused(lambda: Sweep(design(), [])) == "1 problem in Sweep of 'dpo-gemma3-1b'\n  points: there are none"
+    assert refused(lambda: Sweep(design(), [])) == "1 problem in Sweep of 'dpo-gemma3-1b'\n  points: is empty"
     assert refused(lambda: zipped({"steps": [1, 2], "seed": [0]})) == (
         "1 problem\n  zipped paths need as many values each: steps has 2, seed has 1"
     )

@@ -48,7 +48,7 @@ def test_a_search_says_all_that_is_wrong(base: Any, design: Any) -> None:
     alone = {RATE: Range.Log(1e-6, 1e-4)}
     assert refused(lambda: Search(design(), alone, **asked)) == (
         "1 problem in Search from 'dpo-gemma3-1b'\n"
-        "  metric: 'eval/loss' is held out, but the experiment has no evaluation with data"
+        "  metric: 'eval/loss' needs an evaluation with data, and the experiment has none"
     )
     late = attrs.evolve(base, evaluation=attrs.evolve(base.evaluation, every_steps=2000))
     assert refused(lambda: Search(late, alone, **asked, pruner=Pruner.Median())) == (
@@ -57,7 +57,7 @@ def test_a_search_says_all_that_is_wrong(base: Any, design: Any) -> None:
     )
     assert refused(lambda: Search(base, alone, **{**asked, "metric": "loss"}, pruner=Pruner.Median())) == (
         "1 problem in Search from 'dpo-gemma3-1b'\n"
-        "  pruner: goes by held-out figures (eval/...), and the metric is 'loss'"
+        "  pruner: needs an evaluation metric (eval/...), but the metric is 'loss'"
     )
 
 

@@ -54,7 +54,7 @@ def test_an_empty_file_and_an_empty_split(write, tmp_path: Path) -> None:
 def test_files_of_different_rows(write, first: dict[str, Any], second: dict[str, Any], message: str) -> None:
     paths = write(first, first, name="a.jsonl"), write(second, name="b.jsonl")
     assert refused(Data.Preferences(paths)) == (
-        "a.jsonl and 1 more: 1 of 3 rows is bad; mend them, or leave them out with bad_rows=BadRows.Skip(at_most=1)\n  "
+        "a.jsonl and 1 more: 1 of 3 rows is bad; fix them, or leave them out with bad_rows=BadRows.Skip(at_most=1)\n  "
         + message
     )
 
@@ -81,7 +81,9 @@ def test_stored_tokens_of_another_version_are_made_again(write, tmp_path: Path, 
     meta.write_text(json.dumps({**stored, "tally": {**stored["tally"], "later": 1}}))
     capsys.readouterr()
     assert load(data, BytesTokenizer(), cache=cache).ids_digest() == expected
-    assert "warning: the tokens of rows.jsonl are damaged and made again: " in " ".join(capsys.readouterr().err.split())
+    assert "warning: the tokens of rows.jsonl are damaged; tokenizing again: " in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert json.loads(meta.read_text()) == stored
 
 

@@ -118,7 +118,7 @@ def test_rows_of_pairs_are_counted_and_shown_as_tokens(write, capsys: pytest.Cap
         ("rejected", "loss", 3, "xy<eos>"),
     ]
     held_out = found["evaluation.data"]
-    assert held_out["refused"].startswith("rows.jsonl: 1 of 4 rows is bad; mend them, or leave them out with")
+    assert held_out["refused"].startswith("rows.jsonl: 1 of 4 rows is bad; fix them, or leave them out with")
     assert (held_out["report"]["accepted"], train["refused"], "padding" in held_out) == (3, "", False)
 
 
@@ -309,7 +309,7 @@ def test_rows_of_a_small_file_are_shown_as_bytes(
     assert "tokenizer  bytes; --tokenizer DIR shows the tokens of a model" in shown(capsys, path)
     refused = as_json(capsys, write({"messages": [image]}, name="images.jsonl"), code=2)
     assert "no model reads image input yet" in refused["source"]["refused"]
-    monkeypatch.setattr("nnxdsl.cli.verbs.data.SMALL", 0)
+    monkeypatch.setattr("nnxdsl.cli.verbs.data.MAX_BYTES_SHOWN", 0)
     assert list(as_json(capsys, path)) == ["source"]
     assert "not shown as bytes: more than 0 characters" in shown(capsys, path)
 

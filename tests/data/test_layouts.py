@@ -144,8 +144,8 @@ def test_a_column_that_is_not_there_is_refused(write) -> None:
     ("columns", "message"),
     [
         ({"question": "promt"}, "Data.Preferences reads no column 'promt'; did you mean 'prompt'?"),
-        ({"question": "prompt", "system": "prompt"}, "'system' as 'prompt': one of the two is there twice"),
-        ((("chosen", "chosen"), ("chosen", "rejected")), "'chosen' as 'rejected': one of the two is there twice"),
+        ({"question": "prompt", "system": "prompt"}, "'system' as 'prompt': one of the two is listed twice"),
+        ((("chosen", "chosen"), ("chosen", "rejected")), "'chosen' as 'rejected': one of the two is listed twice"),
     ],
 )
 def test_columns_that_nothing_reads_are_refused_at_once(columns: Any, message: str) -> None:

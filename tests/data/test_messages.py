@@ -264,7 +264,7 @@ def test_images_beside_text_are_refused(write, tokens: BytesTokenizer, data: Any
     assert load(data(write({**row, name: []}, {**other, name: None})), tokens).report.accepted == 2
 
 
-CURE = "give one that does with Tokenizer.File(path, chat_template=...), or take it out of the row"
+CURE = "set one that does with Tokenizer.File(path, chat_template=...), or remove it from the row"
 
 
 @pytest.mark.parametrize(

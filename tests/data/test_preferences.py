@@ -340,7 +340,7 @@ PAIR = {"chosen": "a", "rejected": "b"}
 def test_bad_rows_stop_or_are_skipped_and_counted(write, tokens, row: Any, kind: str, what: str) -> None:
     path = write(row, {"prompt": "q", "chosen": "a", "rejected": "b"})
     assert message(Data.Preferences(path), tokens) == (
-        f"rows.jsonl: 1 of 2 rows is bad; mend them, or leave them out with bad_rows=BadRows.Skip(at_most=1)\n"
+        f"rows.jsonl: 1 of 2 rows is bad; fix them, or leave them out with bad_rows=BadRows.Skip(at_most=1)\n"
         f"  rows.jsonl:1: {what}"
     )
     dataset = load(Data.Preferences(path, bad_rows=BadRows.Skip(at_most=1)), tokens)
@@ -353,7 +353,7 @@ def test_bad_rows_without_number_are_shown_by_the_first_five_and_counted(write, 
     same = {"prompt": "q", "chosen": "a", "rejected": "a"}
     path = write(*[same] * 4, *[{"prompt": "q", "chosen": "", "rejected": "a"}] * 3, {"prompt": "q", **PAIR})
     assert message(Data.Preferences(path), tokens) == (
-        "rows.jsonl: 7 of 8 rows are bad; mend them, or leave them out with bad_rows=BadRows.Skip(at_most=7)\n"
+        "rows.jsonl: 7 of 8 rows are bad; fix them, or leave them out with bad_rows=BadRows.Skip(at_most=7)\n"
         "  rows.jsonl:1: chosen and rejected are the same, so there is nothing to prefer\n"
         "  rows.jsonl:2: chosen and rejected are the same, so there is nothing to prefer\n"
         "  rows.jsonl:3: chosen and rejected are the same, so there is nothing to prefer\n"

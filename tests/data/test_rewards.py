@@ -72,7 +72,9 @@ def test_a_function_that_raises_names_row_function_and_answer() -> None:
     def bad(completion: str) -> float:
         return 1 / len(completion[:0])
 
-    with pytest.raises(RunError, match=r"^x.jsonl:7: reward 'bad' failed with ZeroDivisionError: .*answer was 'Yes'$"):
+    with pytest.raises(
+        RunError, match=r"^x.jsonl:7: reward 'bad' failed with ZeroDivisionError: .*completion was 'Yes'$"
+    ):
         Rewards((Reward("bad"),)).score("Yes", {}, "x.jsonl:7")
 
 
@@ -81,9 +83,9 @@ def test_a_value_that_is_no_finite_number(value: object) -> None:
     reward("odd")(lambda completion: value)
     with pytest.raises(RunError) as error:
         Rewards((Reward("odd"),)).score("Yes", {}, "x.jsonl:7")
-    hint = " (a reward gets one answer and gives one number)" if isinstance(value, list) else ""
+    hint = " (expected one number for one completion)" if isinstance(value, list) else ""
     assert str(error.value) == (
-        f"x.jsonl:7: reward 'odd' gave {value!r}, which is no finite number{hint}; the answer was 'Yes'"
+        f"x.jsonl:7: reward 'odd' returned {value!r}, not a finite number{hint}; the completion was 'Yes'"
     )
 
 
@@ -118,7 +120,7 @@ def test_the_answer_goes_by_name() -> None:
     for name in ("completion", "text"):
         with pytest.raises(DataError) as error:
             found.check([row, {**row, name: "noise"}], ["x.jsonl:1", "x.jsonl:2"])
-        assert f"x.jsonl:2: the column '{name}' has the name under which rewards get the answer" in str(error.value)
+        assert f"x.jsonl:2: the column '{name}' has the name of the completion's parameter" in str(error.value)
 
 
 def test_other_forms_of_rewards_are_refused_in_words() -> None:
@@ -147,14 +149,10 @@ def test_other_forms_of_rewards_are_refused_in_words() -> None:
     with pytest.raises(PlanError) as error:
         Rewards(tuple(map(Reward, ("waits", "object", "batch", "prompt", "list"))))
     text = str(error.value)
-    assert "rewards.0.name: the function of 'waits' is async; a reward is called and gives a number" in text
+    assert "rewards.0.name: the function of 'waits' is async; a reward function must be synchronous" in text
     assert "rewards.1.name: the function of 'object' is async" in text
-    assert (
-        "rewards.2.name: the function of 'batch' reads 'completions', a batch of answers, as TRL's rewards do" in text
-    )
+    assert "rewards.2.name: the function of 'batch' reads 'completions', a batch, as TRL's reward functions do" in text
     assert "rewards.3.name: the function of 'prompt' has 'prompt' as its first parameter and no 'completion'" in text
     assert "rewards.4" not in text
-    with pytest.raises(
-        RunError, match=r"\[1.0\], which is no finite number \(a reward gets one answer and gives one number\)"
-    ):
+    with pytest.raises(RunError, match=r"\[1.0\], not a finite number \(expected one number for one completion\)"):
         Rewards((Reward("list"),)).score("a", {}, "")

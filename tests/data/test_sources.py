@@ -215,8 +215,8 @@ def test_existing_folders_of_a_glob_stand_for_themselves(here: Path) -> None:
             "d: the folder has files of several splits: test (test.jsonl), train (train-0.jsonl); write d/test* or "
             "d/train*",
         ),
-        (["a.jsonl"], ("a.jsonl", "./a.jsonl"), "./a.jsonl: the same file is there twice, as a.jsonl; its rows would"),
-        (["a.jsonl"], ("a.jsonl", "*.jsonl"), "a.jsonl: the same file is there twice; its rows would count twice"),
+        (["a.jsonl"], ("a.jsonl", "./a.jsonl"), "./a.jsonl: the same file is listed twice, as a.jsonl; its rows would"),
+        (["a.jsonl"], ("a.jsonl", "*.jsonl"), "a.jsonl: the same file is listed twice; its rows would count twice"),
     ],
 )
 def test_what_names_no_files_says_why(here: Path, files: list[str], paths: tuple[str, ...], message: str) -> None:
@@ -287,7 +287,7 @@ def test_settings_without_effect_are_refused_at_once(path: Any, settings: dict[s
     [
         ((), "path: expected one path or more, none of them blank, got ()"),
         (("a", " "), "path: expected one path or more, none of them blank, got ('a', ' ')"),
-        (("hf://a/b", "c.jsonl"), "path: a dataset of the Hub stands alone; join it with others by Data.Mixture"),
+        (("hf://a/b", "c.jsonl"), "path: an hf:// path cannot be combined with other paths; use Data.Mixture"),
         ("hf://datasets/a/b", "path: expected hf://name or hf://owner/name of a dataset, got 'hf://datasets/a/b'; wri"),
     ],
 )

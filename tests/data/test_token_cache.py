@@ -138,7 +138,7 @@ def test_damage_is_found_and_mended_with_a_warning(
     capsys.readouterr()
     same(load(data(path), tokens, cache=cache), expected)
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"warning: the tokens of {path} are damaged and made again:" in shown
+    assert f"warning: the tokens of {path} are damaged; tokenizing again:" in shown
     same(load(data(path), tokens, cache=cache), expected)
     assert "warning" not in capsys.readouterr().err
 
@@ -165,7 +165,7 @@ def test_tokens_of_another_version_are_made_again_which_is_said(
         if version:
             monkeypatch.setattr(token_cache, "_version", lambda name: "0.1")
         same(load(data(path), BytesTokenizer(), cache=cache), expected)
-        said.append("are those of another version of nnxdsl or its libraries" in capsys.readouterr().err)
+        said.append("were written by another version of nnxdsl or its libraries" in capsys.readouterr().err)
     assert said == [False, True, False]
 
 

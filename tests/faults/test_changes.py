@@ -188,7 +188,7 @@ def test_bad_rows_of_each_kind_are_named_or_counted(lab: Lab, whole: Whole) -> N
     path.write_bytes(good + b"".join(BAD))
     said = lab.refused().splitlines()
     assert said[0] == (
-        "DataError: texts.jsonl: 6 of 29 rows are bad; mend them, or leave them out with "
+        "DataError: texts.jsonl: 6 of 29 rows are bad; fix them, or leave them out with "
         "bad_rows=BadRows.Skip(at_most=6)"
     )
     assert [line.split(": ")[0] for line in said[1:]] == [f"  texts.jsonl:{number}" for number in range(24, 29)] + [

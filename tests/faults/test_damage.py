@@ -118,7 +118,7 @@ def test_if_all_steps_are_gone_it_stops_and_touches_nothing(killed: Lab) -> None
     before = contents(killed)
     assert killed.refused() == (
         f"RunError: runs/{killed.run.name}: step 9 was saved, and {killed.checkpoints} holds no step; "
-        "put it back, or begin again with --restart"
+        "restore it, or start again with --restart"
     )
     assert contents(killed) == before
 
@@ -127,7 +127,7 @@ def test_a_step_that_is_gone_is_said(killed: Lab, whole: Whole) -> None:
     killed.directory.write_status(checkpoint=9)
     shutil.rmtree(killed.checkpoints / "00000009")
     said = killed.finish().said()
-    assert "checkpoint step 9 was saved and is gone; going back to step 6\n" in said
+    assert "checkpoint step 9 is missing; going back to step 6\n" in said
     whole.check_ended(killed.run)
 
 

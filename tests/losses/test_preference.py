@@ -337,7 +337,7 @@ def test_sums_of_what_cannot_be_added() -> None:
         "  weights: 3 of them for 2 terms; write one for each"
     )
     assert said(lambda: Objective.Sum(terms=(), weights=())) == (
-        "1 problem in Objective.Sum\n  terms: is empty; there is nothing to learn from"
+        "1 problem in Objective.Sum\n  terms: is empty; expected at least one objective"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from nnxdsl import Adapter, Experiment, Mesh, Optimizer, PlanError, Schedule, SpecError
-from nnxdsl.config.optimizer import SLOWEST
+from nnxdsl.config.optimizer import MAX_BF16_DECAY
 from nnxdsl.optim import optimizers, schedules
 from nnxdsl.optim.param_roles import Role
 from nnxdsl.program.blueprint import build_blueprint
@@ -185,7 +185,9 @@ def test_a_mean_that_bfloat16_cannot_follow_is_refused() -> None:
     )
     # What is refused is true: the mean of squares stays where it is as gradients vanish.
     assert bfloat16(np.float32(bfloat16(1.5)) * 0.999) == bfloat16(1.5)
-    assert all(bfloat16(np.float32(x) * np.float32(SLOWEST)) < x for x in np.linspace(1, 2, 129).astype(bfloat16))
+    assert all(
+        bfloat16(np.float32(x) * np.float32(MAX_BF16_DECAY)) < x for x in np.linspace(1, 2, 129).astype(bfloat16)
+    )
 
 
 def test_lion_by_its_paper() -> None:

@@ -233,16 +233,16 @@ def test_a_rejected_step_clips_nothing(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adapter": (
         {"adapter": Adapter.LoRA(rank=2)},
-        "rescales the weights of queries and keys, which are frozen under adapter=Adapter.LoRA; leave it out, or train "
-        "the whole model with adapter=None",
+        "rescales the weights of queries and keys, which are frozen under adapter=Adapter.LoRA; unset it, or train all "
+        "weights with adapter=None",
     ),
     "quantization": (
         {"quantization": Quantization.Int8Training()},
-        "attention scores are not recorded with quantization=Quantization.Int8Training; leave one of them out",
+        "attention scores are not recorded with quantization=Quantization.Int8Training; unset one of them",
     ),
     "workers": (
         {"outer": Outer.DiLoCo(workers=2)},
-        "workers of outer= have weights and scores of their own; leave one of them out",
+        "each worker of outer= has its own weights and scores; unset one of them",
     ),
     "stages": (
         {"mesh": Mesh(stage=2), "model": Model.Llama3("tiny")},

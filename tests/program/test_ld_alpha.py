@@ -65,7 +65,9 @@ def test_which_losses_have_tails() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         Objective.Sum(terms=(Objective.DPO(ld_alpha=0.5),), weights=(1.0,))
-    assert "terms.0.ld_alpha: a sum's terms read one pass, in which every token counts" in str(caught.value)
+    assert "terms.0.ld_alpha: is not supported in a Sum, whose terms share one forward pass; set 1.0" in str(
+        caught.value
+    )
     with pytest.raises(SpecError) as caught:
         Objective.DPO(ld_alpha=1.5)
     assert "ld_alpha: expected a value >= 0 and <= 1, got 1.5" in str(caught.value)

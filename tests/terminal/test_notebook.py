@@ -15,7 +15,7 @@ import nnxdsl
 from nnxdsl import Adapter, Data, Experiment, Mesh, Model, Objective
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runs.run_dir import RunDirectory
-from nnxdsl.terminal.curve import MOST_POINTS, curve
+from nnxdsl.terminal.curve import MAX_POINTS, curve
 from nnxdsl.terminal.display import Display
 from nnxdsl.terminal.notebook import NotebookProgress, in_notebook
 from tests.waiting import HANG_SECONDS
@@ -92,7 +92,7 @@ def test_curves_are_svg_with_a_bounded_number_of_points() -> None:
     (tree,) = [ET.fromstring(curve(HOSTILE, [*line, (10_000, float("nan"))], [(5, 0.5)]))]
     (drawn,) = [one for one in tree.iter() if one.tag == "polyline"]
     points = [tuple(map(float, point.split(","))) for point in drawn.get("points", "").split()]
-    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS + 1
+    assert MAX_POINTS / 2 < len(points) <= MAX_POINTS + 1
     assert points == sorted(points)  # the loss falls: y grows downwards
     assert sum(one.tag == "circle" for one in tree.iter()) == 1
     assert curve("loss", [(1, float("inf"))]) == ""

@@ -64,4 +64,4 @@ def test_an_experiment_runs_and_resumes_in_this_process(tmp_path: Path, capfd: p
     assert result.directory == tmp_path / "runs" / experiment.id
     assert capfd.readouterr().err == ""
     assert experiment.run(tmp_path / "runs") == result
-    assert "has finished already" in capfd.readouterr().err
+    assert "already finished" in capfd.readouterr().err

@@ -222,7 +222,7 @@ def test_changed_frozen_weights_are_refused(stopped: tuple[Any, Path]) -> None:
         f"RunError: runs/{run.name}: cannot resume from step 36: the frozen weights or the reference have changed "
         f"(digest of what model.weights gives): the checkpoint has "
     )
-    assert error.endswith("...; put back what it was, or begin again with --restart")
+    assert error.endswith("...; restore it, or start again with --restart")
     assert contents(run) == before
 
 

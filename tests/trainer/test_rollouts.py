@@ -111,7 +111,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     functions["vowels"] = lambda completion: float("nan")
     broken = rollouts(program, prompts)
     functions["vowels"] = vowels
-    with pytest.raises(RunError, match=r"^step 2: .*prompts.jsonl:\d: reward 'vowels' gave nan, which is no finite"):
+    with pytest.raises(RunError, match=r"^step 2: .*prompts.jsonl:\d: reward 'vowels' returned nan, not a finite"):
         broken.at(2, state)
     with pytest.raises(RunError, match=r"the source of a reward .vowels. has changed since the checkpoint of step 1"):
         broken.check(kept)

@@ -157,7 +157,7 @@ def test_a_finished_run_is_shown_and_not_run_again(finished: Any) -> None:
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
     code, out, err = finished.lab.python("dpo.py", "run", "--json")
     assert code == 0
-    assert err.startswith(f"runs/{path.name} has finished already; its results stand there (--restart begins again)\n")
+    assert err.startswith(f"runs/{path.name}: already finished (use --restart to start again)\n")
     assert json.loads(out)["evaluations"]["40"]["eval/rewards/accuracies"] == 1.0
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
 
@@ -174,7 +174,7 @@ def test_a_finished_run_over_other_data_is_refused(lab: Any, finished: Any, file
     assert code == 2
     error = err.splitlines()[-1]
     assert error.startswith(f"RunError: runs/{finished.run(owner).name} has finished with another {file} (sha256 ")
-    assert error.endswith(f" now); put the file back, or run {owner} again with --restart")
+    assert error.endswith(f" now); restore the file, or run {owner} again with --restart")
 
 
 @pytest.mark.slow

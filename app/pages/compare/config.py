@@ -10,7 +10,7 @@ NAMES = ("name", "notes", "schema")
 """Fields that are ignored in comparisons."""
 
 ABSENT = "-"
-DEEPEST = 40
+MAX_DEPTH = 40
 
 
 class Unfair(NamedTuple):
@@ -48,7 +48,7 @@ def flat(tree: Any, path: str = "") -> dict[str, str]:
     children = tree if isinstance(tree, dict) else {}
     if isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
         children = dict(enumerate(tree))
-    if not children or path.count(".") >= DEEPEST:
+    if not children or path.count(".") >= MAX_DEPTH:
         return {path: tree if isinstance(tree, str) else json.dumps(tree)}
     each = [flat(child, f"{path}.{name}" if path else str(name)) for name, child in children.items()]
     return {name: text for leaves in each for name, text in leaves.items()}

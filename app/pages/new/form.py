@@ -22,7 +22,7 @@ from gradio.components import Component
 from nnxdsl.config.core.base import Field, Spec, declared, is_family
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.docstrings import field_docs, summary
-from nnxdsl.config.core.fields import arms, type_name
+from nnxdsl.config.core.fields import type_name, union_members
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.experiment import Experiment
@@ -183,7 +183,10 @@ def _plain(look: Look, path: str, field: Field, doc: str, label: str) -> None:
 
 def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Component:
     """The component of a plain field: type and default to Checkbox, Dropdown, Number or Textbox."""
-    kinds, optional = [arm for arm in arms(field.type) if arm is not types.NoneType], form_texts.is_optional(field.type)
+    kinds, optional = (
+        [arm for arm in union_members(field.type) if arm is not types.NoneType],
+        form_texts.is_optional(field.type),
+    )
     kind, items = kinds[0], form_texts.items_of(field.type)
     if kind is bool:
         return gr.Checkbox(text == "true", **named)

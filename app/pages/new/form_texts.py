@@ -19,7 +19,7 @@ import attrs
 
 from nnxdsl.config.core.base import Spec, declared, is_family, members
 from nnxdsl.config.core.codegen import render
-from nnxdsl.config.core.fields import arms, type_name
+from nnxdsl.config.core.fields import type_name, union_members
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.experiment import Experiment
@@ -30,7 +30,7 @@ from ...words import whole
 NONE = ""
 """Text of a type whose field is None."""
 
-DEEPEST = 12
+MAX_DEPTH = 12
 LONGEST = 20_000
 MAX_ITEMS = 100
 """Maximum number of members in a tuple of specs, such as the rewards of GRPO."""
@@ -55,7 +55,7 @@ def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], dep
     if spec is not None:
         held = value if isinstance(value, Spec) and not is_given else None
         member = choices_of(spec).get(given.get(join(path, "type"), NONE)) if held is None else type(held)
-        if member is None or depth > DEEPEST:
+        if member is None or depth > MAX_DEPTH:
             return {join(path, "type"): NONE}
         found = {join(path, "type"): member.tag}
         for name, field in declared(member).items():
@@ -93,7 +93,7 @@ def written(value: object, annotation: Any) -> str:
         if not value:
             return ""
         kind = items_of(annotation)
-        if len(value) == 1 and str in arms(annotation):  # without brackets it would be the text alone
+        if len(value) == 1 and str in union_members(annotation):  # without brackets it would be the text alone
             return render(value)
         if kind is str and all("\n" not in item and item.strip() for item in value) and not value[0].startswith("("):
             return "\n".join(value)
@@ -136,7 +136,7 @@ def _value(annotation: Any, texts: Mapping[str, str], path: str, problems: list[
     """The JSON value of a field; where it has none, what is wrong is appended to the problems."""
     spec, parts = spec_in(annotation), item_parts(annotation)
     chosen = texts.get(path if spec is None else join(path, "type"))
-    if chosen is None or depth >= DEEPEST:
+    if chosen is None or depth >= MAX_DEPTH:
         return _MISSING
     try:
         if spec is None and not parts:
@@ -186,7 +186,7 @@ def _parsed(text: str, annotation: Any) -> Any:
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text):,} characters; at most {LONGEST:,}")
-    kinds = [arm for arm in arms(annotation) if arm is not types.NoneType]
+    kinds = [arm for arm in union_members(annotation) if arm is not types.NoneType]
     kind, items, stripped = kinds[0], items_of(annotation), text.strip()
     if kind is bool:
         return text == "true"
@@ -242,7 +242,7 @@ def choices_of(spec: type[Spec]) -> dict[str, type[Spec]]:
 
 def spec_in(annotation: Any) -> type[Spec] | None:
     """Spec class of a field's values; None for plain values."""
-    return next((arm for arm in arms(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
+    return next((arm for arm in union_members(annotation) if isinstance(arm, type) and issubclass(arm, Spec)), None)
 
 
 Parts = tuple[tuple[str, Any], ...]
@@ -272,12 +272,12 @@ def is_named(annotation: Any) -> bool:
 
 def is_optional(annotation: Any) -> bool:
     """Whether a field accepts None."""
-    return types.NoneType in arms(annotation)
+    return types.NoneType in union_members(annotation)
 
 
 def items_of(annotation: Any) -> Any:
     """Member type of a variable-length tuple; None for other types."""
-    for arm in arms(annotation):
+    for arm in union_members(annotation):
         given = typing.get_args(arm)
         if typing.get_origin(arm) is tuple and len(given) == 2 and given[1] is Ellipsis:
             return given[0]

@@ -1,4 +1,4 @@
-"""Show what becomes of the rows of an experiment's data, or what a file of rows has.
+"""Show statistics of an experiment's data, or of a file of rows.
 
 Of an experiment: layout, columns, bad and truncated rows, lengths, tokens with loss, padding, and some rows as tokens,
 for training and held-out data. Of a FILE (a path, a glob, a folder, hf://NAME): the same and the characters of each
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from nnxdsl.data.tokenizers.base import TokenizerBase
 
 EXAMPLES = 3
-OF_SOURCES = ("split", "config", "revision", "columns")
+SOURCE_FIELDS = ("split", "config", "revision", "columns")
 """Fields of all data that decide which rows a source has."""
 WIDE = 120
 """Width in columns if standard output is not a terminal."""
-SMALL = 2**22
+MAX_BYTES_SHOWN = 2**22
 """Most characters of a source that is shown as bytes."""
-STEPS = 64
+PADDING_STEPS = 64
 """Most batches of which the padding is counted."""
 
 
@@ -52,16 +52,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Prints what becomes of the rows."""
+    """Prints the statistics."""
     is_file = args.experiment is None and _is_source(args.target, args.home)
     if args.experiment is None and args.tokenizer is not None and not is_file:
         raise UsageError("--tokenizer has no effect on an experiment, which has its own; set model.tokenizer=...")
-    found = _of_file(args) if is_file else _of_experiment(args)
+    summary = _of_file(args) if is_file else _of_experiment(args)
     if args.json:
-        print_json(found)
+        print_json(summary)
     else:
-        _show(found)
-    return REFUSED if any(isinstance(part, dict) and part.get("refused") for part in found.values()) else 0
+        _show(summary)
+    return REFUSED if any(isinstance(part, dict) and part.get("refused") for part in summary.values()) else 0
 
 
 def _is_source(target: str, home: Path) -> bool:
@@ -76,14 +76,14 @@ def _is_source(target: str, home: Path) -> bool:
     return target.startswith(HUB) or (path.exists() and path.suffix != ".py") or glob.has_magic(target) or is_named
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
     from nnxdsl.terminal.data_view import show_data, show_source
     from nnxdsl.terminal.tables import gap
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    for name, part in found.items():
+    for name, part in summary.items():
         if name == "id":
             console.print(part, style="bold")
         elif name == "source":
@@ -94,7 +94,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _of_file(args: Namespace) -> dict[str, Any]:
-    """What a source has, and what becomes of its rows: as tokens, or as bytes if it is small."""
+    """Statistics of a source: its columns, and its rows as tokens, or as bytes if it is small."""
     from nnxdsl.config.tokenizer import Tokenizer
     from nnxdsl.data.loaders.build import load
     from nnxdsl.data.loaders.layouts import find_reading
@@ -104,16 +104,16 @@ def _of_file(args: Namespace) -> dict[str, Any]:
     from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN
     from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 
-    of_source = [word for word in args.overrides if word.partition("=")[0] in OF_SOURCES]
+    of_source = [word for word in args.overrides if word.partition("=")[0] in SOURCE_FIELDS]
     rows = override(Data.Prompts(args.target), of_source)
     source, kind = describe_source(rows)
-    found: dict[str, Any] = {"source": source}
+    summary: dict[str, Any] = {"source": source}
     source |= {"kind": kind and kind.__qualname__, "layout": "", "refused": ""}
     try:
-        find_reading(rows, source_chunks(rows))  # refuses columns that are not there
+        find_reading(rows, source_chunks(rows))  # refuses missing columns
         if kind is None:
             source["refused"] = "" if source["rows"] else f"{rows.name}: there are no rows"
-            return found
+            return summary
         cls: type[Any] = kind
         whole: FileData = without_limits(cls(args.target))
         data = override(whole, args.overrides)
@@ -122,21 +122,23 @@ def _of_file(args: Namespace) -> dict[str, Any]:
             tokenizer, name = open_tokenizer(Tokenizer.File(args.tokenizer), None), args.tokenizer
         elif any(column["name"] == "prompt_ids" and column["rows"] == source["rows"] for column in source["columns"]):
             tokenizer, name = cast("TokenizerBase", MissingTokenizer(Path(args.target), ())), "none: rows of token ids"
-        elif sum(column["characters"] for column in source["columns"]) <= SMALL:
+        elif sum(column["characters"] for column in source["columns"]) <= MAX_BYTES_SHOWN:
             tokenizer, name = BytesTokenizer(ALL_OF_A_TURN), "bytes; --tokenizer DIR shows the tokens of a model"
         else:
-            source["tokens"] = f"not shown as bytes: more than {SMALL:,} characters; --tokenizer DIR shows tokens"
-            return found
+            source["tokens"] = (
+                f"not shown as bytes: more than {MAX_BYTES_SHOWN:,} characters; --tokenizer DIR shows tokens"
+            )
+            return summary
         vocabulary = UNLIMITED if isinstance(tokenizer, MissingTokenizer) else None
         dataset = load(data, tokenizer, loss_on="assistant", vocabulary=vocabulary)
-        found["data"] = {**summarize(dataset, data, tokenizer, args.rows), "tokenizer": name, "refused": ""}
+        summary["data"] = {**summarize(dataset, data, tokenizer, args.rows), "tokenizer": name, "refused": ""}
     except DataError as error:
         source["refused"] = str(error)
-    return found
+    return summary
 
 
 def _of_experiment(args: Namespace) -> dict[str, Any]:
-    """What becomes of the rows of the training data, and of the held-out data."""
+    """Statistics of the training data and of the held-out data."""
     experiment = experiment_of(args)
     from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
     from nnxdsl.data.split import train_test_split
@@ -153,7 +155,7 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
         "max_position": config.max_length,
         "vocabulary": config.vocab_size,
     }
-    found: dict[str, Any] = {"id": experiment.id}
+    summary: dict[str, Any] = {"id": experiment.id}
     held_out = experiment.evaluation and experiment.evaluation.data
     with Display() as display:
         cache = TokenCache(args.home / TOKENS, display)
@@ -166,12 +168,12 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
             parts["evaluation.data"] = (held_out, *_load(held_out, tokenizer, limits, cache))
     for name, (data, dataset, refused) in parts.items():
         use = "trained on" if name == "data" else "held out"
-        found[name] = {**summarize(dataset, data, tokenizer, args.rows, use), "refused": refused}
-    found["data"]["padding"] = _padding(experiment, train)
+        summary[name] = {**summarize(dataset, data, tokenizer, args.rows, use), "refused": refused}
+    summary["data"]["padding"] = _padding(experiment, train)
     rows = experiment.steps_for(len(train)) * experiment.batch_size
-    for source in found["data"].get("sources", ()):
+    for source in summary["data"].get("sources", ()):
         source["epochs"] = rows * source["share"] / source["rows"]
-    return found
+    return summary
 
 
 def _load(
@@ -212,6 +214,6 @@ def _padding(experiment: Experiment, dataset: Dataset) -> dict[str, Any] | None:
         blocks=build_blueprint(experiment, "cpu").blocks if isinstance(experiment.batching, Packed) else 1,
     )
     last = min(experiment.steps_for(len(dataset)), -(-len(dataset) // experiment.batch_size)) - 1
-    steps = np.unique(np.linspace(0, last, STEPS).astype(int)).tolist()
+    steps = np.unique(np.linspace(0, last, PADDING_STEPS).astype(int)).tolist()
     share = 1 - sum(non_padding_fraction(sampler.at(step)) for step in steps) / len(steps)
     return {"share": share, "batch_size": experiment.batch_size, "batching": type(experiment.batching).__qualname__}

@@ -42,10 +42,12 @@ def _init(self: Spec, *args: object, **values: object) -> None:
         raise TypeError(_declare_it(cls))
     problems: list[Problem] = []
     fields, bound = declared(cls), _bind(cls, args, values, problems)
-    given = {name: as_pairs(value, fields[name].type) if name in fields else value for name, value in bound.items()}
-    _fill(self, given, problems)
+    bound_values = {
+        name: as_pairs(value, fields[name].type) if name in fields else value for name, value in bound.items()
+    }
+    _fill(self, bound_values, problems)
     if problems:
-        raise SpecError(problems, describe(cls, given))
+        raise SpecError(problems, describe(cls, bound_values))
 
 
 def _equal(self: Spec, other: object) -> bool:
@@ -284,23 +286,23 @@ def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> 
             problems.append(Problem(name, f"{cls.__qualname__} needs it"))
             continue
         if value is not field.default:
-            value, found = _check_field(field, value)
-            if found:
+            value, field_problems = _check_field(field, value)
+            if field_problems:
                 hint = cls.field_hint(name, value)
-                problems += [Problem(problem.path, problem.message + hint).under(name) for problem in found]
+                problems += [Problem(problem.path, problem.message + hint).under(name) for problem in field_problems]
                 continue
         object.__setattr__(spec, name, value)
     problems += gather(spec.problems)
 
 
 def _check_field(field: Field, value: object) -> tuple[object, list[Problem]]:
-    checked, found = check_value(value, field.type)
-    if not found and field.check is not None:
+    checked, field_problems = check_value(value, field.type)
+    if not field_problems and field.check is not None:
         try:
             field.check(None, None, checked)
         except (ValueError, TypeError) as error:
-            found = [Problem("", str(error.args[0] if error.args else error))]
-    return checked, found
+            field_problems = [Problem("", str(error.args[0] if error.args else error))]
+    return checked, field_problems
 
 
 def _bind(
@@ -331,13 +333,15 @@ def _check_declaration(cls: type[Spec]) -> None:
         detail = "" if made else ", with __init__, __eq__ and __repr__ left to attrs"
         raise TypeError(_declare_it(cls) + detail)
     for field in attrs.fields(cls):
-        where = f"{cls.__module__}.{cls.__qualname__}.{field.name}"
+        location = f"{cls.__module__}.{cls.__qualname__}.{field.name}"
         if field.name in ("type", "schema") or field.name.startswith("_"):
-            raise TypeError(f"{where}: a spec's field cannot have this name")
+            raise TypeError(f"{location}: a spec's field cannot have this name")
         if not field.init or not field.eq or field.converter is not None or field.alias != field.name:
-            raise TypeError(f"{where}: of the options of attrs.field, a spec's field takes default and validator alone")
+            raise TypeError(
+                f"{location}: of the options of attrs.field, a spec's field takes default and validator alone"
+            )
         if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
-            raise TypeError(f"{where}: write the default itself; specs cannot change, so all may share it")
+            raise TypeError(f"{location}: write the default itself; specs cannot change, so all may share it")
 
 
 @functools.cache
@@ -351,18 +355,18 @@ def declared(cls: type[Spec]) -> dict[str, Field]:
     nouns = {name: noun for name, noun in registry.items() if "." not in name}
     for base in reversed(cls.__mro__):
         space = {**nouns, **vars(sys.modules.get(base.__module__, sys))}
-        types |= resolve(base, space, wanted=attrs.fields_dict(cls))
+        types |= resolve(base, space, names=attrs.fields_dict(cls))
     fields: dict[str, Field] = {}
     for attribute in attrs.fields(cls):
-        where = f"{cls.__module__}.{cls.__qualname__}.{attribute.name}"
+        location = f"{cls.__module__}.{cls.__qualname__}.{attribute.name}"
         if attribute.name not in types:
-            raise TypeError(f"{where}: a spec's field needs an annotation")
-        check_annotation(types[attribute.name], where, Spec)
+            raise TypeError(f"{location}: a spec's field needs an annotation")
+        check_annotation(types[attribute.name], location, Spec)
         field = Field(types[attribute.name], attribute.default, attribute.validator, not attribute.kw_only)
         if field.default is not attrs.NOTHING:
-            default, found = _check_field(field, field.default)
-            if found:
-                raise TypeError(f"{where}: wrong default: {found[0].message}")
+            default, field_problems = _check_field(field, field.default)
+            if field_problems:
+                raise TypeError(f"{location}: wrong default: {field_problems[0].message}")
             field = field._replace(default=default)
         fields[attribute.name] = field
     return fields
@@ -388,9 +392,9 @@ def _members(family: type[Spec]) -> dict[str, type[Spec]]:
     prefix = f"{family.__name__}."
     if registry.get(family.__name__) is not family:
         return {}
-    found = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
+    by_name = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
     order = {name: index for index, name in enumerate(family.__annotations__)}
-    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+    return dict(sorted(by_name.items(), key=lambda item: order.get(item[0], len(order))))
 
 
 def members_hint(family: type[Spec]) -> str:
@@ -412,12 +416,12 @@ def require_importable(cls: type[Spec]) -> None:
     if is_builtin(cls):
         return
     try:
-        found: object = operator.attrgetter(cls.__qualname__)(sys.modules[cls.__module__])
+        imported: object = operator.attrgetter(cls.__qualname__)(sys.modules[cls.__module__])
     except (KeyError, AttributeError):
-        found = None
-    if found is not cls or cls.__module__ == "__main__":
-        where = f"{cls.__module__}.{cls.__qualname__}"
-        raise SpecError([Problem("", f"{where} cannot be imported again; put the class in a module of its own")])
+        imported = None
+    if imported is not cls or cls.__module__ == "__main__":
+        location = f"{cls.__module__}.{cls.__qualname__}"
+        raise SpecError([Problem("", f"{location} cannot be imported again; put the class in a module of its own")])
 
 
 def describe(cls: type[Spec], values: Mapping[str, object]) -> str:

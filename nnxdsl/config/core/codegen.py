@@ -138,10 +138,10 @@ class Reader:
             raise self.refused(node, f"there is no '{called}'{hint}")
         if is_family(cls) and not (cls.default_member and node.args):
             raise self.refused(node, f"{called} is a family; use one of its members: {members_hint(cls)}")
-        given = [keyword.arg for keyword in node.keywords]
-        if None in given or any(isinstance(argument, ast.Starred) for argument in node.args):
+        keywords = [keyword.arg for keyword in node.keywords]
+        if None in keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self.refused(node, f"* and ** are not understood in {called}(...)")
-        twice = sorted({str(name) for name in given if given.count(name) > 1})
+        twice = sorted({str(name) for name in keywords if keywords.count(name) > 1})
         if twice:
             raise self.refused(node, f"{called}(...) is given {', '.join(twice)} twice")
         positional = [self.value(argument) for argument in node.args]

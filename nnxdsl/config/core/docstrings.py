@@ -17,10 +17,10 @@ def field_docs(cls: type[Spec]) -> dict[str, str]:
     >>> field_docs(Checkpoint)["keep"]
     'How many of the newest are kept.'
     """
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _attributes(base.__dict__.get("__doc__") or "")
-    return {name: found[name] for name in declared(cls) if name in found}
+        docs |= _attributes(base.__dict__.get("__doc__") or "")
+    return {name: docs[name] for name in declared(cls) if name in docs}
 
 
 def summary(cls: type[Spec]) -> str:
@@ -28,14 +28,14 @@ def summary(cls: type[Spec]) -> str:
 
     >>> from nnxdsl import Mesh
     >>> summary(Mesh)
-    'How many devices share which work: their product is the number of devices.'
+    'The device mesh: the product of its axes is the number of devices.'
     """
     return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _attributes(docstring: str) -> dict[str, str]:
     """The items of a Google docstring's Attributes section; lines indented deeper continue an item."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     inside, name = False, ""
     for line in inspect.cleandoc(docstring).splitlines():
         if not line.startswith(" "):
@@ -44,7 +44,7 @@ def _attributes(docstring: str) -> dict[str, str]:
         item = _ITEM.fullmatch(line.strip())
         if inside and item is not None and len(line) - len(line.lstrip()) == 4:
             name = item["name"]
-            found[name] = item["text"]
+            docs[name] = item["text"]
         elif inside and name:
-            found[name] += f" {line.strip()}"
-    return found
+            docs[name] += f" {line.strip()}"
+    return docs

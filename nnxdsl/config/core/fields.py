@@ -1,4 +1,4 @@
-"""Which annotations a spec's field may have, and how a value fits one; knows no spec class by name."""
+"""Type annotations of spec fields, and the check of values against them."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ ALLOWED = (
 )
 
 
-def arms(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union; the annotation alone where it is none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
-def resolve(cls: type, space: Mapping[str, Any], wanted: Container[str]) -> dict[str, Any]:
+def resolve(cls: type, space: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
     """The wanted annotations of one class body as types, names looked up in `space`.
 
     Raises:
-        TypeError: if one names something that is not there.
+        TypeError: if a name in an annotation is not defined.
     """
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     for name, annotation in inspect.get_annotations(cls).items():
-        if name in wanted:
+        if name in names:
             try:
-                found[name] = eval(annotation, dict(space)) if isinstance(annotation, str) else annotation
+                resolved[name] = eval(annotation, dict(space)) if isinstance(annotation, str) else annotation
             except (NameError, AttributeError, SyntaxError, TypeError) as error:
-                where = f"{cls.__module__}.{cls.__qualname__}.{name}"
-                raise TypeError(f"{where}: annotation {annotation}: {error}") from error
-    return found
+                location = f"{cls.__module__}.{cls.__qualname__}.{name}"
+                raise TypeError(f"{location}: annotation {annotation}: {error}") from error
+    return resolved
 
 
-def check_annotation(annotation: Any, where: str, spec: type) -> None:
+def check_annotation(annotation: Any, location: str, spec: type) -> None:
     """Refuse an annotation whose values would be ambiguous in JSON or could not be checked; `spec` is the base class.
 
     Raises:
@@ -66,11 +66,11 @@ def check_annotation(annotation: Any, where: str, spec: type) -> None:
     """
     problem = _annotation_problem(annotation, spec)
     if problem:
-        raise TypeError(f"{where}: {problem}; {ALLOWED}")
+        raise TypeError(f"{location}: {problem}; {ALLOWED}")
 
 
 def _annotation_problem(annotation: Any, spec: type) -> str:
-    alternatives = arms(annotation)
+    alternatives = union_members(annotation)
     if len(alternatives) > 1:
         numbers = [arm for arm in alternatives if arm in NUMBERS]
         tuples = [arm for arm in alternatives if typing.get_origin(arm) is tuple]
@@ -116,12 +116,12 @@ def check_value(value: object, annotation: Any) -> tuple[object, list[Problem]]:
     return value, _expected(type_name(annotation), value, _plain(value, annotation))
 
 
-def _expected(what: str, value: object, cure: str = "") -> list[Problem]:
-    return [Problem("", f"expected {what}, got {show(value)}{cure}")]
+def _expected(what: str, value: object, remedy: str = "") -> list[Problem]:
+    return [Problem("", f"expected {what}, got {show(value)}{remedy}")]
 
 
 def _plain(value: object, annotation: type) -> str:
-    """The cure for a number that is of a subclass, such as numpy's, and therefore not what JSON would give back."""
+    """The fix for a number that is of a subclass, such as numpy's, and therefore not what JSON would give back."""
     subclass = isinstance(value, annotation) and not isinstance(value, bool)
     return f"; write {annotation.__name__}({value})" if subclass else ""
 
@@ -168,29 +168,29 @@ def _check_union(value: object, alternatives: tuple[Any, ...]) -> tuple[object, 
     if value is None and types.NoneType in alternatives:
         return None, []
     real = tuple(arm for arm in alternatives if arm is not types.NoneType)
-    tried = [check_value(value, arm) for arm in real]
-    for held, found in tried:
-        if not found:
-            return held, []
+    attempts = [check_value(value, arm) for arm in real]
+    for checked, problems in attempts:
+        if not problems:
+            return checked, []
     if len(real) == 1:
-        return tried[0]
-    inner = next((found for _, found in tried if all(problem.path for problem in found)), None)
+        return attempts[0]
+    inner = next((problems for _, problems in attempts if all(problem.path for problem in problems)), None)
     return value, inner or _expected(" or ".join(type_name(arm) for arm in alternatives), value)
 
 
 def _check_tuple(value: object, item_types: tuple[Any, ...]) -> tuple[object, list[Problem]]:
     expected = type_name(tuple.__class_getitem__(item_types))
     items = cast("tuple[object, ...]", value)
-    wanted = of_each(item_types, len(items)) if isinstance(value, tuple) else None
-    if wanted is None:
+    item_annotations = of_each(item_types, len(items)) if isinstance(value, tuple) else None
+    if item_annotations is None:
         return items, _expected(expected, items, _as_tuple(items))
-    held: list[object] = []
+    checked_items: list[object] = []
     problems: list[Problem] = []
-    for index, (item, item_type) in enumerate(zip(items, wanted, strict=True)):
-        checked, found = check_value(item, item_type)
-        held.append(checked)
-        problems += [problem.under(str(index)) for problem in found]
-    return tuple(held), problems
+    for index, (item, item_type) in enumerate(zip(items, item_annotations, strict=True)):
+        checked, item_problems = check_value(item, item_type)
+        checked_items.append(checked)
+        problems += [problem.under(str(index)) for problem in item_problems]
+    return tuple(checked_items), problems
 
 
 def as_pairs(value: object, annotation: Any) -> object:

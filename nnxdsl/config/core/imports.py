@@ -47,9 +47,9 @@ def allow_names_in(value: object) -> None:
     Args:
         value: A spec, or anything of attrs classes, tuples, lists and mappings that holds specs.
     """
-    found = {name for _, name in names_in(value)}
-    if found - _allowed():
-        allow_imports(*found)
+    names = {name for _, name in names_in(value)}
+    if names - _allowed():
+        allow_imports(*names)
 
 
 def names_in(value: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -88,14 +88,14 @@ def refusal(name: str) -> str | None:
     )
 
 
-def require_allowed(spec: Spec, where: str = "") -> None:
+def require_allowed(spec: Spec, location: str = "") -> None:
     """Refuses an object that came as data and names code to import that is not allowed.
 
     Classes that this process has defined already are no imports.
 
     Args:
         spec: The object.
-        where: What it is, for the message.
+        location: What it is, for the message.
 
     Raises:
         SpecError: With the path of every such name.
@@ -103,7 +103,7 @@ def require_allowed(spec: Spec, where: str = "") -> None:
     names = [(path, name) for path, name in names_in(spec) if name not in third_party]
     problems = [Problem(path, message) for path, name in names if (message := refusal(name))]
     if problems:
-        raise SpecError(problems, where)
+        raise SpecError(problems, location)
 
 
 def import_name(name: str) -> object:

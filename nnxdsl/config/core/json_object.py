@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nnxdsl.config.core.strict_json import is_nested_beyond
 
-DEEPEST = 16
+MAX_DEPTH = 16
 """Levels of nesting that are read."""
 
 
@@ -23,8 +23,8 @@ class JsonObject(Mapping[str, Any]):
     __slots__ = ("_text",)
 
     def __init__(self, items: Mapping[str, Any]) -> None:
-        if is_nested_beyond(items, DEEPEST):
-            raise ValueError(f"is nested too deeply; at most {DEEPEST} levels are read")
+        if is_nested_beyond(items, MAX_DEPTH):
+            raise ValueError(f"is nested too deeply; at most {MAX_DEPTH} levels are read")
         self._text = json.dumps(_plain(items, ""), sort_keys=True, ensure_ascii=False)
 
     def __getitem__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What makes two runs the same run: the fingerprint over everything that changes the mathematics, and nothing else."""
+"""The identity of a run: a fingerprint over everything that changes its mathematics, and nothing else."""
 
 from __future__ import annotations
 

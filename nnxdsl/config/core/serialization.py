@@ -27,14 +27,14 @@ from nnxdsl.config.core.base import (
     require_importable,
     third_party,
 )
-from nnxdsl.config.core.fields import arms, as_pairs, of_each, show
+from nnxdsl.config.core.fields import as_pairs, of_each, show, union_members
 from nnxdsl.config.core.imports import import_name, require_allowed
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.run_id import SCHEMA
 from nnxdsl.config.core.strict_json import is_nested_beyond, unique_keys
 from nnxdsl.errors import Problem, SpecError, join, suggest
 
-DEEPEST = 59
+MAX_DEPTH = 59
 """Levels of a tree that is read; each stage of `Weights.From` takes three."""
 
 SpecT = TypeVar("SpecT", bound=Spec)
@@ -76,8 +76,8 @@ def from_dict(tree: Mapping[str, Any], expected: type[SpecT] = Spec) -> SpecT:
     schema = nodes.pop("schema", SCHEMA)
     if type(schema) is not int or schema != SCHEMA:
         problems.append(Problem("schema", f"this nnxdsl reads schema {SCHEMA}, got {show(schema)}"))
-    if is_nested_beyond(nodes, DEEPEST):
-        raise SpecError([Problem("", f"is nested too deeply; at most {DEEPEST} levels are read")])
+    if is_nested_beyond(nodes, MAX_DEPTH):
+        raise SpecError([Problem("", f"is nested too deeply; at most {MAX_DEPTH} levels are read")])
     built = _decode_node(nodes, expected, problems)
     if problems:
         raise SpecError(problems, _heading(nodes, expected))
@@ -175,8 +175,8 @@ def converter() -> cattrs.Converter:
 
 
 def _heading(tree: Mapping[str, Any], expected: type[Spec]) -> str:
-    found = _candidates(expected).get(cast("str", tree.get("type"))) if isinstance(tree.get("type"), str) else None
-    cls = found[0] if found and len(found) == 1 else expected
+    candidates = _candidates(expected).get(cast("str", tree.get("type"))) if isinstance(tree.get("type"), str) else None
+    cls = candidates[0] if candidates and len(candidates) == 1 else expected
     return "" if cls is Spec else describe(cls, tree)
 
 
@@ -195,11 +195,11 @@ def _decode(value: Any, annotation: Any, problems: list[Problem]) -> Any:
 
 def _spec_in(annotation: Any) -> type[Spec] | None:
     """The class or family among the alternatives of an annotation."""
-    return next((arm for arm in arms(annotation) if _is_spec(arm)), None)
+    return next((arm for arm in union_members(annotation) if _is_spec(arm)), None)
 
 
 def _decode_list(items: list[Any], annotation: Any, problems: list[Problem]) -> Any:
-    tuples = [typing.get_args(arm) for arm in arms(annotation) if typing.get_origin(arm) is tuple]
+    tuples = [typing.get_args(arm) for arm in union_members(annotation) if typing.get_origin(arm) is tuple]
     if not tuples:
         return items
     decoded: list[Any] = []
@@ -232,11 +232,11 @@ def _decode_node(tree: Mapping[str, Any], expected: type[Spec], problems: list[P
 def _candidates(expected: type[Spec]) -> dict[str, list[type[Spec]]]:
     """The built-in classes that are valid where `expected` is required, by tag."""
     usable = members(expected).values() if expected is not Spec else registry.values()
-    found: dict[str, list[type[Spec]]] = {}
+    tags: dict[str, list[type[Spec]]] = {}
     for cls in [*usable] or [expected]:
         if not is_family(cls):
-            found.setdefault(cls.tag, []).append(cls)
-    return found
+            tags.setdefault(cls.tag, []).append(cls)
+    return tags
 
 
 def _lookup(tag: object, expected: type[Spec], problems: list[Problem]) -> type[Spec] | None:
@@ -245,14 +245,14 @@ def _lookup(tag: object, expected: type[Spec], problems: list[Problem]) -> type[
         problems.append(Problem("type", f"expected str, got {show(tag)}"))
         return None
     try:
-        found = _imported(tag) if ":" in tag else _among(tag, expected)
+        cls = _imported(tag) if ":" in tag else _among(tag, expected)
     except ValueError as error:
         problems.append(Problem("", str(error)))
         return None
-    if not issubclass(found, expected):
-        problems.append(Problem("", f"expected {expected.__qualname__}, got {found.__qualname__}"))
+    if not issubclass(cls, expected):
+        problems.append(Problem("", f"expected {expected.__qualname__}, got {cls.__qualname__}"))
         return None
-    return found
+    return cls
 
 
 def _among(tag: str, expected: type[Spec]) -> type[Spec]:
@@ -273,10 +273,10 @@ def _imported(tag: str) -> type[Spec]:
     builtin = next((cls for cls in registry.values() if (cls.__module__, cls.__name__) == (module, name)), None)
     if builtin is not None:
         raise ValueError(f"type '{tag}' is written '{builtin.tag}'")
-    found = third_party.get(tag) or import_name(tag)
-    if not (isinstance(found, type) and issubclass(found, Spec)):
+    cls = third_party.get(tag) or import_name(tag)
+    if not (isinstance(cls, type) and issubclass(cls, Spec)):
         raise ValueError(f"type '{tag}' is not a spec class")
-    return found
+    return cls
 
 
 def origins(spec: Spec) -> dict[str, str]:
@@ -292,16 +292,16 @@ def _origins(value: object, path: str, origin: str) -> Iterator[tuple[str, str]]
     rules: Mapping[str, str] = value.derived if isinstance(value, Spec) else {}
     derived = derived_fields(value)
     for name, child in _children(value).items():
-        own = origin
+        child_origin = origin
         if name in fields and not origin:
             is_default = child == fields[name].default
-            own = "default" if is_default else f"by {rules[name]}" if name in derived else ""
+            child_origin = "default" if is_default else f"by {rules[name]}" if name in derived else ""
         if isinstance(child, Spec):
-            yield join(path, f"{name}.type"), own
+            yield join(path, f"{name}.type"), child_origin
         if isinstance(child, Spec) or _holds_specs(child):
-            yield from _origins(child, join(path, name), own)
+            yield from _origins(child, join(path, name), child_origin)
         else:
-            yield join(path, name), own
+            yield join(path, name), child_origin
 
 
 def derived_fields(value: object) -> set[str]:
@@ -392,8 +392,8 @@ def _rebuild(old: object, changes: dict[str, Any], problems: list[Problem], held
         return assemble(type(old), values, problems)
     if inside and values.keys() == inside.keys():
         return BROKEN if BROKEN in values.values() else tuple(values.values())
-    cure = _whole(held_by) if old is None else ""
-    problems += [Problem(name, f"{_no_such(old, name)}{cure}") for name in changes if name not in inside]
+    remedy = _whole(held_by) if old is None else ""
+    problems += [Problem(name, f"{_no_such(old, name)}{remedy}") for name in changes if name not in inside]
     return BROKEN
 
 

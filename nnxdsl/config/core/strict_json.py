@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Levels of nesting that are read; no data needs more, and recursive functions stay within Python's stack."""
 
 
@@ -16,13 +16,13 @@ def parse_json(text: str) -> Any:
 
     Raises:
         ValueError: The text is no JSON (`json.JSONDecodeError`), an object has a key twice, a number is NaN, infinite
-            or out of range, or the value is nested deeper than `DEEPEST` levels.
+            or out of range, or the value is nested deeper than `MAX_DEPTH` levels.
     """
     try:
         value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant, parse_float=_finite_float)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if text.count("[") + text.count("{") > DEEPEST and is_nested_beyond(value, DEEPEST):
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_nested_beyond(value, MAX_DEPTH):
         raise ValueError(_TOO_DEEP)
     return value
 
@@ -33,15 +33,15 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: A key is repeated.
     """
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"'{twice[:80]}' is repeated in one object")
-    return found
+    return result
 
 
-_TOO_DEEP = f"nested deeper than {DEEPEST} levels"
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
 def _no_constant(name: str) -> Any:
@@ -57,10 +57,10 @@ def _finite_float(digits: str) -> float:
 
 def is_nested_beyond(value: object, levels: int) -> bool:
     """Whether objects and lists are nested deeper than so many levels; needs no recursion."""
-    found = _containers([value])
+    containers = _containers([value])
     for _ in range(levels):
-        found = [child for item in found for child in _containers(_children(item))]
-        if not found:
+        containers = [child for item in containers for child in _containers(_children(item))]
+        if not containers:
             return False
     return True
 

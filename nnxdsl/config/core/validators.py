@@ -17,7 +17,7 @@ class Limit:
         below: Values must be smaller.
         at_most: Values must be as small or smaller.
         pattern: Regular expression that the whole text must match.
-        words: What the pattern means, for people.
+        description: What the pattern means, for messages.
     """
 
     above: float | None = None
@@ -25,7 +25,7 @@ class Limit:
     below: float | None = None
     at_most: float | None = None
     pattern: str | None = None
-    words: str = ""
+    description: str = ""
 
     def __call__(self, _instance: object, _attribute: object, value: object) -> None:
         """Check one value; None is always within the limit, since the field's type decides whether it may be None.
@@ -50,7 +50,7 @@ class Limit:
     def describe(self) -> str:
         """The range in words, such as `a value > 0 and <= 1`."""
         if self.pattern is not None:
-            return self.words or f"text that matches {self.pattern}"
+            return self.description or f"text that matches {self.pattern}"
         bounds = ((">", self.above), (">=", self.at_least), ("<", self.below), ("<=", self.at_most))
         return "a value " + " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
 
@@ -70,17 +70,17 @@ inner = Limit(above=0, below=1)
 probability = Limit(at_least=0, below=1)
 """Between 0 (included) and 1 (excluded)."""
 
-filled = Limit(pattern=r".*\S.*", words="text that is not blank")
+filled = Limit(pattern=r".*\S.*", description="text that is not blank")
 """Text with something in it."""
 
 function_name = Limit(
     pattern=r"[^:]*[^:\s][^:]*|([^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*(\.[^\W\d]\w*)*",
-    words="a registered name without ':', or module:function",
+    description="a registered name without ':', or module:function",
 )
 """The name of a function that is registered, or that is imported from a module."""
 
 name = Limit(
     pattern=r"[a-z0-9][a-z0-9._-]{0,63}",
-    words="1 to 64 of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",
+    description="1 to 64 of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",
 )
 """A name that is also safe as part of a directory name."""

@@ -1,4 +1,4 @@
-"""What a run optimizes: one class per algorithm, its divergence, its reference model and its rewards.
+"""Objectives: one class per algorithm, and its divergence, reference model and rewards.
 
 Importing the package defines every member of `Objective`.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Objective(Spec):
-    """The loss of a run; members have the numbers of their own formula."""
+    """The loss of a run; members have the hyperparameters of their formula."""
 
     SFT: ClassVar[type[sft.SFT]]
     DPO: ClassVar[type[pairs.DPO]]

@@ -1,4 +1,4 @@
-"""Distillation from another model's distributions; `losses/distillation.py` computes it, tile by tile."""
+"""Knowledge distillation from a teacher model; `losses/distillation.py` computes it."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -34,12 +34,12 @@ class Distance(Spec):
 
 @attrs.frozen(kw_only=True)
 class ForwardKL(Distance):
-    """`KL(p, q)`: the student covers all that the teacher does (Hinton et al. 2015, arXiv:1503.02531)."""
+    """`KL(p, q)`: mode-covering (Hinton et al. 2015, arXiv:1503.02531)."""
 
 
 @attrs.frozen(kw_only=True)
 class ReverseKL(Distance):
-    """`KL(q, p)`: the student keeps to what the teacher does most (Gu et al. 2023, arXiv:2306.08543)."""
+    """`KL(q, p)`: mode-seeking (Gu et al. 2023, arXiv:2306.08543)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +103,7 @@ class Distill(WithMTP):
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and only its token probabilities can be precomputed."""
         if self.top_k is not None and self.feature_weight:
-            message = "hidden states are not precomputed, and top_k precomputes the teacher; leave one of them out"
+            message = "hidden states cannot be precomputed, and top_k precomputes the teacher; unset one of them"
             yield Problem("feature_weight", message)
         if isinstance(self.teacher.weights, PEFT):
             yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")

@@ -1,4 +1,4 @@
-"""How far the policy is from the reference: what takes the place of reverse KL in losses of a difference of scores."""
+"""f-divergences between policy and reference, in place of reverse KL."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Divergence(Spec):
 
 @attrs.frozen(kw_only=True)
 class ReverseKL(Divergence):
-    """That of DPO and its relatives: the score is the log-ratio, `x`."""
+    """The divergence of DPO: the score is the log-ratio, `x`."""
 
 
 @attrs.frozen(kw_only=True)
 class ForwardKL(Divergence):
-    """Covers all that the reference does: `1 - exp(-x)`."""
+    """Mode-covering: the score is `1 - exp(-x)`."""
 
 
 @attrs.frozen(kw_only=True)
 class JensenShannon(Divergence):
-    """Bounded above by ln 2: `ln 2 + log sigmoid(x)`."""
+    """The Jensen-Shannon divergence: the score is `ln 2 + log sigmoid(x)`, bounded above by ln 2."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +47,7 @@ class Alpha(Divergence):
     """Between reverse KL (as alpha goes to 0) and forward KL (to 1): `(1 - exp(-alpha x)) / alpha`.
 
     Attributes:
-        alpha: Where between the two, as in the paper; TRL's `f_alpha_divergence_coef` is 1 - alpha.
+        alpha: The position between the two, as in the paper; TRL's `f_alpha_divergence_coef` is 1 - alpha.
     """
 
     alpha: float = attrs.field(default=0.5, validator=inner)

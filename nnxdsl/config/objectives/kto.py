@@ -1,4 +1,4 @@
-"""Objectives that learn from single answers, each of which was liked or not; `losses/kto.py` computes them."""
+"""Objectives on unpaired feedback: single completions, desirable or not; `losses/kto.py` computes them."""
 
 # pyright: reportIncompatibleVariableOverride=false
 # (a field of a member replaces the family's default)
@@ -16,12 +16,13 @@ from nnxdsl.config.objectives.multi_token import WithMTP
 
 @attrs.frozen(kw_only=True)
 class KTO(WithMTP):
-    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 7): answers without a rival.
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 7): unpaired feedback.
 
-    Per answer `w (1 - sigmoid(beta (l - k)))` where it is desirable and `u (1 - sigmoid(beta (k - l)))` where it is
-    not. `l` is the log-probability of the answer under the policy minus that under the reference, in nats, and `k` the
-    mean of the same over answers to other prompts, at least 0 and without a gradient: how far the policy is from the
-    reference anyway. `k` is a mean over the batch, whatever its micro-batches; held-out batches have their own.
+    Per completion `w (1 - sigmoid(beta (l - k)))` where it is desirable and `u (1 - sigmoid(beta (k - l)))` where it is
+    not. `l` is the log-probability of the completion under the policy minus that under the reference, in nats, and `k`
+    the mean of the same over completions of other prompts, at least 0 and without a gradient: an estimate of the KL
+    divergence from the reference. `k` is a mean over the batch, whatever its micro-batches; held-out batches have their
+    own.
 
     Attributes:
         beta: Strength of the pull towards the reference; rewards are `beta` times log-ratios, in nats.

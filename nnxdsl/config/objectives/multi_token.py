@@ -43,8 +43,8 @@ class WithMTP(Objective):
     def _check_mtp_layers(self, experiment: Experiment) -> Iterable[Problem]:
         model = experiment.model
         if not model.mtp_layers:
-            cure = "set model.mtp_layers=1" if "mtp_layers" in declared(type(model)) else "set 0"
-            message = f"has no effect: {type(model).__qualname__} has no multi-token prediction (MTP) layer; {cure}"
+            remedy = "set model.mtp_layers=1" if "mtp_layers" in declared(type(model)) else "set 0"
+            message = f"has no effect: {type(model).__qualname__} has no multi-token prediction (MTP) layer; {remedy}"
             yield Problem("objective.mtp_loss_weight", message)
 
     def _check_mtp_training(self, experiment: Experiment) -> Iterable[Problem]:

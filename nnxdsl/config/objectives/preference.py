@@ -1,4 +1,4 @@
-"""Objectives that learn from preference pairs, one class for each algorithm; `losses/preference.py` computes them.
+"""Objectives on preference pairs, one class for each algorithm; `losses/preference.py` computes them.
 
 Of a pair, `c` is the log-probability of the chosen completion under the policy minus that under the reference, in
 nats, summed over its `nC` tokens; `r` and `nR` are those of the rejected one, `d = c - r`, and `s(z) = log sigmoid(z)`.
@@ -7,8 +7,8 @@ of the log-ratios; rewards are `beta` (`tau` in IPO) times the log-ratios themse
 `ld_alpha` below 1, tokens beyond the length of the shorter completion count so much less in all sums, the
 reference's too (LD-DPO, Liu et al. 2024, arXiv:2409.06411): length itself is then preferred less. Where its
 `weighting` is "wpo", the loss of a pair is multiplied by `exp(u + v)`, through which no gradient goes: the means
-over the tokens of both completions of `log p(token) - log(sum of p^2 over all words)` under the policy (WPO, Zhou et
-al. 2024, arXiv:2406.11827, equation 2, with its sampled alignment, as in TRL).
+over the tokens of both completions of `log p(token) - log(sum of p^2 over the vocabulary)` under the policy (WPO, Zhou
+et al. 2024, arXiv:2406.11827, equation 2, with its sampled alignment, as in TRL).
 """
 
 # ruff: noqa: RUF009 - specs cannot change, so a default may be shared
@@ -364,6 +364,9 @@ class ChosenSFT(WithMTP):
     mtp_loss_weight: float = attrs.field(default=0.0, validator=not_negative)
 
 
+_NOT_IN_SUM = "is not supported in a Sum, whose terms share one forward pass"
+
+
 @attrs.frozen(kw_only=True)
 class Sum(WithMTP):
     """A weighted sum of objectives of pairs, all read from one pass of the model.
@@ -373,8 +376,8 @@ class Sum(WithMTP):
     term's own loss is a metric, `loss/DPO`.
 
     Attributes:
-        terms: What is added up: objectives whose loss is a mean over pairs.
-        weights: What each of them is multiplied by.
+        terms: The objectives; the loss of each is a mean over pairs.
+        weights: The weight of each term.
     """
 
     batch_kind: ClassVar[str] = "pairs"
@@ -405,24 +408,23 @@ class Sum(WithMTP):
         return any(term.compares_across_batch for term in self.terms)
 
     def problems(self) -> Iterable[Problem]:
-        """Terms are objectives of pairs, each with a weight that acts."""
+        """Terms are objectives on pairs, each with a weight above 0."""
         return gather(self._check_terms, self._check_weights, self._check_count)
 
     def _check_terms(self) -> Iterable[Problem]:
         if not self.terms:
-            yield Problem("terms", "is empty; there is nothing to learn from")
+            yield Problem("terms", "is empty; expected at least one objective")
         for index, term in enumerate(self.terms):
             kind = type(term).__qualname__
             if isinstance(term, Sum):
                 yield Problem(f"terms.{index}", f"{kind} within {kind}; write its terms here")
             elif term.ld_alpha != 1:
-                yield Problem(f"terms.{index}.ld_alpha", "a sum's terms read one pass, in which every token counts")
+                yield Problem(f"terms.{index}.ld_alpha", f"{_NOT_IN_SUM}; set 1.0")
             elif term.mtp_loss_weight:
-                message = "a sum's terms read one pass, to which MTP is added once; set mtp_loss_weight of the sum"
-                yield Problem(f"terms.{index}.mtp_loss_weight", message)
+                yield Problem(f"terms.{index}.mtp_loss_weight", f"{_NOT_IN_SUM}; set mtp_loss_weight of the sum")
             elif term.batch_kind != "pairs":
-                cure = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
-                yield Problem(f"terms.{index}", f"{kind} reads {term.batch_kind}, a sum reads pairs{cure}")
+                remedy = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
+                yield Problem(f"terms.{index}", f"{kind} reads {term.batch_kind}, a sum reads pairs{remedy}")
 
     def _check_weights(self) -> Iterable[Problem]:
         for index, weight in enumerate(self.weights):

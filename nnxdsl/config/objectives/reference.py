@@ -107,7 +107,7 @@ class Synced(Reference):
 
 @attrs.frozen(kw_only=True)
 class Uniform(Reference):
-    """No model: all answers count as equally likely, so that log-ratios are the policy's own log-probabilities.
+    """No reference model: log-ratios are the policy's own log-probabilities.
 
     This is what TRL has called `reference_free`. Losses of a difference of log-ratios can do without a model; others
     would read how likely all answers together are.

@@ -1,4 +1,4 @@
-"""What a policy's answers are worth: rewards are named in specs, and are plain Python functions under those names."""
+"""Reward functions: plain Python functions, registered under the names that specs refer to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import Limit, function_name
 
 Function = Callable[..., float]
-"""`function(completion, **columns)`: from the text of an answer, and what the row has beside its prompt."""
+"""`function(completion, **columns)`: from the text of a completion and the other columns of the row."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 functions: dict[str, Function] = {}
@@ -20,12 +20,12 @@ functions: dict[str, Function] = {}
 
 @attrs.frozen(kw_only=True)
 class Reward(Spec):
-    """One reward of a policy's answers, by the name of its function.
+    """A reward of a completion, by the name of its function.
 
     Attributes:
         name: What `@nnxdsl.reward(name)` registered, or `module:function`, which is imported where it is needed and
             allowed; see `nnxdsl.allow_imports`.
-        weight: What it is multiplied by in the sum of all rewards. A penalty is a function that gives negative numbers.
+        weight: Its weight in the sum of all rewards. A penalty is a function that returns negative numbers.
     """
 
     name: str = attrs.field(kw_only=False, validator=function_name)
@@ -39,10 +39,10 @@ class Reward(Spec):
 def reward(name: str) -> Callable[[FunctionT], FunctionT]:
     """Registers a function as the reward of this name.
 
-    The function is called with the text of one answer, its end token left out, as `completion`, or as its first
+    The function is called with the text of one completion, without its end token, as `completion`, or as its first
     parameter if none has this name; and with those of the row's columns that it has parameters for, by name (all of
-    them, if it takes `**columns`). `prompt` is the prompt as the row has it, text or messages. It gives a finite
-    number. It must be a pure function, or a resumed run is another one.
+    them, if it takes `**columns`). `prompt` is the prompt of the row, text or messages. It returns a finite
+    number. It must be a pure function, otherwise a resumed run differs from an uninterrupted one.
 
     >>> import nnxdsl
     >>> @nnxdsl.reward("ends well")

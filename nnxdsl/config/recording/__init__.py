@@ -1,1 +1,1 @@
-"""What a run records: its checkpoints, its metrics in trackers, and completions that it samples."""
+"""Checkpoints, experiment trackers, and the log of rollouts."""

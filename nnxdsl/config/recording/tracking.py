@@ -1,4 +1,4 @@
-"""Where the metrics of a run are shown besides its directory; `nnxdsl/tracking` writes them there.
+"""Experiment trackers (TensorBoard, W&B, Trackio, MLflow); `nnxdsl/tracking` writes to them.
 
 A third party adds a tracker with a subclass of `Tracking` for its settings, and one class that is registered with
 `@nnxdsl.tracking.open_tracker.register(MyTracking)`.
@@ -19,7 +19,9 @@ from nnxdsl.errors import Problem
 if TYPE_CHECKING:
     from nnxdsl.config.recording import tracking as members
 
-project_name = Limit(pattern=r"[^/\\#?%:\s][^/\\#?%:]{0,127}", words="a name of up to 128 characters without /\\#?%:")
+project_name = Limit(
+    pattern=r"[^/\\#?%:\s][^/\\#?%:]{0,127}", description="a name of up to 128 characters without /\\#?%:"
+)
 """A name that W&B and Trackio accept for a project."""
 
 _PASSWORD = re.compile(r"\w+://[^/@]*:[^/@]+@")
@@ -27,7 +29,7 @@ _PASSWORD = re.compile(r"\w+://[^/@]*:[^/@]+@")
 
 @attrs.frozen(kw_only=True)
 class Tracking(Spec):
-    """Where the metrics of a run are shown besides its directory. Changes nothing in what a run computes.
+    """An experiment tracker. Changes nothing in what a run computes.
 
     A process of its own writes them, from `metrics.jsonl`: a tracker that fails is a warning, never the end of a run.
     """
@@ -106,7 +108,7 @@ class MLflow(Tracking):
     extra: ClassVar[str] = "mlflow"
 
     uri: str = attrs.field(
-        validator=Limit(pattern=r"[\w+]+:.+", words="an address such as 'sqlite:///mlflow.db' or 'https://...'"),
+        validator=Limit(pattern=r"[\w+]+:.+", description="an address such as 'sqlite:///mlflow.db' or 'https://...'"),
         kw_only=False,
     )
     experiment: str = attrs.field(default="nnxdsl", validator=filled)

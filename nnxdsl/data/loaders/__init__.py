@@ -1,1 +1,1 @@
-"""From files to datasets: a file for each kind of data, and the report of bad rows."""
+"""Loaders: a file for each kind of data, and the report of bad rows."""

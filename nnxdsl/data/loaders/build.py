@@ -1,4 +1,4 @@
-"""From a source to a dataset: rows are read, converted to ids and counted; bad ones follow a policy."""
+"""Builds datasets: reads, tokenizes and counts the rows of a source; `bad_rows` decides about bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a chunk of rows to ids, in whichever process."""
+"""Converts chunks of rows to token ids, in this process or a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.data.loaders.files import Chunk, RowError, kind_of
-from nnxdsl.data.loaders.layouts import AS_THEY_ARE, Reading
+from nnxdsl.data.loaders.layouts import UNCHANGED, Reading
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
@@ -99,7 +99,7 @@ class Conversion:
     tokenizer: TokenizerBase | None = None
     vocabulary: int | None = None
     reads: Collection[str] | None = None
-    reading: Reading = AS_THEY_ARE
+    reading: Reading = UNCHANGED
 
     def __call__(self, chunk: Chunk) -> Converted:
         """The rows of a chunk as ids.

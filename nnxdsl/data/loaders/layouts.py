@@ -1,4 +1,4 @@
-"""The columns of widely used datasets, recognised by the first rows and converted row by row to the loaders' own."""
+"""Layouts of widely used datasets, recognised by the first rows and converted to the loaders' columns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _has(*names: str) -> Callable[[Fields], bool]:
     return lambda row: all(name in row for name in names)
 
 
-def _are(row: Fields, kind: type, *names: str) -> bool:
+def _has_type(row: Fields, kind: type, *names: str) -> bool:
     return all(isinstance(row.get(name), kind) for name in names)
 
 
@@ -64,7 +64,7 @@ def _same(row: Fields) -> Fields:
 
 
 def _is_ultrafeedback(row: Fields) -> bool:
-    return _has("score_chosen", "score_rejected")(row) and _are(row, list, "chosen", "rejected")
+    return _has("score_chosen", "score_rejected")(row) and _has_type(row, list, "chosen", "rejected")
 
 
 def _ultrafeedback(row: Fields) -> Fields:
@@ -98,15 +98,15 @@ def _orca(row: Fields) -> Fields:
 
 
 def _is_openai_pair(row: Fields) -> bool:
-    return _are(row, list, "preferred_output", "non_preferred_output") and _are(row, dict, "input")
+    return _has_type(row, list, "preferred_output", "non_preferred_output") and _has_type(row, dict, "input")
 
 
 def _openai_pair(row: Fields) -> Fields:
-    given = row["input"]
-    tools = {"tools": given["tools"]} if given.get("tools") else {}
+    messages = row["input"]
+    tools = {"tools": messages["tools"]} if messages.get("tools") else {}
     sides = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
     used = ("input", "preferred_output", "non_preferred_output")
-    return _replaced(row, used, prompt=given.get("messages"), **sides, **tools)
+    return _replaced(row, used, prompt=messages.get("messages"), **sides, **tools)
 
 
 def _is_sharegpt(row: Fields) -> bool:
@@ -195,7 +195,7 @@ class Reading:
         return LAYOUTS[self.layout].described()
 
 
-AS_THEY_ARE = Reading()
+UNCHANGED = Reading()
 """Rows that have the loaders' columns."""
 
 
@@ -207,7 +207,7 @@ def find_reading(data: FileData, chunks: Iterable[Chunk]) -> Reading:
     """
     columns = tuple(dict(data.columns).items())
     if not columns and not any(data.batch_kind in layout.kinds for layout in LAYOUTS):
-        return AS_THEY_ARE
+        return UNCHANGED
     rows = (value for chunk in chunks for _, value in chunk.rows() if not isinstance(value, RowError))
     first = list(itertools.islice(rows, FIRST_ROWS))
     if columns:
@@ -217,11 +217,11 @@ def find_reading(data: FileData, chunks: Iterable[Chunk]) -> Reading:
         number: sum(map(layout.fits, first)) for number, layout in enumerate(LAYOUTS) if data.batch_kind in layout.kinds
     }
     fitting = [number for number, rows in count.items() if rows and 2 * rows >= len(first)]
-    found = [LAYOUTS[number] for number in fitting]
-    if len(found) > 1 and not all(layout.is_own for layout in found):
-        names = " and ".join(layout.described() for layout in found)
+    layouts = [LAYOUTS[number] for number in fitting]
+    if len(layouts) > 1 and not all(layout.is_own for layout in layouts):
+        names = " and ".join(layout.described() for layout in layouts)
         raise DataError(
-            f"{data.name}: the rows fit {len(found)} layouts: {names}; say which columns are read with "
+            f"{data.name}: the rows fit {len(layouts)} layouts: {names}; say which columns are read with "
             f'columns={{"theirs": "ours"}}'
         )
     return Reading(next((number for number in fitting if LAYOUTS[number].name), None))
@@ -229,7 +229,7 @@ def find_reading(data: FileData, chunks: Iterable[Chunk]) -> Reading:
 
 def _require_columns(data: FileData, rows: Collection[Fields]) -> None:
     """Refuses to rename columns that are not there."""
-    there = dict.fromkeys(name for row in rows for name in row)
+    columns = dict.fromkeys(name for row in rows for name in row)
     for name in dict(data.columns):
-        if rows and name not in there:
-            raise DataError(f"data.columns: {data.name} has no column {name!r}{suggest(name, there)}")
+        if rows and name not in columns:
+            raise DataError(f"data.columns: {data.name} has no column {name!r}{suggest(name, columns)}")

@@ -90,8 +90,8 @@ def joined_report(reports: Sequence[Report]) -> Report:
         **{name: summed(name) for name in ("cut", "dropped", "odd", "unread")},
         first={kind: row for report in reversed(reports) for kind, row in report.first.items()},
         lengths={
-            part: Length(total=sum(one.total for one in own), longest=max(one.longest for one in own))
-            for part, own in lengths.items()
+            part: Length(total=sum(one.total for one in tokens), longest=max(one.longest for one in tokens))
+            for part, tokens in lengths.items()
         },
         sources=tuple(reports),
         layout="",

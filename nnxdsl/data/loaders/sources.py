@@ -1,4 +1,4 @@
-"""Where the rows of a spec come from: its files, their digest, and chunks of rows."""
+"""Opens the source of a data spec: its files, their digest, and chunks of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from nnxdsl.config.data import HUB, Data, FileData, Mixture
 from nnxdsl.data.loaders.files import Chunk, Row, RowError
 from nnxdsl.data.loaders.layouts import find_reading
-from nnxdsl.data.sources.digests import Digests, digest_together
+from nnxdsl.data.sources.digests import Digests, combined_digest
 from nnxdsl.data.sources.formats import file_chunks, place_of
 from nnxdsl.data.sources.hub import HubRows, open_hub
 from nnxdsl.data.sources.paths import DataFile, existing_file, files_of
@@ -65,7 +65,7 @@ def _of_files(name: str, files: Sequence[DataFile], digests: Digests) -> Source:
     each = [digests.of_file(*file) for file in files]
     return Source(
         name,
-        each[0] if len(each) == 1 else digest_together(each),
+        each[0] if len(each) == 1 else combined_digest(each),
         tuple(file.path.stat().st_size for file in files),
         tuple(place_of(*file) for file in files),
         lambda: itertools.chain.from_iterable(file_chunks(*file) for file in files),
@@ -76,7 +76,7 @@ def content_digest(data: Data, digests: Digests | None = None) -> str | None:
     """sha256 hex of the content of a spec's files, as its dataset has it; None where there are no such files."""
     if isinstance(data, Mixture):
         each = [content_digest(part, digests) for part in data.parts]
-        return None if None in each else digest_together(map(str, each))
+        return None if None in each else combined_digest(map(str, each))
     if not isinstance(data, FileData):
         return None
     try:

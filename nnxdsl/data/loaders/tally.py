@@ -1,4 +1,4 @@
-"""What became of the rows of a source: counts for its report, and whether so many bad rows are allowed."""
+"""Counts the rows of a source for its report, and checks the number of bad rows."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Tally:
 
     def find_duplicates(self, hashes: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64]) -> None:
         """Counts rows whose ids are those of an earlier one."""
-        found, first = 0, len(hashes)
-        for rows, own in sorted_pieces(lambda: blocks_of(hashes, PIECE), len(hashes)):
-            later = rows[1:][own[1:] == own[:-1]]
-            found, first = found + len(later), int(later.min(initial=first))
-        if found:
-            self.odd["duplicate"] = found
+        duplicates, first = 0, len(hashes)
+        for rows, values in sorted_pieces(lambda: blocks_of(hashes, PIECE), len(hashes)):
+            later = rows[1:][values[1:] == values[:-1]]
+            duplicates, first = duplicates + len(later), int(later.min(initial=first))
+        if duplicates:
+            self.odd["duplicate"] = duplicates
             self.first["duplicate"] = int(np.searchsorted(self.ends, first, side="right")), int(numbers[first])
 
     def report(self, source: Source, parts: Mapping[str, Ragged]) -> Report:
@@ -115,7 +115,7 @@ class Tally:
             )
         if is_whole and count and limit is None:
             raise DataError(
-                f"{data.name}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} bad; mend them, or "
+                f"{data.name}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} bad; fix them, or "
                 f"leave them out with bad_rows=BadRows.Skip(at_most={count}){self._listed(source)}"
             )
         if is_whole and not self.accepted:

@@ -65,7 +65,7 @@ class TokenCache:
     ) -> tuple[Tally, Arrays, str]:
         """The counts, the arrays and the digest of all ids of a source.
 
-        What is damaged is built again, with a warning. While another process builds the same key, this one waits.
+        Damaged arrays are rebuilt, with a warning. While another process builds the same key, this one waits.
 
         Args:
             key: See `key_of`.
@@ -84,8 +84,8 @@ class TokenCache:
                 if (stored := self._read(target, source)) is not None:
                     return stored
                 if any(self.directory.glob(f"{key.partition('-')[0]}-*/{META}")):
-                    what = f"the tokens of {source.name} are those of another version of nnxdsl or its libraries"
-                    self.display.say(f"{what}; they are made again")
+                    what = f"the tokens of {source.name} were written by another version of nnxdsl or its libraries"
+                    self.display.say(f"{what}; tokenizing again")
                 with atomic_directory(target) as directory, ArrayStore(directory) as store:
                     tally, digest = build(store)
                     meta = {"tally": attrs.asdict(tally), "ids_digest": digest, "arrays": store.shapes()}
@@ -106,7 +106,7 @@ class TokenCache:
                     raise ValueError(f"{target / name}: its content has changed")
             return Tally(**meta["tally"]), arrays, meta["ids_digest"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.display.say(f"warning: the tokens of {source.name} are damaged and made again: {error}")
+            self.display.say(f"warning: the tokens of {source.name} are damaged; tokenizing again: {error}")
             shutil.rmtree(target)
             return None
 
@@ -140,13 +140,13 @@ def _digest(parts: dict[str, Any]) -> str:
 
 def checksums(arrays: Arrays) -> dict[str, int]:
     """A checksum of each array, which takes a fraction of a second however large it is."""
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     for name, array in arrays.items():
         content, checksum = array.view(np.uint8), 0
         for begin in range(0, len(content), BLOCK * max(1, -(-len(content) // CHECKED))):
             checksum = zlib.crc32(content[begin : begin + BLOCK].data, checksum)
-        found[name] = checksum
-    return found
+        sums[name] = checksum
+    return sums
 
 
 @functools.cache

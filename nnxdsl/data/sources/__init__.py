@@ -1,1 +1,1 @@
-"""Other people's data as chunks of rows: a file for each group of formats, paths, digests, and datasets of the Hub."""
+"""Sources of rows: file formats, paths, digests, and datasets of the Hub."""

@@ -1,4 +1,4 @@
-"""sha256 of files; that of a large file is remembered until the file changes."""
+"""sha256 digests of files; those of large files are cached until the file changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnxdsl.errors import DataError
 REMEMBERED = "digests.json"
 LARGE = 16 * 2**20
 """Bytes from which a digest is remembered; smaller files are read in a moment."""
-_MOST = 1000
-_SETTLED = 2.0
+_MAX_ENTRIES = 1000
+_STABLE_SECONDS = 2.0
 """Seconds since a file's last change after which a further change shows in its time, whatever the file system."""
 
 
-def digest_together(digests: Iterable[str]) -> str:
+def combined_digest(digests: Iterable[str]) -> str:
     """sha256 hex of several sources together."""
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -60,7 +60,11 @@ class Digests:
             return stored[key]
         digest, now = compute(), time.time_ns()
         unchanged = [_stamp(Path(str(stamp[0]))) for stamp in stamps] == stamps
-        if self.memory is not None and unchanged and all(now - int(stamp[2]) > _SETTLED * 1e9 for stamp in stamps):
+        if (
+            self.memory is not None
+            and unchanged
+            and all(now - int(stamp[2]) > _STABLE_SECONDS * 1e9 for stamp in stamps)
+        ):
             self._write({**self._read(), key: digest})
         return digest
 
@@ -74,7 +78,7 @@ class Digests:
 
     def _write(self, stored: dict[str, str]) -> None:
         assert self.memory is not None
-        last = dict(list(stored.items())[-_MOST:])
+        last = dict(list(stored.items())[-_MAX_ENTRIES:])
         temporary = self.memory.with_name(f".{self.memory.name}-{os.getpid()}")
         # A full disk or a directory that cannot be written costs the next start a reading, and nothing else.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which format a file has, by its name, and its rows."""
+"""File formats, recognised by file names, and their readers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def named_format(name: str) -> Format | None:
 
 def format_of(path: str, file: Path) -> Format:
     """The format of a file: JSONL unless its name says another, or it is a `.json` file with a list."""
-    found = named_format(file.name) or JSONL
-    return JSONL if found is JSON and not is_list(path, file) else found
+    file_format = named_format(file.name) or JSONL
+    return JSONL if file_format is JSON and not is_list(path, file) else file_format
 
 
 def file_chunks(path: str, file: Path) -> Iterator[Chunk]:

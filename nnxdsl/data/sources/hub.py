@@ -105,10 +105,10 @@ def open_hub(name: str, config: str | None, split: str | None, revision: str | N
 def _require_revision(path: str, revision: str | None, builder: Any) -> None:
     """Refuses another revision, which the library gives without a network: the last one in its cache."""
     is_cached = type(builder).__module__.endswith("packaged_modules.cache.cache")
-    found = str(builder.hash or "")
-    if revision is not None and is_cached and not (len(revision) >= 7 and found.startswith(revision)):
+    commit = str(builder.hash or "")
+    if revision is not None and is_cached and not (len(revision) >= 7 and commit.startswith(revision)):
         raise DataError(
-            f"data.revision: the Hub cannot be reached, and the cache of datasets has commit {found} of {path}, not "
+            f"data.revision: the Hub cannot be reached; the cache of datasets has commit {commit} of {path}, not "
             f"{revision!r}; give that commit, or connect to the network"
         )
 
@@ -116,8 +116,8 @@ def _require_revision(path: str, revision: str | None, builder: Any) -> None:
 def _reason(path: str, config: str | None, split: str | None, revision: str | None, error: Exception) -> str:
     """The message of an error of the library, and what to do."""
     text = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
-    given = {"config": config, "split": split, "revision": revision}
-    named = "".join(f", {name} {value!r}" for name, value in given.items() if value is not None)
+    settings = {"config": config, "split": split, "revision": revision}
+    named = "".join(f", {name} {value!r}" for name, value in settings.items() if value is not None)
     hint = ""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         hint = "; HF_HUB_OFFLINE is set, so only what is in the cache of datasets can be read"

@@ -1,4 +1,4 @@
-"""From what an experiment names to files: a path, a glob, a folder, several of these, what `save_to_disk` wrote."""
+"""Resolves the paths of a data spec: files, globs, folders, and datasets that `save_to_disk` wrote."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def files_of(paths: Sequence[str], split: str | None = None) -> list[DataFile]:
         first = seen.setdefault(path.resolve(), name)
         if first is not name:
             also = "" if first == name else f", as {first}"
-            raise DataError(f"{name}: the same file is there twice{also}; its rows would count twice")
+            raise DataError(f"{name}: the same file is listed twice{also}; its rows would count twice")
     return files
 
 
@@ -85,11 +85,11 @@ def _refuse_split(path: str, split: str | None) -> None:
 
 def _matching(path: str, place: Path) -> list[DataFile]:
     """The files that match a glob; folders that do are not meant."""
-    found = [name for name in sorted(glob.glob(_with_literal_start(place), recursive=True)) if os.path.isfile(name)]
-    if not found:
+    files = [name for name in sorted(glob.glob(_with_literal_start(place), recursive=True)) if os.path.isfile(name)]
+    if not files:
         base = "" if place.is_absolute() else f" (looked in the current directory, {os.getcwd()})"
         raise DataError(f"{path}: no file matches{base}")
-    return [DataFile(name, Path(name)) for name in found]
+    return [DataFile(name, Path(name)) for name in files]
 
 
 def _with_literal_start(place: Path) -> str:

@@ -1,1 +1,1 @@
-"""From text to token ids: byte and Hugging Face tokenizers, chat templates, special tokens."""
+"""Tokenizers: bytes and Hugging Face files, chat templates, special tokens."""

@@ -95,16 +95,16 @@ class BytesTokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character of each byte, or the characters of each special token."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         place = 0
         for part in self._split(text):
             if part in self._id_of:
-                found.append((place, place + len(part)))
+                spans.append((place, place + len(part)))
             else:
                 for start, character in enumerate(part, start=place):
-                    found += [(start, start + 1)] * len(character.encode("utf-8"))
+                    spans += [(start, start + 1)] * len(character.encode("utf-8"))
             place += len(part)
-        return found
+        return spans
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""

@@ -1,4 +1,4 @@
-"""From text and chats to ids: one BOS, one end token, prompt and completion split in token space."""
+"""Encodes text and chats: one BOS, one end token, prompt and completion split in token space."""
 
 from __future__ import annotations
 
@@ -202,13 +202,13 @@ class Encoder:
         """
         whole, template = self.with_system(messages), self.template(tools)
         added = len(whole) - len(messages)
-        wanted = [
+        chosen_turns = [
             turn
             for turn, message in enumerate(whole)
             if message["role"] == "assistant" and (turns is None or turn - added in turns)
         ]
         mask_of = self._marked_mask if template.has_generation else self._derived_mask
-        ids, mask, merged = mask_of(whole, wanted, tools)
+        ids, mask, merged = mask_of(whole, chosen_turns, tools)
         odd = ("merged border",) if merged else ()
         if any(mask) and template.has_generation and not self._ends_turns(ids, mask):
             odd = (*odd, "generation block without the end of the turn")

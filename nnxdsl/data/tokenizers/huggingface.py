@@ -31,7 +31,7 @@ PROBED = 8
 
 
 @attrs.frozen
-class _Beside:
+class _TokenizerConfig:
     """Settings in the files beside a tokenizer; None or empty if no file has them."""
 
     bos_token: str | None
@@ -56,28 +56,32 @@ class FileTokenizer:
     fingerprint: str
 
     def _set_special_tokens(
-        self, file: Path, beside: _Beside, id_of: Callable[[str], int | None], token_of: Callable[[int], str | None]
+        self,
+        file: Path,
+        config: _TokenizerConfig,
+        id_of: Callable[[str], int | None],
+        token_of: Callable[[int], str | None],
     ) -> int | None:
         """Sets all of them but `bos_id` and `fingerprint`; returns the id of BOS.
 
         Raises:
             DataError: No file names EOS, or a special token is not in the vocabulary.
         """
-        for name, token in (("eos_token", beside.eos_token), ("bos_token", beside.bos_token)):
+        for name, token in (("eos_token", config.eos_token), ("bos_token", config.bos_token)):
             if token and id_of(token) is None:
                 raise DataError(f"{file}: {name} is {token!r}, which is no token of this vocabulary")
-        eos_id = id_of(beside.eos_token) if beside.eos_token else next(iter(beside.end_ids), None)
+        eos_id = id_of(config.eos_token) if config.eos_token else next(iter(config.end_ids), None)
         if eos_id is None:
             raise DataError(
                 f"{file}: no file names the token that ends a text; add tokenizer_config.json with an "
                 f'"eos_token" beside it'
             )
         ends_of_turn = {token for token in map(id_of, _ENDS_OF_TURN) if token is not None}
-        self.bos_token, self.eos_token = beside.bos_token or "", beside.eos_token or token_of(eos_id) or ""
-        self.eos_id, self.stop_ids = eos_id, frozenset({eos_id, *beside.end_ids, *ends_of_turn})
-        self.chat_template = beside.chat_templates.get("default")
-        self.tool_use_template = beside.chat_templates.get("tool_use")
-        return id_of(beside.bos_token) if beside.bos_token else None
+        self.bos_token, self.eos_token = config.bos_token or "", config.eos_token or token_of(eos_id) or ""
+        self.eos_id, self.stop_ids = eos_id, frozenset({eos_id, *config.end_ids, *ends_of_turn})
+        self.chat_template = config.chat_templates.get("default")
+        self.tool_use_template = config.chat_templates.get("tool_use")
+        return id_of(config.bos_token) if config.bos_token else None
 
     def _set_fingerprint(self, source: bytes) -> None:
         tokens = [self.bos_id, self.bos_token, self.eos_id, self.eos_token]
@@ -144,7 +148,7 @@ class HFTokenizer(FileTokenizer):
         self.special_ids = frozenset(
             token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
         )
-        beside = _read_beside(file.parent, chat_template)
+        beside = _read_tokenizer_config(file.parent, chat_template)
         first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
         self._split, self._segments = self._splitter(), dict[str, tokenizers.Encoding]()
         bos_id = self._set_special_tokens(file, beside, vocabulary.get, self._tokenizer.id_to_token)
@@ -232,13 +236,13 @@ class SentencePieceTokenizer(FileTokenizer):
         self._control = control
         self.special_ids = frozenset(control.values()) | {i for i in markers.values() if i is not None}
         self._split = re.compile("(" + "|".join(map(re.escape, control)) + ")").split if control else None
-        beside = _read_beside(file.parent, chat_template)
-        own = attrs.evolve(
+        beside = _read_tokenizer_config(file.parent, chat_template)
+        config = attrs.evolve(
             beside,
             bos_token=beside.bos_token or self._piece(self._model.bos_id()),
             eos_token=beside.eos_token or self._piece(self._model.eos_id()),
         )
-        bos_id = self._set_special_tokens(file, own, self._id, self._piece)
+        bos_id = self._set_special_tokens(file, config, self._id, self._piece)
         self.bos_id = None if beside.add_bos is False else bos_id
         self._set_fingerprint(source)
 
@@ -256,16 +260,16 @@ class SentencePieceTokenizer(FileTokenizer):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The characters of each id of `text`."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         place = 0
         for part in [text] if self._split is None else self._split(text):
             if part in self._control:
-                found.append((place, place + len(part)))
+                spans.append((place, place + len(part)))
             elif part:
                 pieces = self._model.encode(part, out_type="immutable_proto").pieces
-                found += [(place + piece.begin, place + piece.end) for piece in pieces]
+                spans += [(place + piece.begin, place + piece.end) for piece in pieces]
             place += len(part)
-        return found
+        return spans
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`."""
@@ -319,18 +323,18 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _read_beside(directory: Path, template: str | None) -> _Beside:
+def _read_tokenizer_config(directory: Path, template: str | None) -> _TokenizerConfig:
     config, special = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
     generation, model = directory / "generation_config.json", directory / "config.json"
     add_bos = _read_json(config).get("add_bos_token")
     if not isinstance(add_bos, bool | None):
         raise DataError(f"{config}: add_bos_token: expected true or false, got {kind_of(add_bos)}")
-    return _Beside(
+    return _TokenizerConfig(
         bos_token=_token_text(config, "bos_token") or _token_text(special, "bos_token"),
         eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
         add_bos=add_bos,
         end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
-        chat_templates=_templates(directory) if template is None else {"default": _given_template(template)},
+        chat_templates=_templates(directory) if template is None else {"default": _template_source(template)},
     )
 
 
@@ -386,7 +390,7 @@ def _named(file: Path, templates: list[Any]) -> dict[str, str]:
     return named
 
 
-def _given_template(template: str) -> str:
+def _template_source(template: str) -> str:
     """The source of a template that is given as source or as a file."""
     if "{" in template:
         return template

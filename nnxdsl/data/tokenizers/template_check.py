@@ -1,4 +1,4 @@
-"""Whether a chat template renders all contents of messages, found by rendering them with marks."""
+"""Checks that a chat template renders all contents of messages, by rendering them with marks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MARK = "4711830592"
 """Digits, which no template escapes; a number follows them."""
 
 _NOT_RENDERED = (
-    "the chat template does not render it; give one that does with Tokenizer.File(path, chat_template=...), or take it "
-    "out of the row"
+    "the chat template does not render it; set one that does with Tokenizer.File(path, chat_template=...), or remove "
+    "it from the row"
 )
 
 

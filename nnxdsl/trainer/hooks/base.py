@@ -1,4 +1,4 @@
-"""What a training loop calls beside its steps."""
+"""The interface of hooks: callbacks of the training loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepMetrics(NamedTuple):
 
 
 class Hook:
-    """Something that is done beside the training steps. A subclass defines the methods that it needs.
+    """A callback of the training loop. A subclass defines the methods that it needs.
 
     Each method is called in all processes of a run at the same places, with the loop: `trainer.step` steps are done,
     `trainer.state` is the state after them. The hooks of a loop are called in their order, and at its end in reverse.

@@ -19,7 +19,7 @@ _ROWS_SHOWN = 8
 
 @attrs.define
 class NonFiniteSteps(Hook):
-    """What happens after a non-finite or spiking step, which the program itself has not taken.
+    """Stops the run or reports a skipped step after a non-finite or spiking loss or gradient.
 
     Attributes:
         attempt: The run.
