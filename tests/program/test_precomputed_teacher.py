@@ -72,7 +72,7 @@ def test_a_step_that_knows_nothing_of_the_teacher_is_refused(
 
 
 def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> None:
-    with pytest.raises(SpecError, match=r"feature_weight: hidden states are not precomputed, and top_k"):
+    with pytest.raises(SpecError, match=r"feature_weight: hidden states cannot be precomputed, and top_k"):
         objective(feature_weight=0.5)
     with pytest.raises(SpecError, match=r"top_k: expected a value > 0, got 0"):
         objective(top_k=0)
