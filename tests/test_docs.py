@@ -164,3 +164,6 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "reference" / "configuration" / "index.html").is_file()
     assert 'href="first_dpo_run.ipynb"' in (tmp_path / "site/tutorials/first_dpo_run/index.html").read_text()
     assert (tmp_path / "site/tutorials/first_dpo_run/first_dpo_run.ipynb").is_file()
+    copied = (tmp_path / "site/repository/benchmarks/index.html").read_text()
+    assert 'href="../repository/benchmarks/#on-one-gpu"' in (tmp_path / "site/benchmarks/index.html").read_text()
+    assert 'href="../../guides/memory/#compared-with-xla"' in copied
