@@ -95,6 +95,7 @@ class RunningApp:
     project: Path
     environment: dict[str, str]
     words: tuple[str, ...] = ()
+    python: str = sys.executable
     port: int = 0
     token: str | None = TOKEN
     line: str = ""
@@ -115,7 +116,7 @@ class RunningApp:
         began = time.monotonic()
         given = {} if self.token is None else {"NNXDSL_APP_TOKEN": self.token}
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "nnxdsl", "app", "--port", str(self.port), *self.words],
+            [self.python, "-m", "nnxdsl", "app", "--port", str(self.port), *self.words],
             cwd=self.project,
             env={**self.environment, **given},
             stdout=subprocess.PIPE,
