@@ -1,14 +1,17 @@
-"""docs/reference/versions.md and constraints/: what pyproject.toml asks for, and the newest versions that passed."""
+"""docs/reference/versions.md and constraints/: bounds, and the newest versions that passed; the version of the changelog."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
 
+from nnxdsl import Model
+from nnxdsl.config.core.base import members
 from tests.doc_pages import ROOT, UPDATE
 
 FILES = sorted((ROOT / "constraints").iterdir())
@@ -38,3 +41,13 @@ def test_constraints_are_names_and_versions_that_pyproject_allows(file: Path, sc
     assert [
         name for name, (_, extras) in needed.items() if {"", "app", "test"} & {*extras} and name not in versions
     ] == []
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first = changelog.split("\n## ")[1]
+    assert first.startswith(f"{version} ")
+    assert f"Text of the tag `v{version}`:\n\n> nnxdsl {version}" in first
+    families = len(members(Model)) - 1  # without `HF`, which reads which of them a directory is
+    assert f"distillation of {families} families" in first
