@@ -1,4 +1,4 @@
-"""docs/reference/versions.md and constraints/: bounds, and the newest versions that passed; the version of the changelog."""
+"""Versions of docs/reference/versions.md, constraints/ and the changelog, against pyproject.toml and each other."""
 
 from __future__ import annotations
 
