@@ -55,7 +55,7 @@ def table(device: Any, kind: str) -> int:
     """Print the table; 1 if ours takes too much."""
 
     def ours(hidden: Any, head: Any, targets: Any) -> Any:
-        return token_stats(hidden, head, targets, jnp.ones(targets.shape, bool), where=ShardContext(kind)).logp
+        return token_stats(hidden, head, targets, jnp.ones(targets.shape, bool), shard_context=ShardContext(kind)).logp
 
     failed = False
     place = jax.sharding.SingleDeviceSharding(device)

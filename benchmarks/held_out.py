@@ -24,10 +24,10 @@ MEASURES = {
     "orpo_gemma": ("loss", "rewards/margins", "rewards/accuracies"),
     "simpo_gemma": ("loss", "rewards/margins", "rewards/accuracies"),
     "kto_gemma": ("loss", "rewards/margins"),
-    "distill_gemma": ("distance", "mean_token_accuracy"),
+    "distill_gemma": ("distill_loss", "mean_token_accuracy"),
     "grpo_gemma": ("reward", "rewards/kind/mean"),
 }
-FALLS = ("loss", "distance")
+FALLS = ("loss", "distill_loss")
 
 
 def measured(recipe: str, home: Path) -> dict[str, tuple[float, float]]:

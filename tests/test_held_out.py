@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "guides" / "objectives.md").read_text(encoding="utf-8")
-FALLS = ("`eval/loss`", "`eval/distance`")
+FALLS = ("`eval/loss`", "`eval/distill_loss`")
 
 
 def test_recipes_improve_what_is_held_out() -> None:

@@ -1,4 +1,4 @@
-"""Losses over log-probabilities and masks, one file per family of objectives. Knows no model.
+"""Losses from log-probabilities and masks, one file per family of objectives; they know no model.
 
 Importing the package registers the losses of all built-in objectives; `losses.build.register` adds others.
 """

@@ -1,7 +1,7 @@
-"""What is minimised, from log-probabilities and masks alone: a loss knows no model, no adapter and no device.
+"""The interface of losses, and the loss of sequences (SFT).
 
-The interface of losses, and the loss of sequences; those of pairs are in `preference.py`. A third party adds
-one in a file of its own: a frozen subclass of `Objective`, and a function registered with
+A loss is a function of log-probabilities and masks; it knows no model, adapter or device. Losses of pairs are in
+`preference.py`. To add one, write a frozen subclass of `Objective` and a function registered with
 `@losses.build.register(MyObjective)`.
 """
 
@@ -24,20 +24,20 @@ from nnxdsl.losses.lm_head.token_stats import TokenStats
 
 
 class WeightedMean(NamedTuple):
-    """A sum and its divisor, which are added over micro-batches and devices and divided once."""
+    """A sum and its divisor: both are summed over micro-batches and devices, and divided once."""
 
     total: jax.Array
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride] - not `tuple.count`
 
 
 class LossTerms(NamedTuple):
-    """The loss and metrics of one micro-batch as sums, which add over micro-batches and devices.
+    """The loss and metrics of one micro-batch as sums, to be added over micro-batches and devices.
 
     Attributes:
-        loss: Its `count` is the weight that the gradient is divided by as well.
+        loss: The loss; its `count` also divides the gradient.
         metrics: Further means, by their public names.
-        max_logits: The largest attention scores (see `DecoderOutput`), of which the larger is kept where sums are
-            added; None where these are not recorded.
+        max_logits: The largest attention scores (see `DecoderOutput`), of which the maximum is taken where sums are
+            added; None where they are not recorded.
     """
 
     loss: WeightedMean
@@ -49,13 +49,12 @@ class PairLogps(NamedTuple):
     """Log-probabilities of a micro-batch of pairs; all float32 `[B]`.
 
     Attributes:
-        chosen_logps: Summed over the completion's tokens.
-        rejected_logps: Likewise.
-        chosen_tokens: How many tokens that sum has.
-        rejected_tokens: Likewise.
-        desirable: Of feedback, 1 where the answer is desirable, else 0; None of pairs.
-        likelihood: How likely the policy finds both completions, beside what it would draw itself; carries no gradient.
-            None where no loss reads it.
+        chosen_logps: Summed over the tokens of the chosen completion.
+        rejected_logps: Summed over the tokens of the rejected completion.
+        chosen_tokens: Number of tokens of the chosen completion.
+        rejected_tokens: Number of tokens of the rejected completion.
+        desirable: 1 where a completion of KTO is desirable, else 0; None for pairs.
+        likelihood: WPO's weight of the pair; carries no gradient. None where no loss reads it.
     """
 
     chosen_logps: Array
@@ -67,13 +66,13 @@ class PairLogps(NamedTuple):
 
 
 Loss = Callable[[Any, Any, jax.Array], LossTerms]
-"""From the loss inputs of policy and reference (None without one) of a micro-batch, and the weight of each row `[B]`,
-to the terms. Both are `PairLogps` where the objective reads pairs, and `TokenStats` where it reads sequences."""
+"""`loss(policy, reference, weight)`: the terms of a micro-batch from the loss inputs of policy and reference (None
+without one) and the weight of each row `[B]`. Loss inputs are `PairLogps` for pairs and `TokenStats` for sequences."""
 
 
 @singledispatch
 def build(objective: Objective) -> Loss:
-    """The loss of an objective; register an `Objective` of your own here."""
+    """Build the loss of an objective; register an `Objective` of your own here."""
     name = type(objective).__name__
     raise NotRegisteredError(
         f"no loss is registered for {type(objective).__qualname__}; write\n"
@@ -96,12 +95,12 @@ def _(objective: SFT) -> Loss:
 def per_row(
     loss: Float[Array, " B"], metrics: Mapping[str, Float[Array, " B"]], weight: Float[Array, " B"]
 ) -> LossTerms:
-    """Terms of a loss that is a mean over rows."""
+    """Terms of a loss, and of metrics, that are means over rows."""
     return LossTerms(row_mean(loss, weight), {name: row_mean(value, weight) for name, value in metrics.items()})
 
 
 def derived_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
-    """Means of a whole batch with what follows from two of them: the margin of rewards whose rows are not the same."""
+    """Metrics of a whole batch; adds `rewards/margins` where chosen and rejected rewards are means over other rows."""
     chosen, rejected = means.get("rewards/chosen"), means.get("rewards/rejected")
     if chosen is None or rejected is None or "rewards/margins" in means:
         return dict(means)
@@ -109,5 +108,5 @@ def derived_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> WeightedMean:
-    """A mean over rows, not divided yet; what a row of weight 0 holds does not matter."""
+    """A mean over rows as sum and count; rows of weight 0 may hold anything, NaN too."""
     return WeightedMean(jnp.sum(jnp.where(weight > 0, value, 0.0) * weight), jnp.sum(weight))

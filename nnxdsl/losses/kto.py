@@ -1,7 +1,7 @@
-"""Losses of single completions labelled desirable or not; the class of each documents its formula.
+"""The KTO loss of single completions labelled desirable or undesirable; its class documents the formula.
 
-Answers are laid out as pairs: `chosen` is an answer's own log-probability, whatever its label, and `rejected` that of
-an answer to another prompt in its place.
+Completions come as `PairLogps`: `chosen_logps` is a completion's log-probability, whatever its label, and
+`rejected_logps` that of a mismatched completion, of another prompt, which estimates the KL term.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def _(objective: spec.KTO) -> Loss:
         assert reference is not None
         assert policy.desirable is not None
         pair = log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
-        liked = policy.desirable > 0
+        desirable = policy.desirable > 0
         mismatched = row_mean(jax.lax.stop_gradient(pair.rejected), weight)
         kl = jax.nn.relu(mismatched.total / jnp.maximum(mismatched.count, 1))
-        signed = jnp.where(liked, pair.chosen - kl, kl - pair.chosen)
-        factor = jnp.where(liked, objective.desirable_weight, objective.undesirable_weight)
-        # 1 - sigmoid(z) is sigmoid(-z), which loses nothing where z is large.
+        signed = jnp.where(desirable, pair.chosen - kl, kl - pair.chosen)
+        factor = jnp.where(desirable, objective.desirable_weight, objective.undesirable_weight)
+        # 1 - sigmoid(z) is sigmoid(-z), which is exact where z is large.
         terms = row_mean(factor * jax.nn.sigmoid(-beta * signed), weight)
         metrics = {"kl": WeightedMean(kl * mismatched.count, mismatched.count)}
-        for name, rows in (("chosen", liked), ("rejected", ~liked)):
-            own = weight * rows
-            metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, own)
-            metrics[f"logps/{name}"] = row_mean(policy.chosen_logps, own)
+        for name, rows in (("chosen", desirable), ("rejected", ~desirable)):
+            row_weight = weight * rows
+            metrics[f"rewards/{name}"] = row_mean(beta * pair.chosen, row_weight)
+            metrics[f"logps/{name}"] = row_mean(policy.chosen_logps, row_weight)
         return LossTerms(terms, metrics)
 
     return loss

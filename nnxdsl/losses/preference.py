@@ -1,6 +1,6 @@
-"""Losses of preference pairs, from summed log-probabilities; the class of each documents its formula.
+"""Losses of preference pairs (DPO and others), from summed log-probabilities; the class of each documents its formula.
 
-In float32 and in forms that stay finite: `log_sigmoid`, `expm1` and `log1p`, and no exponential that can overflow.
+Computed in float32 and in forms that stay finite: `log_sigmoid`, `expm1`, `log1p`, no exponential that can overflow.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ MarginObjective = (
 )
 
 LARGEST_EXPONENT = 80.0
-"""Of a likelihood ratio: exp(80) and its products with small numbers are float32's still. Scores are flat beyond, as
-TRL's are, where a policy gives a completion e^80 times less than its reference."""
+"""The largest log-ratio that is exponentiated: exp(80) and its products with small numbers are finite in float32.
+Scores are constant beyond it, as TRL's are."""
 
 LARGEST_SQUARED = 1e18
-"""Of a difference of scores: its square, and that times its derivative, are float32's still."""
+"""The largest score difference that is squared: the square, and that times its derivative, are finite in float32."""
 
-CERTAIN = -float(jnp.finfo(jnp.float32).eps)
-"""The largest mean log-probability whose odds float32 distinguishes from those of probability 1, which are infinite."""
+MAX_MEAN_LOGP = -float(jnp.finfo(jnp.float32).eps)
+"""The largest mean log-probability whose log odds are finite in float32."""
 
 
 class LogRatios(NamedTuple):
-    """What a formula reads of pairs; all float32 `[B]`.
+    """Log-ratios of policy to reference, in nats; all float32 `[B]`.
 
     Attributes:
-        chosen: Log-ratio of policy to reference, in nats, summed over the chosen completion.
-        rejected: Likewise.
-        chosen_tokens: How many tokens that sum has.
-        rejected_tokens: Likewise.
+        chosen: Summed over the tokens of the chosen completion.
+        rejected: Summed over the tokens of the rejected completion.
+        chosen_tokens: Number of tokens of the chosen completion.
+        rejected_tokens: Number of tokens of the rejected completion.
     """
 
     chosen: Array
@@ -53,7 +53,7 @@ class LogRatios(NamedTuple):
 
 
 def mask_padding_rows(pairs: PairLogps, weight: Rows) -> PairLogps:
-    """Rows of weight 0 replaced by harmless ones, so that not even a NaN in them reaches a gradient."""
+    """Replace rows of weight 0, so that not even a NaN in them reaches a gradient."""
     counts = weight > 0
     chosen, rejected = (jnp.where(counts, logp, -1.0) for logp in (pairs.chosen_logps, pairs.rejected_logps))
     lengths = (jnp.where(counts, tokens, 1.0) for tokens in (pairs.chosen_tokens, pairs.rejected_tokens))
@@ -61,21 +61,20 @@ def mask_padding_rows(pairs: PairLogps, weight: Rows) -> PairLogps:
 
 
 def log_ratios(policy: PairLogps, reference: PairLogps) -> LogRatios:
-    """How much likelier the policy finds each completion than the reference does."""
+    """Log-ratios of policy to reference of both completions."""
     chosen, rejected = policy.chosen_logps - reference.chosen_logps, policy.rejected_logps - reference.rejected_logps
     return LogRatios(chosen, rejected, policy.chosen_tokens, policy.rejected_tokens)
 
 
-def with_reward_metrics(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, **more: Rows) -> LossTerms:
-    """Terms of a loss that is a mean over rows, with rewards under TRL's names and further means."""
-    metrics = {
+def with_reward_metrics(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, **metrics: Rows) -> LossTerms:
+    """Terms of a loss that is a mean over rows, with rewards under TRL's names and further metrics."""
+    rewards = {
         "rewards/chosen": chosen,
         "rewards/rejected": rejected,
         "rewards/margins": chosen - rejected,
         "rewards/accuracies": (chosen > rejected).astype(jnp.float32),
-        **more,
     }
-    return per_row(loss, metrics, weight)
+    return per_row(loss, {**rewards, **metrics}, weight)
 
 
 # -- with a reference ------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ def with_reward_metrics(loss: Rows, chosen: Rows, rejected: Rows, weight: Rows, 
 
 @singledispatch
 def score(divergence: Divergence, ratio: Rows) -> Rows:
-    """What a divergence makes of log-ratios, 0 where policy and reference are equal; register one of your own here."""
+    """The score of log-ratios under a divergence, 0 where policy and reference are equal; register your own here."""
     name = type(divergence).__qualname__
     raise NotRegisteredError(
         f"no score is registered for {name}; write\n"
@@ -115,7 +114,7 @@ def _(divergence: Alpha, ratio: Rows) -> Rows:
 
 @jax.custom_jvp
 def _expm1(x: Rows) -> Rows:
-    """`exp(x) - 1`, whose derivative is `exp(x)`; jax takes the value plus 1 for it, which far below 0 is lost."""
+    """`exp(x) - 1` with the derivative `exp(x)`; jax's own, the value plus 1, is 0 for large negative `x`."""
     return jnp.expm1(x)
 
 
@@ -123,15 +122,15 @@ _expm1.defjvp(lambda primals, tangents: (jnp.expm1(primals[0]), jnp.exp(primals[
 
 
 def margin_loss(
-    objective: MarginObjective, beta: float, of: Callable[[Rows], Rows], *, per_token: bool = False
+    objective: MarginObjective, beta: float, pair_loss: Callable[[Rows], Rows], *, per_token: bool = False
 ) -> Loss:
-    """The loss of a difference of scores, chosen minus rejected.
+    """The loss of a score difference, chosen minus rejected.
 
     Args:
-        objective: Its divergence makes scores of log-ratios, and its weighting the weights of pairs.
-        beta: What log-ratios are multiplied by to be rewards.
-        of: The loss of a pair by the difference, which is not multiplied by `beta`.
-        per_token: Whether scores are divided by the tokens of their completion.
+        objective: Its divergence turns log-ratios into scores, its weighting weighs pairs.
+        beta: The factor from log-ratios to rewards.
+        pair_loss: The loss of a pair as a function of the difference, which is not multiplied by `beta`.
+        per_token: Whether scores are divided by the number of tokens of their completion.
     """
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
@@ -139,35 +138,35 @@ def margin_loss(
         chosen, rejected = (score(objective.divergence, ratio) for ratio in (pair.chosen, pair.rejected))
         if per_token:
             chosen, rejected = chosen / pair.chosen_tokens, rejected / pair.rejected_tokens
-        each = of(chosen - rejected)
+        losses = pair_loss(chosen - rejected)
         if objective.weighting == "wpo":
             assert policy.likelihood is not None
-            each = each * jax.lax.stop_gradient(jnp.where(weight > 0, policy.likelihood, 0.0))
-        return with_reward_metrics(each, beta * pair.chosen, beta * pair.rejected, weight)
+            losses = losses * jax.lax.stop_gradient(jnp.where(weight > 0, policy.likelihood, 0.0))
+        return with_reward_metrics(losses, beta * pair.chosen, beta * pair.rejected, weight)
 
     return loss
 
 
-def pointwise_loss(beta: float, of: Callable[[Rows, Rows], Rows]) -> Loss:
-    """The loss of both rewards, `beta` times log-ratios of the chosen and of the rejected completion."""
+def pointwise_loss(beta: float, pair_loss: Callable[[Rows, Rows], Rows]) -> Loss:
+    """The loss of both rewards, `beta` times the log-ratios of the chosen and the rejected completion."""
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         pair = _pair(policy, reference, weight)
         chosen, rejected = beta * pair.chosen, beta * pair.rejected
-        return with_reward_metrics(of(chosen, rejected), chosen, rejected, weight)
+        return with_reward_metrics(pair_loss(chosen, rejected), chosen, rejected, weight)
 
     return loss
 
 
 def _pair(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LogRatios:
-    if reference is None:  # all answers are as likely: of a difference nothing is left
-        nothing = jnp.zeros_like(policy.chosen_logps)
-        reference = PairLogps(nothing, nothing, nothing, nothing)
+    if reference is None:  # a uniform reference
+        zeros = jnp.zeros_like(policy.chosen_logps)
+        reference = PairLogps(zeros, zeros, zeros, zeros)
     return log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
 
 
 def smoothed(z: Rows, smoothing: float) -> Rows:
-    """`-(1 - e) log sigmoid(z) - e log sigmoid(-z)`."""
+    """The label-smoothed logistic loss, `-(1 - e) log sigmoid(z) - e log sigmoid(-z)`."""
     return -(1 - smoothing) * jax.nn.log_sigmoid(z) - smoothing * jax.nn.log_sigmoid(-z)
 
 
@@ -179,23 +178,23 @@ def _(objective: spec.DPO) -> Loss:
 
 @build.register
 def _(objective: spec.RobustDPO) -> Loss:
-    beta, flipped = objective.beta, objective.label_smoothing
+    beta, smoothing = objective.beta, objective.label_smoothing
 
-    def of(d: Rows) -> Rows:
-        right, wrong = -jax.nn.log_sigmoid(beta * d), -jax.nn.log_sigmoid(-beta * d)
-        return ((1 - flipped) * right - flipped * wrong) / (1 - 2 * flipped)
+    def pair_loss(d: Rows) -> Rows:
+        labelled, flipped = -jax.nn.log_sigmoid(beta * d), -jax.nn.log_sigmoid(-beta * d)
+        return ((1 - smoothing) * labelled - smoothing * flipped) / (1 - 2 * smoothing)
 
-    return margin_loss(objective, beta, of)
+    return margin_loss(objective, beta, pair_loss)
 
 
 @build.register
 def _(objective: spec.IPO) -> Loss:
     tau = objective.tau
 
-    def of(d: Rows) -> Rows:
+    def pair_loss(d: Rows) -> Rows:
         return jnp.square(jnp.clip(d, -LARGEST_SQUARED, LARGEST_SQUARED) - 1 / (2 * tau))
 
-    return margin_loss(objective, tau, of, per_token=True)
+    return margin_loss(objective, tau, pair_loss, per_token=True)
 
 
 @build.register
@@ -212,26 +211,26 @@ def _(objective: spec.LengthNormalizedDPO) -> Loss:
 
 @build.register
 def _(objective: spec.EXO) -> Loss:
-    beta, swapped = objective.beta, objective.label_smoothing
+    beta, smoothing = objective.beta, objective.label_smoothing
 
-    def of(d: Rows) -> Rows:
+    def pair_loss(d: Rows) -> Rows:
         z = beta * d
-        for_chosen = jax.nn.sigmoid(z) * (jax.nn.log_sigmoid(z) - math.log1p(-swapped))
-        return for_chosen + jax.nn.sigmoid(-z) * (jax.nn.log_sigmoid(-z) - math.log(swapped))
+        for_chosen = jax.nn.sigmoid(z) * (jax.nn.log_sigmoid(z) - math.log1p(-smoothing))
+        return for_chosen + jax.nn.sigmoid(-z) * (jax.nn.log_sigmoid(-z) - math.log(smoothing))
 
-    return margin_loss(objective, beta, of)
+    return margin_loss(objective, beta, pair_loss)
 
 
 @build.register
 def _(objective: spec.DiscoPOP) -> Loss:
     beta, tau = objective.beta, objective.tau
 
-    def of(d: Rows) -> Rows:
+    def pair_loss(d: Rows) -> Rows:
         z = beta * d
         logistic = -jax.nn.sigmoid(-z / tau) * jax.nn.log_sigmoid(z)
         return logistic + jnp.exp(jax.nn.log_sigmoid(z / tau) - z)  # in one exponential, which the blend keeps small
 
-    return margin_loss(objective, beta, of)
+    return margin_loss(objective, beta, pair_loss)
 
 
 @build.register
@@ -243,18 +242,18 @@ def _(objective: spec.NCA) -> Loss:
 @build.register
 def _(objective: spec.BCO) -> Loss:
     s = jax.nn.log_sigmoid
-    plain = pointwise_loss(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
+    unshifted = pointwise_loss(objective.beta, lambda chosen, rejected: -s(chosen) - s(-rejected))
     if objective.shift == "none":
-        return plain
+        return unshifted
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         assert reference is not None
         pair = log_ratios(mask_padding_rows(policy, weight), mask_padding_rows(reference, weight))
         chosen, rejected = objective.beta * pair.chosen, objective.beta * pair.rejected
-        both = row_mean(jax.lax.stop_gradient(chosen + rejected) / 2, weight)
-        shift = both.total / jnp.maximum(both.count, 1)
+        mean = row_mean(jax.lax.stop_gradient(chosen + rejected) / 2, weight)
+        shift = mean.total / jnp.maximum(mean.count, 1)
         terms = with_reward_metrics(-s(chosen - shift) - s(shift - rejected), chosen, rejected, weight)
-        return terms._replace(metrics={**terms.metrics, "reward_shift": WeightedMean(shift * both.count, both.count)})
+        return terms._replace(metrics={**terms.metrics, "reward_shift": WeightedMean(shift * mean.count, mean.count)})
 
     return loss
 
@@ -285,7 +284,7 @@ def _(objective: spec.AOT) -> Loss:
     def sides(policy: PairLogps, reference: PairLogps) -> tuple[Rows, Rows]:
         return policy.chosen_logps - policy.rejected_logps, reference.chosen_logps - reference.rejected_logps
 
-    return _transported(objective.beta, objective.label_smoothing, sides)
+    return _aot(objective.beta, objective.label_smoothing, sides)
 
 
 @build.register
@@ -294,20 +293,20 @@ def _(objective: spec.AOTUnpaired) -> Loss:
         pair = log_ratios(policy, reference)
         return pair.chosen, pair.rejected
 
-    return _transported(objective.beta, objective.label_smoothing, sides)
+    return _aot(objective.beta, objective.label_smoothing, sides)
 
 
-def _transported(beta: float, smoothing: float, sides: Callable[[PairLogps, PairLogps], tuple[Rows, Rows]]) -> Loss:
-    """DPO's loss of the k-th of one side minus the k-th of the other, both sorted over the batch."""
+def _aot(beta: float, smoothing: float, sides: Callable[[PairLogps, PairLogps], tuple[Rows, Rows]]) -> Loss:
+    """The DPO loss of the k-th value of one side minus the k-th of the other, both sorted over the batch."""
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
         assert reference is not None
         policy, reference = mask_padding_rows(policy, weight), mask_padding_rows(reference, weight)
-        one, other = (_sorted(side, weight) for side in sides(policy, reference))
-        # Rows that count come first on both sides, so weights are sorted likewise.
+        first, second = (_sorted(side, weight) for side in sides(policy, reference))
+        # Rows of weight 0 come last on both sides, so the first rows are those that count.
         counted = jnp.arange(len(weight)) < jnp.sum(weight > 0)
         total = WeightedMean(
-            jnp.sum(jnp.where(counted, smoothed(beta * (one - other), smoothing), 0.0)), jnp.sum(weight)
+            jnp.sum(jnp.where(counted, smoothed(beta * (first - second), smoothing), 0.0)), jnp.sum(weight)
         )
         pair = log_ratios(policy, reference)
         return with_reward_metrics(weight, beta * pair.chosen, beta * pair.rejected, weight)._replace(loss=total)
@@ -316,7 +315,7 @@ def _transported(beta: float, smoothing: float, sides: Callable[[PairLogps, Pair
 
 
 def _sorted(x: Rows, weight: Rows) -> Rows:
-    """Values by size, those of rows of weight 0 behind all others."""
+    """Values in ascending order, those of rows of weight 0 last."""
     order = jnp.argsort(jnp.where(weight > 0, jax.lax.stop_gradient(x), jnp.inf), stable=True)
     return x[order]
 
@@ -332,8 +331,8 @@ def _(objective: spec.ORPO) -> Loss:
         chosen, rejected = _means(policy, weight)
         log_odds = _log_odds(chosen) - _log_odds(rejected)
         ratio = jax.nn.log_sigmoid(log_odds)
-        more = {"nll_loss": -chosen, "log_odds_ratio": ratio, "log_odds_chosen": log_odds}
-        return with_reward_metrics(-chosen - beta * ratio, beta * chosen, beta * rejected, weight, **more)
+        metrics = {"nll_loss": -chosen, "log_odds_ratio": ratio, "log_odds_chosen": log_odds}
+        return with_reward_metrics(-chosen - beta * ratio, beta * chosen, beta * rejected, weight, **metrics)
 
     return loss
 
@@ -360,8 +359,8 @@ def _(objective: spec.CPO) -> Loss:
             beta * policy.rejected_logps,
             -policy.chosen_logps / policy.chosen_tokens,
         )
-        preferred = -jax.nn.log_sigmoid(chosen - rejected)
-        return with_reward_metrics(preferred + alpha * nll, chosen, rejected, weight, nll_loss=nll)
+        preference = -jax.nn.log_sigmoid(chosen - rejected)
+        return with_reward_metrics(preference + alpha * nll, chosen, rejected, weight, nll_loss=nll)
 
     return loss
 
@@ -382,9 +381,9 @@ def _means(policy: PairLogps, weight: Rows) -> tuple[Rows, Rows]:
 
 
 def _log_odds(x: Rows) -> Rows:
-    """`x - log(1 - exp(x))` of log-probabilities; those that are 0 within float32 count as the next below."""
-    x = jnp.minimum(x, CERTAIN)
-    # Each branch where it is exact (Mächler 2012, "Accurately computing log(1 - exp(-|a|))"); the other one is finite.
+    """`x - log(1 - exp(x))` of log-probabilities, which are clipped to `MAX_MEAN_LOGP`."""
+    x = jnp.minimum(x, MAX_MEAN_LOGP)
+    # Each branch is used where it is exact (Mächler 2012, "Accurately computing log(1 - exp(-|a|))").
     near = x > -math.log(2)
     return x - jnp.where(near, jnp.log(-jnp.expm1(x)), jnp.log1p(-jnp.exp(x)))
 
@@ -397,20 +396,22 @@ def _(objective: spec.Sum) -> Loss:
     losses, names = [build(term) for term in objective.terms], _names(objective.terms)
 
     def loss(policy: PairLogps, reference: PairLogps | None, weight: jax.Array) -> LossTerms:
-        found = [loss(policy, reference if term.needs_reference else None, weight) for loss, term in parts]
-        total = sum(factor * terms.loss.total for factor, terms in zip(objective.weights, found, strict=True))
+        computed = [
+            term_loss(policy, reference if term.needs_reference else None, weight)
+            for term_loss, term in zip(losses, objective.terms, strict=True)
+        ]
+        total = sum(factor * terms.loss.total for factor, terms in zip(objective.weights, computed, strict=True))
         metrics: dict[str, WeightedMean] = {}
-        for terms in reversed(found):  # the first one's go before the others'
+        for terms in reversed(computed):  # of equal names, the first term's metric is reported
             metrics |= terms.metrics
-        own = {f"loss/{name}": terms.loss for name, terms in zip(names, found, strict=True)}
-        return LossTerms(WeightedMean(jnp.asarray(total), found[0].loss.count), {**metrics, **own})
+        metrics |= {f"loss/{name}": terms.loss for name, terms in zip(names, computed, strict=True)}
+        return LossTerms(WeightedMean(jnp.asarray(total), computed[0].loss.count), metrics)
 
-    parts = list(zip(losses, objective.terms, strict=True))
     return loss
 
 
 def _names(terms: tuple[Objective, ...]) -> list[str]:
-    """Of the metrics of terms: `DPO`, and where a class is there again `DPO_2`."""
+    """Names of terms in metrics: `DPO`, and `DPO_2` for the second term of that class."""
     names = [type(term).__name__ for term in terms]
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name}_{count}" for name, count in zip(names, counts, strict=True)]

@@ -50,7 +50,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         blueprint.remat,
         experiment.memory.logprob_tokens,
         sharding=ForwardSharding(
-            note, cuts=layout.cuts, length_multiple=layout.length_shards, platform=blueprint.platform
+            note, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
         ),
     )
     rows = experiment.rows_at_once

@@ -367,7 +367,7 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
         constrain=constrain,
         shard_weights=layout.shard_weights(mesh) if is_sharded or layout.offload else None,
         shard_map_call=layout.shard_map_call(mesh) if is_sharded else None,
-        cuts=layout.cuts if is_sharded else None,
+        shard_counts=layout.shard_counts if is_sharded else None,
         length_multiple=layout.length_shards,
         stages=layout.stages,
         row_shards=layout.batch_shards(experiment.rows_at_once),
@@ -453,7 +453,7 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
                 constrain=own.constrain(mesh) if sharding.constrain else None,
                 shard_weights=layout.shard_weights(mesh, parts) if sharding.shard_weights else None,
                 shard_map_call=own.shard_map_call(mesh) if sharding.shard_map_call else None,
-                cuts=own.cuts if sharding.cuts else None,
+                shard_counts=own.shard_counts if sharding.shard_counts else None,
             ),
         )
 

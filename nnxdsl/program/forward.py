@@ -18,9 +18,9 @@ from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
 from nnxdsl.config.optimizer import Muon
 from nnxdsl.data.batch import Batch
-from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, distance, feature_distance
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
-from nnxdsl.losses.lm_head.token_stats import Cuts, ShardContext, TokenStats, token_stats
+from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, divergence, feature_distance
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_k_divergence
+from nnxdsl.losses.lm_head.token_stats import ShardContext, ShardCounts, TokenStats, token_stats
 from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
 from nnxdsl.models.attention.max_logits import recording_max_logits
 from nnxdsl.models.attention.positions import TokenPositions
@@ -84,7 +84,7 @@ class ForwardSharding:
         shard_weights: Constrains a weight's sharding by its path, and fetches it where it is offloaded to host memory;
             None on one device.
         shard_map_call: Computes per device what XLA does not partition; None on one device.
-        cuts: Over how many devices an activation's dimensions are sharded; None on one device.
+        shard_counts: Over how many devices an activation's dimensions are sharded; None on one device.
         length_multiple: Rows are padded to a multiple of so many tokens, so that they divide over devices.
         stages: Pipeline stages of the stack of layers.
         row_shards: Over how many devices the rows are sharded.
@@ -94,7 +94,7 @@ class ForwardSharding:
     constrain: Constraint | None = None
     shard_weights: WeightSharding | None = None
     shard_map_call: ShardMapCall | None = None
-    cuts: Cuts | None = None
+    shard_counts: ShardCounts | None = None
     length_multiple: int = 1
     stages: int = 1
     row_shards: int = 1
@@ -177,7 +177,7 @@ class Forward:
             features = None
             if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
-            scored = DistillationInputs(stats, self._distance(targets, model, teacher), features)
+            scored = DistillationInputs(stats, self._divergence(targets, model, teacher), features)
         return ForwardOutput(scored, token_stats, found.router_stats, further, found.max_logits, found.indexer_stats)
 
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
@@ -202,7 +202,7 @@ class Forward:
     def shard_context(self) -> ShardContext:
         """Where logits are computed."""
         return ShardContext(
-            self.sharding.platform, self.sharding.constrain, self.sharding.cuts, self.sharding.length_multiple
+            self.sharding.platform, self.sharding.constrain, self.sharding.shard_counts, self.sharding.length_multiple
         )
 
     def model(self, template: AbstractModel, leaves: Mapping[str, jax.Array]) -> Decoder:
@@ -267,12 +267,12 @@ class Forward:
         limit = self.logprob_tokens
         return token_stats(hidden, head, targets.ids, targets.mask, limit, soft_cap, self.shard_context)
 
-    def _distance(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
+    def _divergence(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
         assert self.options.distill is not None
         given = targets.mask, self.options.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
         if isinstance(teacher, TeacherTopK):
-            return top_distance(targets.hidden, model.head(), teacher, *given)
-        return distance(targets.hidden, model.head(), teacher, *given)
+            return top_k_divergence(targets.hidden, model.head(), teacher, *given)
+        return divergence(targets.hidden, model.head(), teacher, *given)
 
 
 def parts_in_stages(stages: int, rows: int) -> int:

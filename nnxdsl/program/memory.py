@@ -355,7 +355,7 @@ def _logits(blueprint: Blueprint, longest: Lengths, words: int, *, trained: bool
     layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
     rows = blueprint.experiment.rows_at_once
     length = longest.head + -longest.head % layout.length_shards
-    devices = math.prod(layout.cuts(("head_batch", "length"), (rows, length)))
+    devices = math.prod(layout.shard_counts(("head_batch", "length"), (rows, length)))
     tokens = rows * length // devices
     share = None if limit is None else limit // devices
     chunks, tile, keep = tiles(tokens, words, blueprint.config.embed_dim, share, ShardContext(blueprint.platform).sizes)

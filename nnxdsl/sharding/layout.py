@@ -324,12 +324,12 @@ class Layout:
         (target,) = self.resolve(("layers",)).spec
         return self.mesh.stage if target == "stage" and stacked == {self.mesh.stage} else 1
 
-    def cuts(self, axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
+    def shard_counts(self, axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of shards of each dimension of an activation; an indivisible one is not sharded."""
         return tuple(self._shards(target) for target in self.resolve(axes, shape).spec)
 
     def constrain(self, mesh: jax.sharding.Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
-        """The function that constrains an activation to the sharding of its logical axes; see `cuts`."""
+        """The function that constrains an activation to the sharding of its logical axes; see `shard_counts`."""
 
         def constrained(x: jax.Array, axes: Axes) -> jax.Array:
             spec = self.resolve(axes, x.shape).spec

@@ -23,10 +23,10 @@ ROWS, LENGTH, WIDTH, WORDS = 8, 15, 32, 1280
 
 def main() -> None:
     """Figures of a frozen and of a trained head: tiles do not divide the vocabulary, nor devices the length."""
-    logprobs.CPU = logprobs.Sizes(4 * 96 * WIDTH, 12)
+    logprobs.CPU = logprobs.TileSizes(4 * 96 * WIDTH, 12)
     layout = Layout(Mesh(fsdp=2, context=2, tensor=2), {})
     mesh = device_mesh(layout.mesh, jax.devices(), "heads")
-    where = ShardContext("cpu", layout.constrain(mesh), layout.cuts, layout.length_shards)
+    shard_context = ShardContext("cpu", layout.constrain(mesh), layout.shard_counts, layout.length_shards)
     draw = np.random.default_rng(0)
     given: Any = (
         draw.standard_normal((ROWS, LENGTH, WIDTH)).astype(np.float32),
@@ -42,17 +42,19 @@ def main() -> None:
     for name, trained in (("frozen", 0), ("trained", (0, 1))):
 
         def run(
-            where: ShardContext | None, hidden: Any, head: Any, targets: Any, mask: Any, weight: Any, of: Any
+            shard_context: ShardContext | None, hidden: Any, head: Any, targets: Any, mask: Any, weight: Any, of: Any
         ) -> Any:
             def loss(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, Any]:
-                stats = token_stats(hidden, head, targets, mask, None, 8.0, where)
+                stats = token_stats(hidden, head, targets, mask, None, 8.0, shard_context)
                 return jnp.sum(stats.logp * weight[0] + jnp.square(stats.log_z) * weight[1]), stats
 
             return jax.grad(loss, argnums=of, has_aux=True)(hidden, head)
 
         alone = jax.jit(lambda *args, of=trained: run(None, *args, of))(*given)
         outside = (places[0] if name == "frozen" else places[:2]), None
-        cut = jax.jit(lambda *args, of=trained: run(where, *args, of), in_shardings=places, out_shardings=outside)
+        cut = jax.jit(
+            lambda *args, of=trained: run(shard_context, *args, of), in_shardings=places, out_shardings=outside
+        )
         compiled = cut.lower(*given).compile()
         found = compiled(*(jax.device_put(array, place) for array, place in zip(given, places, strict=True)))
         traffic = collectives(compiled.as_text() or "")

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 
 from nnxdsl import Distance, Model, Objective
 from nnxdsl.losses import distillation
-from nnxdsl.losses.distillation import TeacherOutputs, distance
+from nnxdsl.losses.distillation import TeacherOutputs, divergence
 from nnxdsl.losses.lm_head import token_stats
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "jsd.npz"
@@ -38,7 +38,9 @@ def test_it_is_what_trl_computes(beta: str, temperature: float) -> None:
     head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
 
     def total(hidden: jax.Array) -> jax.Array:
-        return jnp.sum(distance(hidden, head, TeacherOutputs(teacher, head), mask, asked(DISTANCES[beta], temperature)))
+        return jnp.sum(
+            divergence(hidden, head, TeacherOutputs(teacher, head), mask, asked(DISTANCES[beta], temperature))
+        )
 
     value, gradient = jax.jit(jax.value_and_grad(total))(student)
     assert float(value) == pytest.approx(float(figures[f"{beta}/{temperature}.loss"]), rel=2e-6)
@@ -61,9 +63,9 @@ def in_float64(s: np.ndarray, t: np.ndarray, beta: str) -> np.ndarray:
 def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A student and a teacher of other widths, capped logits, 3 chunks by 5 tiles of which the last overlaps, a mask.
     draw = np.random.default_rng(3)
-    words, caps = 47, (5.0, 4.0)
+    vocab_size, caps = 47, (5.0, 4.0)
     hidden, taught = draw.normal(size=(2, 9, 6)), draw.normal(size=(2, 9, 10))
-    head, other = draw.normal(size=(words, 6)), draw.normal(size=(words, 10))
+    head, other = draw.normal(size=(vocab_size, 6)), draw.normal(size=(vocab_size, 10))
     mask = draw.random((2, 9)) < 0.7
     objective = asked(DISTANCES[beta], 1.5)
 
@@ -74,14 +76,14 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
         given = TeacherOutputs(jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32), caps[1])
-        found = distance(hidden, head, given, jnp.asarray(mask), objective, caps[0])
+        found = divergence(hidden, head, given, jnp.asarray(mask), objective, caps[0])
         return jnp.sum(found * jnp.arange(1.0, 10.0)), found
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
-    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
-    chunks = token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.ShardContext())
-    assert (chunks.count, chunks.words) == (3, 10)
+    monkeypatch.setattr(token_stats, "CPU", token_stats.TileSizes(4 * 10 * 10, 7))
+    chunks = token_stats.Chunks.of(jnp.asarray(mask), (vocab_size, 10), None, token_stats.ShardContext())
+    assert (chunks.count, chunks.tile_vocab) == (3, 10)
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     for (_, found), _ in (whole, tiled):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -113,7 +115,7 @@ def test_equal_models_are_no_distance_apart() -> None:
     for kind in DISTANCES.values():
         given = TeacherOutputs(hidden, head)
         found, back = jax.vjp(
-            lambda x, given=given, kind=kind: distance(x, head, given, jnp.ones((1, 4), bool), asked(kind)), hidden
+            lambda x, given=given, kind=kind: divergence(x, head, given, jnp.ones((1, 4), bool), asked(kind)), hidden
         )
         np.testing.assert_allclose(found, np.zeros((1, 4)), atol=1e-6)
         np.testing.assert_allclose(back(jnp.ones((1, 4)))[0], jnp.zeros_like(hidden), atol=1e-6)
@@ -125,5 +127,5 @@ def test_the_loss_mixes_hard_labels_and_scales_with_the_square_of_the_temperatur
     objective = Objective.Distill(teacher=Model.Gemma3("tiny"), temperature=2.0, hard_weight=0.25)
     terms = distillation.build(objective)(read, None, jnp.ones(1))
     assert float(terms.loss.total / terms.loss.count) == pytest.approx(0.75 * 4 * 0.375 + 0.25 * 2.5)
-    assert float(terms.metrics["distance"].total / 2) == pytest.approx(0.375)
+    assert float(terms.metrics["distill_loss"].total / 2) == pytest.approx(0.375)
     assert float(terms.metrics["nll_loss"].total / 2) == pytest.approx(2.5)

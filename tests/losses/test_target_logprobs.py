@@ -54,11 +54,11 @@ def naive(
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, bool], None]:
-    """Sets the words and tokens of a tile, and whether a trained head's logits are kept."""
+    """Sets the vocabulary entries and tokens of a tile, and whether a trained head's logits are saved."""
 
-    def use(words: int, tokens: int, keep: bool) -> None:
+    def use(vocab_size: int, tokens: int, keep: bool) -> None:
         # Rows of the head take as much, so this is the size of a tile only where it has more tokens than they columns.
-        monkeypatch.setattr(logprobs, "CPU", logprobs.Sizes(4 * words * max(tokens, D), tokens))
+        monkeypatch.setattr(logprobs, "CPU", logprobs.TileSizes(4 * vocab_size * max(tokens, D), tokens))
         monkeypatch.setattr(logprobs, "LOGITS_BYTES", 2**20 if keep else 0)
 
     return use
@@ -66,7 +66,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, bool], N
 
 cases = given(
     seed=st.integers(0, 99),
-    words=st.sampled_from([1, 2, 3, 4, 5, 11]),
+    vocab_size=st.sampled_from([1, 2, 3, 4, 5, 11]),
     tokens=st.sampled_from([1, 4, 21]),
     soft_cap=st.sampled_from([None, 3.0]),
     keep=st.booleans(),
@@ -76,9 +76,9 @@ cases = given(
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @cases
 def test_equal_to_the_naive(
-    small_tiles: Callable[..., None], seed: int, words: int, tokens: int, soft_cap: float | None, keep: bool
+    small_tiles: Callable[..., None], seed: int, vocab_size: int, tokens: int, soft_cap: float | None, keep: bool
 ) -> None:
-    small_tiles(words, tokens, keep)
+    small_tiles(vocab_size, tokens, keep)
     args = inputs(seed)
     found = jax.jit(partial(token_stats, soft_cap=soft_cap))(*args)
     for name, expected in naive(*args, soft_cap).items():
@@ -89,9 +89,9 @@ def test_equal_to_the_naive(
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @cases
 def test_gradients_of_hidden_states_and_head(
-    small_tiles: Callable[..., None], seed: int, words: int, tokens: int, soft_cap: float | None, keep: bool
+    small_tiles: Callable[..., None], seed: int, vocab_size: int, tokens: int, soft_cap: float | None, keep: bool
 ) -> None:
-    small_tiles(words, tokens, keep)
+    small_tiles(vocab_size, tokens, keep)
     hidden, head, targets, mask = inputs(seed)
     weight = np.random.default_rng(1).standard_normal((2, B, N)).astype(np.float32)
 
@@ -139,23 +139,23 @@ def test_how_many_products_with_the_head(
     assert str(jax.make_jaxpr(run)(hidden, head)).count("dot_general[") == products
 
 
-def test_the_logits_of_few_tokens_and_words_exist_at_one_time() -> None:
+def test_the_logits_of_one_tile_exist_at_one_time() -> None:
     gpu = logprobs.ShardContext("gpu").sizes
-    for tokens, words, width, limit in itertools.product(
+    for tokens, vocab_size, width, limit in itertools.product(
         (1, 512, 1000, 16_384), (320, 128_256, 151_936, 262_144, 262_208), (640, 4096), (None, 100)
     ):
         for sizes in (gpu, logprobs.CPU):
-            chunks, tile, keep = logprobs.tiles(tokens, words, width, limit, sizes)
+            chunks, tile, keep = logprobs.tiles(tokens, vocab_size, width, limit, sizes)
             chunk = -(-tokens // chunks)
             assert chunk <= min(limit or sizes.chunk_tokens, sizes.chunk_tokens)
             assert 4 * tile * max(chunk, width) <= sizes.tile_bytes
-            assert not keep or (4 * tokens * words <= logprobs.LOGITS_BYTES and tokens <= (limit or tokens))
+            assert not keep or (4 * tokens * vocab_size <= logprobs.LOGITS_BYTES and tokens <= (limit or tokens))
             # Tiles that divide the vocabulary, where there are any that are not far smaller than they may be.
-            assert words % tile == 0 or words not in (320, 128_256, 262_144)
+            assert vocab_size % tile == 0 or vocab_size not in (320, 128_256, 262_144)
 
 
 def test_a_sure_models_entropy_and_gradient_are_not_lost_to_rounding() -> None:
-    # Logits 40 and 40 - x of two words: all that is asked for is of the size of exp(-x).
+    # Logits 40 and 40 - x of two tokens: every statistic is of the size of exp(-x).
     fall = np.array([4.0, 8.0, 12.0])
     hidden, head = np.stack([np.full(3, 40.0), 40 - fall], axis=1)[None].astype(np.float32), np.eye(2, dtype=np.float32)
     targets, mask = np.zeros((1, 3), np.int32), np.ones((1, 3), bool)
@@ -174,7 +174,7 @@ def test_a_sure_models_entropy_and_gradient_are_not_lost_to_rounding() -> None:
 
 
 @pytest.mark.extended
-def test_words_that_are_equally_likely_are_all_correct() -> None:
+def test_tokens_that_are_equally_likely_are_all_correct() -> None:
     hidden, head = jnp.ones((1, 3, 2)), jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     found = token_stats(hidden, head, jnp.array([[0, 1, 2]]), jnp.ones((1, 3), bool))
     np.testing.assert_array_equal(found.correct[0], [1, 1, 0])
@@ -224,13 +224,13 @@ def test_masked_positions_may_hold_anything(trained: bool) -> None:
 def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("losses/on_cut_heads.py")
     assert set(report) == {"frozen", "trained"}
-    # A device has 640 of 1280 words, after it has gathered the other columns of their rows, and 30 of 120 tokens.
+    # A device has 640 of 1280 rows of the head, once their other columns are gathered, and 30 of 120 tokens.
     rows, hidden, logits = 4 * 640 * 32, 4 * 120 * 32, 4 * 30 * 640
     assert hidden < logits / 4
     for name, found in report.items():
         assert max(found["differences"]) == pytest.approx(0, abs=2e-5), name
         assert found["kinds"] == ["all-gather", "all-reduce"]
-        # Nothing but that, hidden states and figures of tokens goes from device to device: no logits, no other words.
+        # Only that, hidden states and statistics go from device to device: no logits, no other rows of the head.
         assert rows <= found["outside"] < rows + hidden, name
     assert report["frozen"]["in loops"] == 0
     assert report["trained"]["in loops"] == 2 * rows  # the head's gradient, each tile added up over fsdp and context

@@ -1,4 +1,4 @@
-"""Distances over a teacher's likeliest words: TRL's figures and float64's, in value and gradient, in any tiles."""
+"""Divergences over a teacher's top-k tokens: TRL's figures and float64's, in value and gradient, in any tiles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from nnxdsl import Distance, Model, Objective
-from nnxdsl.losses.distillation import TeacherOutputs, distance
+from nnxdsl.losses.distillation import TeacherOutputs, divergence
 from nnxdsl.losses.lm_head import token_stats
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_distance
+from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_k_divergence
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "top_words.npz"
 DISTANCES: dict[str, Any] = {
@@ -39,20 +39,20 @@ SHORT = [("0.0", 2.5, 4), ("0.5", 1.0, 1)]
     [case if case in SHORT else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_it_is_what_trl_computes(beta: str, temperature: float, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # With the identity for a head, hidden states are logits. 3 chunks by 3 tiles of 5 words, which overlap.
-    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 13 * 5, 2))
+    # With the identity for a head, hidden states are logits. 3 chunks by 3 tiles of 5 tokens, which overlap.
+    monkeypatch.setattr(token_stats, "CPU", token_stats.TileSizes(4 * 13 * 5, 2))
     figures = np.load(FIGURES)
     student, teacher = (jnp.asarray(figures[name], jnp.float32)[None] for name in ("student", "teacher"))
     head, mask = jnp.eye(student.shape[-1]), jnp.ones(student.shape[:2], bool)
     chunks = token_stats.Chunks.of(mask, head.shape, None, token_stats.ShardContext())
-    assert (chunks.count, chunks.words) == (3, 5)
+    assert (chunks.count, chunks.tile_vocab) == (3, 5)
     objective = asked(DISTANCES[beta], top_k, temperature)
 
     def total(hidden: jax.Array, top: TeacherTopK) -> jax.Array:
-        return jnp.sum(top_distance(hidden, head, top, mask, objective))
+        return jnp.sum(top_k_divergence(hidden, head, top, mask, objective))
 
     top = jax.jit(lambda x: teacher_top_k(x, head, mask, objective))(teacher)
-    np.testing.assert_array_equal(top.words[0], figures[f"{temperature}/{top_k}.words"])
+    np.testing.assert_array_equal(top.token_ids[0], figures[f"{temperature}/{top_k}.words"])
     np.testing.assert_allclose(top.logp[0], figures[f"{temperature}/{top_k}.logp"], rtol=2e-6, atol=1e-6)
     value, gradient = jax.jit(jax.value_and_grad(total))(student, top)
     name = f"{beta}/{temperature}/{top_k}"
@@ -78,11 +78,11 @@ def in_float64(s: np.ndarray, t: np.ndarray, beta: str, top_k: int) -> np.ndarra
 @pytest.mark.slow
 @pytest.mark.parametrize(("beta", "top_k"), [("0.0", 3), ("0.25", 14), ("1.0", 47)])
 def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other widths, capped logits, 3 chunks by 5 tiles of which the last overlaps, a mask; more words than a tile has.
+    # Other widths, capped logits, 3 chunks by 5 tiles of which the last overlaps, a mask; a `k` larger than a tile.
     draw = np.random.default_rng(3)
-    words, caps = 47, (5.0, 4.0)
+    vocab_size, caps = 47, (5.0, 4.0)
     hidden, taught = draw.normal(size=(2, 9, 6)), draw.normal(size=(2, 9, 10))
-    head, other = draw.normal(size=(words, 6)), draw.normal(size=(words, 10))
+    head, other = draw.normal(size=(vocab_size, 6)), draw.normal(size=(vocab_size, 10))
     mask = draw.random((2, 9)) < 0.7
     objective = asked(DISTANCES[beta], top_k, 1.5)
 
@@ -95,17 +95,17 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
     def total(hidden: jax.Array, head: jax.Array) -> Any:
         given = jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32)
         top = teacher_top_k(*given, jnp.asarray(mask), objective, caps[1])
-        found = top_distance(hidden, head, top, jnp.asarray(mask), objective, caps[0])
+        found = top_k_divergence(hidden, head, top, jnp.asarray(mask), objective, caps[0])
         return jnp.sum(found * jnp.arange(1.0, 10.0)), (found, top)
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
-    monkeypatch.setattr(token_stats, "CPU", token_stats.Sizes(4 * 10 * 10, 7))
-    assert token_stats.Chunks.of(jnp.asarray(mask), (words, 10), None, token_stats.ShardContext()).count == 3
+    monkeypatch.setattr(token_stats, "CPU", token_stats.TileSizes(4 * 10 * 10, 7))
+    assert token_stats.Chunks.of(jnp.asarray(mask), (vocab_size, 10), None, token_stats.ShardContext()).count == 3
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     order = np.argsort(-theirs, axis=-1, kind="stable")[..., :top_k]
     for (_, (found, top)), _ in (whole, tiled):
-        np.testing.assert_array_equal(np.asarray(top.words)[mask], order[mask])
+        np.testing.assert_array_equal(np.asarray(top.token_ids)[mask], order[mask])
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for one, other_ in zip(whole[1], tiled[1], strict=True):
         np.testing.assert_allclose(one, other_, rtol=1e-4, atol=2e-6)
@@ -134,7 +134,7 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
     ],
     ids=str,
 )
-def test_with_all_words_it_is_the_distance_between_all_words(kind: Any) -> None:
+def test_with_k_of_the_vocabulary_size_it_is_the_full_divergence(kind: Any) -> None:
     """No others are left: no NaN comes of their empty class, neither in value nor in gradient."""
     draw = np.random.default_rng(4)
     hidden, taught, head, other = (
@@ -146,10 +146,10 @@ def test_with_all_words_it_is_the_distance_between_all_words(kind: Any) -> None:
     assert np.all(np.asarray(top.logp)[..., -1][np.asarray(mask)] < -1e29)
 
     def here(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.sum(top_distance(x, w, top, mask, objective))
+        return jnp.sum(top_k_divergence(x, w, top, mask, objective))
 
     def there(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.sum(distance(x, w, TeacherOutputs(taught, other), mask, objective))
+        return jnp.sum(divergence(x, w, TeacherOutputs(taught, other), mask, objective))
 
     (value, found), (expected, whole) = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, head) for f in (here, there)
@@ -164,6 +164,6 @@ def test_what_a_sure_model_leaves_to_the_others_is_not_lost() -> None:
     logits = jnp.array([[[30.0, 0.0, -1.0]]])
     top = TeacherTopK(jnp.array([[[0]]]), jnp.log(jnp.array([[[0.75, 0.25]]])))
     mask, objective = jnp.ones((1, 1), bool), asked(Distance.ForwardKL(), 1)
-    found = jax.jit(lambda x: top_distance(x, jnp.eye(3), top, mask, objective))(logits)
+    found = jax.jit(lambda x: top_k_divergence(x, jnp.eye(3), top, mask, objective))(logits)
     rest = np.log1p(np.exp(-1.0)) - 30
     assert float(found[0, 0]) == pytest.approx(0.75 * np.log(0.75) + 0.25 * (np.log(0.25) - rest), rel=1e-6)

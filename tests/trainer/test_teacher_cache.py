@@ -212,7 +212,7 @@ def test_a_run_learns_and_goes_on_bit_equal(
     )
     home, other, quiet = tmp_path / "one", tmp_path / "two", Display(quiet=True)
     done = run(asked, home, quiet)
-    before, after = done.evaluations[0]["eval/distance"], done.evaluations[30]["eval/distance"]
+    before, after = done.evaluations[0]["eval/distill_loss"], done.evaluations[30]["eval/distill_loss"]
     assert after < before / 4
     assert len(files(home)) == 1  # held-out rows are those of the data
 

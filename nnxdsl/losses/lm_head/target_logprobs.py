@@ -1,9 +1,9 @@
-"""Statistics of targets under a softmax over the vocabulary, tile by tile; axes are those of `tiling.py`.
+"""Statistics of targets under a softmax over the vocabulary, tile by tile; axes have the names of `tiling.py`.
 
 The logits of a tile are reduced at once to a running maximum and sums relative to it (Milakov and Gimelshein 2018,
-arXiv:1805.02867), and, where a gradient is taken and the head is frozen, to the sum of the head's rows as
-well: attention with the head's rows as keys and values. All sums leave the target out and get it at the end, so that
-what a sure model leaves to the other words is not lost to rounding.
+arXiv:1805.02867), and, where a gradient is taken and the head is frozen, to the softmax-weighted sum of the head's rows
+as well: attention with the head's rows as keys and values. All sums leave the target out and add it at the end, so that
+the small probability that a confident model leaves to other tokens is not lost to rounding.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
@@ -23,26 +23,26 @@ from nnxdsl.losses.lm_head.tiling import (
     Tile,
     Tiling,
     VocabTile,
-    at,
-    cut,
+    constrain_sums,
     gradients,
-    logits_of,
-    loop,
-    slope_of,
-    sums_laid_out,
-    tile_of,
-    tiles_of,
+    num_tiles,
+    scan,
+    soft_cap_grad,
+    split_vocab,
+    take,
+    tile_logits,
+    vocab_tile,
 )
 
 
 class TargetStats(NamedTuple):
-    """Of each token, all float32 `[n, g, l, c]`.
+    """Statistics of each target, all float32 `[n, g, l, c]`.
 
     Attributes:
         logp: Natural log of the target's probability.
-        log_z: Natural log of the sum of the exponentials of all logits.
+        log_z: Logsumexp of all logits.
         entropy: In nats; carries no gradient.
-        correct: 1 where no word is likelier than the target; carries no gradient.
+        correct: 1 where no token is likelier than the target; carries no gradient.
     """
 
     logp: Array
@@ -52,230 +52,232 @@ class TargetStats(NamedTuple):
 
 
 class _OnlineSoftmax(NamedTuple):
-    """Over the words that a loop has seen, the target left out; all float32 `[s, g, l, c]`.
+    """Running sums over the vocabulary without the target; all float32 `[s, g, l, c]`.
 
     Attributes:
-        top: The largest logit, the target's among them.
-        mass: Sum of p = exp(logit - top).
-        fall: Sum of p * (logit - top).
-        target: The target's logit; `LOWEST` where it is not among these words.
-        mean: Sum of p * (its logit's derivative by the word's product) * (the word's row), `[s, g, l, c, d]`; empty
-            (`d` = 0) where no gradient is taken.
+        running_max: The largest logit, the target's among them.
+        sum_exp: Sum of p = exp(logit - running_max).
+        sum_shifted: Sum of p * (logit - running_max).
+        target_logit: The target's logit; `LOWEST` where no tile had it yet.
+        weighted_rows: Sum of p * (derivative of the soft cap) * (the head's row), `[s, g, l, c, d]`; empty (`d` = 0)
+            where no gradient is taken.
     """
 
-    top: Array
-    mass: Array
-    fall: Array
-    target: Array
-    mean: Array
+    running_max: Array
+    sum_exp: Array
+    sum_shifted: Array
+    target_logit: Array
+    weighted_rows: Array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def target_stats(
-    hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], how: Tiling
+    hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], tiling: Tiling
 ) -> TargetStats:
     """Statistics of `targets` under softmax(hidden @ head.T).
 
     Args:
         hidden: Hidden states.
         head: The output head, in the dtype of `hidden`.
-        targets: Words.
-        how: The tiles.
+        targets: Token ids.
+        tiling: The tiles.
 
     Returns:
         Statistics in float32, from products accumulated in float32. If two tokens are equally the most likely, both
         count as correct. With a frozen head, the forward pass of a derivative takes two products of the head's size and
-        the backward pass none; with a trained one it is one and two, or three where its logits are computed again.
-        Without a derivative it is one.
+        the backward pass none; with a trained one it is one and two, or three where logits are recomputed. Without a
+        derivative it is one.
     """
-    found, _ = _forward(hidden, head, targets, how, mean=False, keep=False)
-    return _target_stats(_combined(found))
+    sums, _ = _forward(hidden, head, targets, tiling, uses_rows=False, keep=False)
+    return _target_stats(_merge(sums))
 
 
 class _Frozen(NamedTuple):
-    """What the gradient of hidden states needs where the head has none.
+    """Residuals where the head has no gradient.
 
     Attributes:
-        head: The head.
+        head: The head, `[w, d]`.
         targets: The targets, `[n, g, l, c]`.
-        target: Their logits, likewise.
-        others: The probability of all other words, likewise.
-        scale: What `mean` is to be multiplied by, `[n, s, g, l, c]`.
-        mean: See `_OnlineSoftmax`, `[n, s, g, l, c, d]`.
+        target_logit: Their logits, `[n, g, l, c]`.
+        rest_prob: The probability of all other tokens, `[n, g, l, c]`.
+        scale: The factor of `weighted_rows`, `[n, s, g, l, c]`.
+        weighted_rows: See `_OnlineSoftmax`, `[n, s, g, l, c, d]`.
     """
 
     head: Array
     targets: Array
-    target: Array
-    others: Array
+    target_logit: Array
+    rest_prob: Array
     scale: Array
-    mean: Array
+    weighted_rows: Array
 
 
 class _Trained(NamedTuple):
-    """What the gradients of hidden states and head need.
+    """Residuals where hidden states and head have gradients.
 
     Attributes:
         hidden: Hidden states, `[n, g, l, c, d]`.
-        head: The head.
+        head: The head, `[w, d]`.
         targets: The targets, `[n, g, l, c]`.
-        top: See `_SoftmaxStats`.
-        total: Likewise.
-        logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are computed again.
+        max_logit: See `_SoftmaxStats`.
+        sum_exp: See `_SoftmaxStats`.
+        logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are recomputed.
     """
 
     hidden: Array
     head: Array
     targets: Array
-    top: Array
-    total: Array
+    max_logit: Array
+    sum_exp: Array
     logits: Array | None
 
 
 def _forward_rule(
-    hidden: CustomVJPPrimal, head: CustomVJPPrimal, targets: CustomVJPPrimal, how: Tiling
+    hidden: CustomVJPPrimal, head: CustomVJPPrimal, targets: CustomVJPPrimal, tiling: Tiling
 ) -> tuple[TargetStats, _Frozen | _Trained]:
     values = hidden.value, head.value, targets.value
     if head.perturbed:
-        found, logits = _forward(*values, how, mean=False, keep=how.keep)
-        whole = _combined(found)
-        return _target_stats(whole), _Trained(*values, whole.top, whole.total, logits)
-    found, _ = _forward(*values, how, mean=True, keep=False)
-    whole = _combined(found)
-    # Sums are relative to the top of their own piece of the vocabulary.
-    scale = jnp.exp(found.top - whole.top[:, None]) / whole.total[:, None]
-    return _target_stats(whole), _Frozen(*values[1:], whole.target, whole.others, scale, found.mean)
+        sums, logits = _forward(*values, tiling, uses_rows=False, keep=tiling.keep)
+        stats = _merge(sums)
+        return _target_stats(stats), _Trained(*values, stats.max_logit, stats.sum_exp, logits)
+    sums, _ = _forward(*values, tiling, uses_rows=True, keep=False)
+    stats = _merge(sums)
+    # Sums are relative to the maximum of their own shard of the vocabulary.
+    scale = jnp.exp(sums.running_max - stats.max_logit[:, None]) / stats.sum_exp[:, None]
+    return _target_stats(stats), _Frozen(*values[1:], stats.target_logit, stats.rest_prob, scale, sums.weighted_rows)
 
 
 def _backward_rule(
-    how: Tiling, residuals: _Frozen | _Trained, toward: TargetStats
+    tiling: Tiling, residuals: _Frozen | _Trained, cotangents: TargetStats
 ) -> tuple[Array | None, Array | None, None]:
-    for_logp, for_log_z = (
-        jnp.zeros(residuals.targets.shape, jnp.float32) if isinstance(one, SymbolicZero) else one
-        for one in (toward.logp, toward.log_z)
+    logp_grad, log_z_grad = (
+        jnp.zeros(residuals.targets.shape, jnp.float32) if isinstance(cotangent, SymbolicZero) else cotangent
+        for cotangent in (cotangents.logp, cotangents.log_z)
     )
     if isinstance(residuals, _Trained):
-        return *_both(residuals, for_logp, for_log_z, how), None
-    own = for_logp * residuals.others + for_log_z * (1 - residuals.others)
-    if how.soft_cap is not None:
-        own = own * slope_of(residuals.target, how.soft_cap)
-    mean = ((for_log_z - for_logp)[:, None] * residuals.scale)[..., None] * residuals.mean
-    parts = own[:, None, ..., None] * _rows(cut(residuals.head, how), residuals.targets) + mean  # [n, s, g, l, c, d]
-    return jnp.sum(parts, axis=1).astype(residuals.head.dtype), None, None
+        return *_gradients(residuals, logp_grad, log_z_grad, tiling), None
+    target_grad = logp_grad * residuals.rest_prob + log_z_grad * (1 - residuals.rest_prob)
+    if tiling.soft_cap is not None:
+        target_grad = target_grad * soft_cap_grad(residuals.target_logit, tiling.soft_cap)
+    others = ((log_z_grad - logp_grad)[:, None] * residuals.scale)[..., None] * residuals.weighted_rows
+    target_rows = _rows_of(residuals.targets, split_vocab(residuals.head, tiling))  # [n, s, g, l, c, d]
+    hidden_grad = jnp.sum(target_grad[:, None, ..., None] * target_rows + others, axis=1)
+    return hidden_grad.astype(residuals.head.dtype), None, None
 
 
 target_stats.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, how: Tiling, *, mean: bool, keep: bool
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, tiling: Tiling, *, uses_rows: bool, keep: bool
 ) -> tuple[_OnlineSoftmax, jax.Array | None]:
     """The sums of each chunk, `[n, s, g, l, c]`, and the logits of all tiles, `[n, tiles, s, g, l, c, v]`, if saved."""
-    head = cut(head, how)
+    head = split_vocab(head, tiling)
 
-    def chunk(_: None, given: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_OnlineSoftmax, jax.Array | None]]:
-        hidden, targets = given
-        nothing = jnp.zeros((head.shape[0], *targets.shape), jnp.float32)
-        width = hidden.shape[-1] if mean else 0
-        lowest = nothing + LOWEST
-        sums = _OnlineSoftmax(lowest, nothing, nothing, lowest, jnp.zeros((*nothing.shape, width), jnp.float32))
+    def chunk(_: None, inputs: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[_OnlineSoftmax, jax.Array | None]]:
+        hidden, targets = inputs
+        zeros = jnp.zeros((head.shape[0], *targets.shape), jnp.float32)
+        width = hidden.shape[-1] if uses_rows else 0
+        lowest = zeros + LOWEST
+        sums = _OnlineSoftmax(lowest, zeros, zeros, lowest, jnp.zeros((*zeros.shape, width), jnp.float32))
 
         def tile(sums: _OnlineSoftmax, number: jax.Array) -> tuple[_OnlineSoftmax, jax.Array | None]:
-            words = tile_of(head, how, number)
-            logits = logits_of(hidden, words, how)
-            return _more(sums, logits, words, targets, how, mean=mean), logits if keep else None
+            vocab = vocab_tile(head, tiling, number)
+            logits = tile_logits(hidden, vocab, tiling)
+            return _add_tile(sums, logits, vocab, targets, tiling, uses_rows=uses_rows), logits if keep else None
 
-        return None, loop(tile, sums, jnp.arange(tiles_of(head, how)))
+        return None, scan(tile, sums, jnp.arange(num_tiles(head, tiling)))
 
-    return loop(chunk, None, (hidden, targets))[1]
+    return scan(chunk, None, (hidden, targets))[1]
 
 
-def _more(
-    sums: _OnlineSoftmax, logits: jax.Array, words: VocabTile, targets: jax.Array, how: Tiling, *, mean: bool
+def _add_tile(
+    sums: _OnlineSoftmax, logits: jax.Array, vocab: VocabTile, targets: jax.Array, tiling: Tiling, *, uses_rows: bool
 ) -> _OnlineSoftmax:
     """The sums with one more tile `[s, g, l, c, v]`."""
-    top = jnp.maximum(sums.top, jnp.max(logits, axis=-1))
-    fall = logits - top[..., None]
-    p = jnp.where(words.are(targets), 0.0, jnp.exp(fall))
-    down = sums.top - top  # how far the sums until now fall
-    before = jnp.exp(down)
-    total = sums.mean
-    if mean:
-        slope = p if how.soft_cap is None else p * slope_of(logits, how.soft_cap)
-        weight = slope.astype(words.rows.dtype)
-        more = jnp.einsum("sglcv,svd->sglcd", weight, words.rows, preferred_element_type=jnp.float32)
-        total = before[..., None] * total + sums_laid_out(more, how)
+    running_max = jnp.maximum(sums.running_max, jnp.max(logits, axis=-1))
+    shifted = logits - running_max[..., None]
+    p = jnp.where(vocab.is_target(targets), 0.0, jnp.exp(shifted))
+    change = sums.running_max - running_max
+    rescale = jnp.exp(change)
+    weighted_rows = sums.weighted_rows
+    if uses_rows:
+        grad = p if tiling.soft_cap is None else p * soft_cap_grad(logits, tiling.soft_cap)
+        grad = grad.astype(vocab.weight.dtype)
+        rows = jnp.einsum("sglcv,svd->sglcd", grad, vocab.weight, preferred_element_type=jnp.float32)
+        weighted_rows = rescale[..., None] * weighted_rows + constrain_sums(rows, tiling)
     return _OnlineSoftmax(
-        top,
-        before * sums.mass + jnp.sum(p, axis=-1),
-        before * (sums.fall + down * sums.mass) + jnp.sum(p * fall, axis=-1),
-        jnp.maximum(sums.target, words.at(logits, targets)),
-        total,
+        running_max,
+        rescale * sums.sum_exp + jnp.sum(p, axis=-1),
+        rescale * (sums.sum_shifted + change * sums.sum_exp) + jnp.sum(p * shifted, axis=-1),
+        jnp.maximum(sums.target_logit, vocab.target_logits(logits, targets)),
+        weighted_rows,
     )
 
 
 class _SoftmaxStats(NamedTuple):
-    """Of all pieces of the vocabulary together; all float32 `[n, g, l, c]`.
+    """The softmax over the whole vocabulary; all float32 `[n, g, l, c]`.
 
     Attributes:
-        top: The largest logit.
-        total: Sum of exp(logit - top), the target among them.
-        others: The probability of all words but the target.
-        fall: Mean of logit - top.
-        target: The target's logit.
+        max_logit: The largest logit.
+        sum_exp: Sum of exp(logit - max_logit), the target among them.
+        rest_prob: The probability of all tokens but the target.
+        mean_shifted: Mean of logit - max_logit.
+        target_logit: The target's logit.
     """
 
-    top: Array
-    total: Array
-    others: Array
-    fall: Array
-    target: Array
+    max_logit: Array
+    sum_exp: Array
+    rest_prob: Array
+    mean_shifted: Array
+    target_logit: Array
 
 
-def _combined(found: _OnlineSoftmax) -> _SoftmaxStats:
-    """The sums of all pieces of the vocabulary `[n, s, g, l, c]`, with the targets."""
-    top, target = jnp.max(found.top, axis=1), jnp.max(found.target, axis=1)
-    down = found.top - top[:, None]
-    share = jnp.exp(down)
-    own, rest = jnp.exp(target - top), jnp.sum(share * found.mass, axis=1)
-    total = own + rest
-    fall = jnp.sum(share * (found.fall + down * found.mass), axis=1) + own * (target - top)
-    return _SoftmaxStats(top, total, rest / total, fall / total, target)
+def _merge(sums: _OnlineSoftmax) -> _SoftmaxStats:
+    """The sums of all shards of the vocabulary `[n, s, g, l, c]` as one, with the targets."""
+    max_logit, target_logit = jnp.max(sums.running_max, axis=1), jnp.max(sums.target_logit, axis=1)
+    change = sums.running_max - max_logit[:, None]
+    rescale = jnp.exp(change)
+    target, rest = jnp.exp(target_logit - max_logit), jnp.sum(rescale * sums.sum_exp, axis=1)
+    total = target + rest
+    shifted = jnp.sum(rescale * (sums.sum_shifted + change * sums.sum_exp), axis=1)
+    shifted = shifted + target * (target_logit - max_logit)
+    return _SoftmaxStats(max_logit, total, rest / total, shifted / total, target_logit)
 
 
-def _target_stats(whole: _SoftmaxStats) -> TargetStats:
-    log_total = jnp.log(whole.total)
-    logp = whole.target - whole.top - log_total
-    correct = (whole.target >= whole.top).astype(jnp.float32)
-    return TargetStats(logp, whole.top + log_total, log_total - whole.fall, correct)
+def _target_stats(stats: _SoftmaxStats) -> TargetStats:
+    log_sum_exp = jnp.log(stats.sum_exp)
+    logp = stats.target_logit - stats.max_logit - log_sum_exp
+    correct = (stats.target_logit >= stats.max_logit).astype(jnp.float32)
+    return TargetStats(logp, stats.max_logit + log_sum_exp, log_sum_exp - stats.mean_shifted, correct)
 
 
-def _both(
-    residuals: _Trained, for_logp: jax.Array, for_log_z: jax.Array, how: Tiling
+def _gradients(
+    residuals: _Trained, logp_grad: jax.Array, log_z_grad: jax.Array, tiling: Tiling
 ) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of hidden states and head."""
+    arrays = residuals.max_logit, residuals.sum_exp, logp_grad, log_z_grad
 
-    def toward(tile: Tile) -> tuple[jax.Array, jax.Array]:
-        index, words = tile.chunk, tile.words
-        targets = at(residuals.targets, index)
-        top, total, a, b = (at(x, index)[..., None] for x in (residuals.top, residuals.total, for_logp, for_log_z))
-        logits = (
-            logits_of(tile.hidden, words, how)
-            if residuals.logits is None
-            else at(at(residuals.logits, index), tile.number)
-        )
-        return logits, jnp.exp(logits - top) * ((b - a) / total) + jnp.where(words.are(targets), a, 0.0)
+    def logits_and_grads(tile: Tile) -> tuple[jax.Array, jax.Array]:
+        targets = take(residuals.targets, tile.chunk)
+        max_logit, sum_exp, for_logp, for_log_z = (take(x, tile.chunk)[..., None] for x in arrays)
+        if residuals.logits is None:
+            logits = tile_logits(tile.hidden, tile.vocab, tiling)
+        else:
+            logits = take(take(residuals.logits, tile.chunk), tile.number)
+        softmax_grad = jnp.exp(logits - max_logit) * ((for_log_z - for_logp) / sum_exp)
+        return logits, softmax_grad + jnp.where(tile.vocab.is_target(targets), for_logp, 0.0)
 
-    return gradients(residuals.hidden, residuals.head, toward, how)
+    return gradients(residuals.hidden, residuals.head, logits_and_grads, tiling)
 
 
-def _rows(head: jax.Array, targets: jax.Array) -> jax.Array:
-    """The head's rows of targets `[n, g, l, c]` as `[n, s, g, l, c, d]`; zero in pieces that have them not."""
+def _rows_of(targets: jax.Array, head: jax.Array) -> jax.Array:
+    """The head's rows of targets `[n, g, l, c]` as `[n, s, g, l, c, d]`; zero in shards without the target."""
     size = head.shape[1]
 
-    def piece(rows: jax.Array, number: jax.Array) -> jax.Array:
+    def shard(rows: jax.Array, number: jax.Array) -> jax.Array:
         index = targets - number * size
-        there = (index >= 0) & (index < size)
-        return jnp.where(there[..., None], rows[jnp.clip(index, 0, size - 1)], 0)
+        is_inside = (index >= 0) & (index < size)
+        return jnp.where(is_inside[..., None], rows[jnp.clip(index, 0, size - 1)], 0)
 
-    return jnp.moveaxis(jax.vmap(piece)(head, jnp.arange(len(head))), 0, 1)
+    return jnp.moveaxis(jax.vmap(shard)(head, jnp.arange(len(head))), 0, 1)

@@ -42,7 +42,7 @@ class AnySequences(BatchKind[BatchT]):
 
     def with_teacher_top_k(self, batch: BatchT, top_k: TeacherTopK) -> BatchT:
         """The batch with the teacher's top-k, as `teacher_top_k` gives it."""
-        return batch._replace(teacher_top_ids=top_k.words, teacher_top_logps=top_k.logp)
+        return batch._replace(teacher_top_ids=top_k.token_ids, teacher_top_logps=top_k.logp)
 
     def without_cached(self, batch: BatchT) -> BatchT:
         """The batch without the teacher's top-k."""
