@@ -110,7 +110,7 @@ class _LayerAdapter:
     def variables(self, kernel: nnx.Variable) -> dict[str, nnx.LoRAParam]:
         """The adapter's Variables for a kernel `[..., in, out]`, by the suffix of their paths.
 
-        `init_arrays` draws their values again for each layer of a stack.
+        `init_adapter` draws their values again for each layer of a stack.
         """
         *experts, inputs, outputs = kernel.shape
         *before, into, out = kernel.get_metadata().get("axes") or (None,) * len(kernel.shape)

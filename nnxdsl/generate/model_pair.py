@@ -282,11 +282,11 @@ class _Saved:
     ) -> _Saved:
         """Load the initial weights."""
         trainable, frozen, _ = init.init_arrays(program.blueprint, source, program.mesh)
-        return cls(directory, program, checkpoints, trainable, init.order(frozen, program.blueprint.frozen), tell)
+        return cls(directory, program, checkpoints, trainable, frozen, tell)
 
     def state(self, number: int, leaves: Leaves) -> TrainState:
         at = jnp.asarray(number, jnp.int32)
-        return TrainState(at, init.order(leaves, self.program.blueprint.trainable), None, self.frozen, {})
+        return TrainState(at, init.sort_like(leaves, self.program.blueprint.trainable), None, self.frozen, {})
 
     def at_step(self, number: int, group: str = "trainable") -> TrainState:
         steps = self.checkpoints.steps()

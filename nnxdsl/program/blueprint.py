@@ -1,4 +1,4 @@
-"""What is known of a program before a device is touched: templates, layout, dtypes, and what does not fit."""
+"""The blueprint: a program without devices, with its model templates, layout, dtypes and problems."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ class Blueprint:
         config: The network's numbers.
         compute: Dtype of activations and products.
         frozen_dtype: Dtype of frozen weights.
-        base_template: The network as it is published: neither adapted nor quantised.
+        base_template: The published network, without adapter or quantization.
         policy: The model that is trained.
-        reference: The model that it is compared with.
-        trainable: Leaves that are trained, by path.
-        frozen: Leaves of the policy that are not.
+        reference: The reference model.
+        trainable: The policy's trained leaves, by path.
+        frozen: The policy's frozen leaves, by path.
         update: The optax transformation.
-        layout: Where everything lives.
+        layout: The sharding of every array.
         platform: "cpu", "gpu" or "tpu".
-        teacher: The model that is learnt from, or None.
+        teacher: The teacher of distillation, or None.
+        steps: Steps of the whole run; None where they are given in epochs and rows have not been counted.
     """
 
     experiment: Experiment
@@ -92,13 +93,13 @@ class Blueprint:
         return self.base_template.variables
 
     def with_placement(self, experiment: Experiment) -> Blueprint:
-        """The same program where `experiment`, which differs in nothing but placement, wants it."""
+        """The same program placed as `experiment` sets it, which differs in placement alone."""
         layout = self.layout if experiment.mesh == self.experiment.mesh else self.layout.on(experiment.mesh)
         return attrs.evolve(self, experiment=experiment, layout=layout)
 
     @property
     def blocks(self) -> int:
-        """Shares of a batch that are computed apart: as many as a micro-batch is cut into, of each micro-batch."""
+        """Number of blocks of a packed batch: the shards of a micro-batch, times the number of micro-batches."""
         return self.experiment.microbatches * self.layout.batch_shards(self.experiment.rows_at_once)
 
     @property
@@ -109,7 +110,7 @@ class Blueprint:
 
     @property
     def teacher_kernels(self) -> Kernels:
-        """As `kernels`, of the teacher."""
+        """The attention kernels of the teacher."""
         assert self.teacher is not None
         memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
         config = self.teacher.config
@@ -125,14 +126,15 @@ class Blueprint:
     def forward_batch_size(self) -> int:
         """Rows of one forward pass without a backward pass, over all devices.
 
-        A CPU gains nothing from more rows than a micro-batch has, and with rematerialization there is no room for more.
+        Those of a micro-batch on CPUs, which gain nothing from more, and with rematerialization, which leaves no memory
+        for more.
         """
         has_room = self.remat == "none" and self.platform != "cpu"
         return self.experiment.rows_at_once * (_FORWARD_MICROBATCHES if has_room else 1)
 
     @property
     def teacher_layout(self) -> Layout:
-        """The layout with the teacher's weights; a precomputed teacher's are there during precomputation only."""
+        """The layout with the teacher's weights; those of a precomputed teacher exist during precomputation only."""
         if self.teacher is None or "teacher" in self.layout.arrays:
             return self.layout
         arrays = {path: Array(leaf.shape, leaf.dtype, leaf.axes) for path, leaf in self.teacher.base.items()}
@@ -140,30 +142,30 @@ class Blueprint:
 
     @property
     def mtp_layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of every layer of multi-token prediction that a loss reads."""
+        """The layer kinds of multi-token prediction (MTP); empty where no loss uses them."""
         return self.config.mtp_layer_kinds if self.experiment.mtp_loss_weight else ()
 
     @property
     def head_path(self) -> str:
-        """The path of the output head's weights, which are the embedding's where they are tied."""
+        """The path of the output head's weights; the embedding's where they are tied."""
         return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Numbers of parameters: of the published network, of those that are trained."""
+        """Numbers of parameters: "total" of the published network, and "trainable"."""
         return {"total": _size(self.base), "trainable": _size(self.trainable)}
 
 
 def build_blueprint(experiment: Experiment, platform: str = "cpu", steps: int | None = None) -> Blueprint:
-    """The blueprint of an experiment.
+    """Build the blueprint of an experiment.
 
     Args:
         experiment: The experiment.
-        platform: "cpu", "gpu" or "tpu": what `Precision.compute="auto"` goes by.
-        steps: What the experiment's epochs are in steps; None where it has steps, or where nothing is trained.
+        platform: "cpu", "gpu" or "tpu"; it decides `Precision.compute="auto"`.
+        steps: The experiment's epochs in steps; None where it has steps, or where nothing is trained.
 
     Raises:
-        PlanError: with everything that does not fit.
+        PlanError: with all problems at once.
     """
     blueprint, problems = _build_unplaced(experiment, platform, steps)
     rows = "batch_size" if experiment.microbatch_size is None else "microbatch_size"
@@ -176,10 +178,10 @@ def build_blueprint(experiment: Experiment, platform: str = "cpu", steps: int | 
 
 
 def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
-    """The blueprint of an experiment whose arrays need not fit its mesh: something to place on other meshes.
+    """Build a blueprint without checking that its arrays divide over its mesh, to place it on other meshes.
 
     Raises:
-        PlanError: with everything that fits no mesh.
+        PlanError: with all problems that do not depend on the mesh.
     """
     blueprint, problems = _build_unplaced(experiment, platform)
     if problems:
@@ -194,11 +196,11 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     compute, frozen_dtype = dtypes(experiment, platform)
 
     base = template(config, frozen_dtype)
-    # Neither is put on a layer behind the decoder.
-    own = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
-    problems = targets.problems(adapter, quantization, own) + _length_problems(experiment, config)
+    # MTP layers are neither adapted nor quantized.
+    decoder = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
+    problems = targets.problems(adapter, quantization, decoder) + _length_problems(experiment, config)
     if experiment.router_aux_loss_coef and config.moe is None:
-        problems.append(Problem("model.router_aux_loss_coef", "has no effect: this network has no experts"))
+        problems.append(Problem("model.router_aux_loss_coef", "has no effect: the model has no experts (MoE)"))
     if experiment.mtp_loss_weight and not config.mtp_layers:
         problems.append(
             Problem("objective.mtp_loss_weight", "the model has no multi-token-prediction (MTP) layer; set 0")
@@ -206,40 +208,38 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     kind = kind_of_data(experiment.data)
     if experiment.mtp_loss_weight and kind is not None and type(kind).mtp_targets is BatchKind.mtp_targets:
         name = type(experiment.data).__qualname__
-        message = f"batches of {name} have no targets of multi-token prediction (MTP); set 0"
+        message = f"multi-token prediction (MTP) is not supported for data of {name}; set 0"
         problems.append(Problem("objective.mtp_loss_weight", message))
-    for where, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
+    for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
-            problems.append(Problem(f"{where}.num_speculative_tokens", f"{message}; set 0"))
+            problems.append(Problem(f"{field}.num_speculative_tokens", f"{message}; set 0"))
     if experiment.mesh.stage > 1 and (config.kv_sharing or config.per_layer_embedding):
-        message = "keys and values of other layers, and embeddings of each layer, do not pass through pipeline stages"
+        message = "KV sharing and per-layer embeddings are not supported with pipeline parallelism"
         problems.append(Problem("mesh.stage", f"{message}; set 1"))
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
-    problems = targets.missed(adapter, quantization, policy, own)
+    problems = targets.missed(adapter, quantization, policy, decoder)
     trained = {path for path in policy.variables if adapter is None or lora_math.is_adapter(path)}
-    # An MTP layer is trained whole, beside an adapter too; without its loss no gradient reaches it.
+    # MTP layers are trained in full, also with an adapter; without an MTP loss they get no gradient.
     mtp = {path for path in policy.variables if is_mtp_param(path)}
     trained = trained | mtp if experiment.mtp_loss_weight else trained - mtp
-    if not experiment.indexer_loss_coef:  # neither does one reach indexers
+    if not experiment.indexer_loss_coef:  # nor do indexers
         trained = {path for path in trained if not is_indexer_param(path)}
     elif experiment.model.indexer_stage == "dense_warmup":
         trained = {path for path in trained if is_indexer_param(path)}
     problems += param_filters.unmatched_patterns("frozen", experiment.frozen, trained)
     trained = {path for path in trained if not param_filters.matches(experiment.frozen, path)}
     if experiment.indexer_loss_coef and not any(map(is_indexer_param, trained)):
-        problems.append(
-            Problem("frozen", "names all indexers, which model.indexer_loss_coef is to train; set that to 0")
-        )
+        problems.append(Problem("frozen", "freezes all indexers, which model.indexer_loss_coef trains; set that to 0"))
     trainable = {
         p: attrs.evolve(policy.variables[p], dtype=jnp.dtype("float32")) for p in policy.variables if p in trained
     }
     frozen = {path: leaf for path, leaf in policy.variables.items() if path not in trained}
     if not trainable and not problems and experiment.frozen:
-        problems.append(Problem("frozen", "names every array of the model, so there is nothing to train"))
+        problems.append(Problem("frozen", "freezes every parameter; nothing is left to train"))
     elif not trainable and not problems:
-        problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds nothing to train"))
+        problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds no trainable parameters"))
     without_adapter = (
         template(config, frozen_dtype, None, quantization) if experiment.has_reference and quantization else base
     )
@@ -273,30 +273,32 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
 def _teacher(
     experiment: Experiment, config: DecoderConfig, frozen_dtype: DTypeLike, problems: list[Problem]
 ) -> Teacher | None:
-    """The model that is learnt from; what does not fit is added to the problems."""
+    """The teacher, or None; its problems are appended to `problems`."""
     teacher_experiment = teacher_of(experiment)
     if teacher_experiment is None:
         return None
-    own = architecture(teacher_experiment.model)
-    if own.vocab_size != config.vocab_size:
-        sizes = f"has a vocabulary of {own.vocab_size:,} words, the model one of {config.vocab_size:,}"
-        problems.append(Problem("objective.teacher", f"{sizes}; distributions over other words cannot be compared"))
+    teacher = architecture(teacher_experiment.model)
+    if teacher.vocab_size != config.vocab_size:
+        sizes = f"vocab_size {teacher.vocab_size:,}, the student has vocab_size {config.vocab_size:,}"
+        problems.append(
+            Problem("objective.teacher", f"teacher and student vocabularies differ: the teacher has {sizes}")
+        )
     distill = experiment.objective
     assert isinstance(distill, Distill)
-    if distill.feature_weight and own.embed_dim != config.embed_dim:
-        message = f"the teacher's hidden states have {own.embed_dim:,} numbers, the model's {config.embed_dim:,}; set 0"
+    if distill.feature_weight and teacher.embed_dim != config.embed_dim:
+        message = f"the teacher's embed_dim is {teacher.embed_dim:,}, the student's {config.embed_dim:,}; set 0"
         problems.append(Problem("objective.feature_weight", message))
-    if distill.top_k is not None and distill.top_k > own.vocab_size:
-        message = f"{distill.top_k:,} words are more than the teacher's vocabulary of {own.vocab_size:,} has"
+    if distill.top_k is not None and distill.top_k > teacher.vocab_size:
+        message = f"top_k={distill.top_k:,} exceeds the teacher's vocab_size {teacher.vocab_size:,}"
         problems.append(Problem("objective.top_k", message))
-    problems += _length_problems(teacher_experiment, own)
-    return build_teacher(distill, own, template(own, frozen_dtype))
+    problems += _length_problems(teacher_experiment, teacher)
+    return build_teacher(distill, teacher, template(teacher, frozen_dtype))
 
 
 def template(
     config: DecoderConfig, dtype: DTypeLike, adapter: Adapter | None = None, quantization: Quantization | None = None
 ) -> AbstractModel:
-    """A decoder without its arrays: adapted, quantised, or as it is published."""
+    """A decoder without arrays, with an adapter and quantization where given."""
     change = lora.adapt(adapter, quantization, config)
     return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
 
@@ -340,34 +342,30 @@ def _arrays(
 
 
 def optimizer_arrays(update: optax.GradientTransformation, trainable: Mapping[str, ParamSpec]) -> dict[str, Array]:
-    """Every array of the optimizer's state by its path, with the logical axes of the parameter that it belongs to."""
+    """Arrays of the optimizer's state by path, with the logical axes of the parameter that each belongs to."""
     params = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in trainable.items()}
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(update.init, params))
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for keys, leaf in leaves:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         owner = getattr(keys[-1], "key", None)
-        own = trainable.get(owner) if isinstance(owner, str) else None
+        param = trainable.get(owner) if isinstance(owner, str) else None
         front = diloco.is_of_workers(keys)
-        axes = None if own is None else _state_axes(own, getattr(keys[-2], "name", ""), leaf.shape[front:])
+        axes = None if param is None else _state_axes(param, getattr(keys[-2], "name", ""), leaf.shape[front:])
         if axes is None:
-            found[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), has_worker_axis=front)
+            arrays[path] = Array(leaf.shape, leaf.dtype, (None,) * len(leaf.shape), has_worker_axis=front)
         else:
-            found[path] = Array(leaf.shape, leaf.dtype, (None,) * front + axes, str(owner), front)
-    return found
+            arrays[path] = Array(leaf.shape, leaf.dtype, (None,) * front + axes, str(owner), front)
+    return arrays
 
 
-def _state_axes(own: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | None:
-    """The axes of a parameter that an array of the optimizer's state has: all, or all but one where it is factored."""
-    if own.shape == shape:
-        return own.axes
-    dropped = adafactor.DROPPED.get(field, 0) + len(own.shape)
-    dimensions = [index for index in range(len(own.shape)) if index != dropped]
-    return (
-        tuple(own.axes[index] for index in dimensions)
-        if tuple(own.shape[index] for index in dimensions) == shape
-        else None
-    )
+def _state_axes(param: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | None:
+    """The parameter's axes that an array of the optimizer's state has: all, or all but one where it is factored."""
+    if param.shape == shape:
+        return param.axes
+    dropped = adafactor.DROPPED.get(field, 0) + len(param.shape)
+    kept = [index for index in range(len(param.shape)) if index != dropped]
+    return tuple(param.axes[i] for i in kept) if tuple(param.shape[i] for i in kept) == shape else None
 
 
 def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Problem]:
@@ -375,20 +373,22 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
     if experiment.evaluation is not None and experiment.evaluation.data is not None:
         sources.append(("evaluation.data", experiment.evaluation.data))
     limit, size = config.max_length, type(experiment.model).__qualname__
-    found: list[Problem] = []
-    for where, data in sources:
+    problems: list[Problem] = []
+    for field, data in sources:
         tokens = sum(data.max_lengths())
         if tokens > limit:
             message = f"{' + '.join(data.length_fields)} is {tokens} tokens, {size} reads at most {limit}"
-            found.append(Problem(f"{where}.{data.length_fields[0]}", message))
+            problems.append(Problem(f"{field}.{data.length_fields[0]}", message))
         elif data.batch_kind == "prompts" and (message := config.generation_problem(*data.max_lengths())):
-            found.append(Problem(f"{where}.{data.length_fields[0]}", f"{message}; lower it, or the answers' length"))
+            problems.append(
+                Problem(f"{field}.{data.length_fields[0]}", f"{message}; lower it, or the completion length")
+            )
     if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
         message = (
             f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
         )
-        found.append(Problem("evaluation.max_new_tokens", message))
-    return found
+        problems.append(Problem("evaluation.max_new_tokens", message))
+    return problems
 
 
 def _size(leaves: Mapping[str, ParamSpec]) -> int:

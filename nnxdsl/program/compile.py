@@ -107,10 +107,9 @@ class Program:
         if source is None:
             source = initial.open_source(self.blueprint)
         trainable, frozen, reference = initial.init_arrays(self.blueprint, source, self.mesh)
-        trainable = initial.order(trainable, self.blueprint.trainable)
         begin = jax.jit(self.blueprint.update.init, out_shardings=optimizer_shardings(self.blueprint, self.mesh))
         step = self._number(0)
-        return TrainState(step, trainable, begin(trainable), initial.order(frozen, self.blueprint.frozen), reference)
+        return TrainState(step, trainable, begin(trainable), frozen, reference)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step; `state`'s step, trainable and optimizer buffers are donated and must not be used again.
@@ -287,10 +286,10 @@ class Program:
         optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in placed])
         return TrainState(
             self._number(step),
-            initial.order(groups["trainable"], self.blueprint.trainable),
+            initial.sort_like(groups["trainable"], self.blueprint.trainable),
             optimizer_state,
             state.frozen,
-            initial.order(groups["reference"], state.reference)
+            initial.sort_like(groups["reference"], state.reference)
             if self.blueprint.reference.is_synced
             else state.reference,
         )

@@ -1,8 +1,8 @@
-"""Local SGD (DiLoCo): workers take steps of their own, and are synchronized by an outer update from time to time.
+"""Local SGD (DiLoCo): workers take inner steps, and an outer update synchronizes them every few steps.
 
-Arrays of workers have an axis in front that counts them, and a step is one program over that axis, so that workers on
-devices of their own send each other nothing but sums of metrics. Everything lies in the optimizer's state: the trained
-weights of a run are the outer ones. Knows no objective and no mesh.
+Arrays of workers have a leading worker axis, and a step is one program over that axis, so that workers on different
+devices exchange only sums of metrics. Workers are part of the optimizer's state; the trained weights of a run are the
+outer ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Workers(NamedTuple):
-    """The workers' arrays, each with an axis of workers in front.
+    """The workers' arrays, each with a leading worker axis.
 
     Attributes:
-        leaves: Its float32 parameters by path.
-        optimizer: Its own optax state.
+        leaves: Float32 parameters by path.
+        optimizer: Optax states.
     """
 
     leaves: Leaves
@@ -39,11 +39,11 @@ class Workers(NamedTuple):
 
 
 class DiLoCoState(NamedTuple):
-    """The optimizer's state.
+    """The optimizer's state of a DiLoCo run.
 
     Attributes:
         workers: The workers' parameters and optimizers.
-        outer: The outer rule's own optax state.
+        outer: The optax state of the outer optimizer.
     """
 
     workers: Workers
@@ -52,13 +52,13 @@ class DiLoCoState(NamedTuple):
 
 @singledispatch
 def build(outer: Outer) -> optax.GradientTransformation:
-    """From an outer gradient, the outer weights less the mean of workers, to an update of the outer weights.
+    """Build the outer optimizer, whose gradient is the outer weights minus the mean over workers.
 
     Register an `Outer` of your own here.
     """
     name = type(outer).__name__
     raise NotRegisteredError(
-        f"no outer rule is registered for {type(outer).__qualname__}; write\n"
+        f"no outer optimizer is registered for {type(outer).__qualname__}; write\n"
         f"  from nnxdsl.program import diloco\n"
         f"  @diloco.build.register({name})\n"
         f"  def _(spec): return optax.GradientTransformation(...)"
@@ -72,9 +72,9 @@ def _(outer: DiLoCo) -> optax.GradientTransformation:
 
 
 def with_diloco(update: optax.GradientTransformation, outer: Outer) -> optax.GradientTransformation:
-    """An update rule taken by each worker from its own gradient; the outer weights stay where they are.
+    """An inner optimizer vectorized over workers; the outer weights do not change.
 
-    Its `update` takes gradients `[workers, ...]` and gives an update for no parameter.
+    Its `update` takes gradients `[workers, ...]` and returns no updates.
     """
     rule = build(outer)
 
@@ -82,17 +82,17 @@ def with_diloco(update: optax.GradientTransformation, outer: Outer) -> optax.Gra
         leaves = _copies(params, outer.workers)
         return DiLoCoState(Workers(leaves, jax.vmap(update.init)(leaves)), rule.init(params))
 
-    def moved(updates: Any, state: Any, params: optax.Params | None = None) -> tuple[Any, DiLoCoState]:
+    def inner_update(updates: Any, state: Any, params: optax.Params | None = None) -> tuple[Any, DiLoCoState]:
         leaves, optimizer = state.workers
         steps, optimizer = jax.vmap(update.update)(updates, optimizer, leaves)
         leaves: Any = optax.apply_updates(leaves, steps)
         return {}, state._replace(workers=Workers(leaves, optimizer))
 
-    return optax.GradientTransformation(init, moved)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformation(init, inner_update)  # pyright: ignore[reportArgumentType]
 
 
 def is_of_workers(keys: tuple[Any, ...]) -> bool:
-    """Whether the array of an optimizer's state with these keys has an axis of workers in front."""
+    """Whether the array of an optimizer's state with these keys has a leading worker axis."""
     names = [getattr(key, "name", None) for key in keys]
     return "workers" in names[:-1]
 
@@ -102,9 +102,9 @@ class DiLoCoStep:
     """One optimizer step of every worker; a `Step` (see `step.py`), as `TrainStep` is one of a single model.
 
     Attributes:
-        worker: The step of one worker, laid out within its own devices.
-        count: How many workers there are.
-        axis: The mesh axis that workers are split over; None for none.
+        worker: The step of one worker, sharded over its own devices.
+        count: Number of workers.
+        axis: The mesh axis that workers are sharded over; None for none.
     """
 
     worker: TrainStep
@@ -114,7 +114,7 @@ class DiLoCoStep:
     def __call__(
         self, state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
     ) -> tuple[DonatedState, Metrics]:
-        """See `Step`; the outer weights stay where they are until `synchronized` moves them."""
+        """See `Step`; the outer weights change in `synchronized` only."""
         keys = self.worker.row_keys(state.step, len(batch.weight))
         grads, terms, norm = self._mean_grads(state.optimizer, frozen, state.reference or reference, batch, keys)
         _, optimizer = self.worker.optimizer.update(grads, state.optimizer, state.trainable)
@@ -124,23 +124,23 @@ class DiLoCoStep:
     def _mean_grads(
         self, optimizer: Any, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
     ) -> tuple[Leaves, LossTerms, jax.Array]:
-        """Each worker's gradients of its own mean loss `[workers, ...]`, the terms of all, and the gradients' norm.
+        """Gradients of each worker's mean loss `[workers, ...]`, the summed terms, and the gradient norm.
 
-        The norm is the root of the mean over workers of their squared norms. Consecutive rows are a worker's.
+        The norm is the root mean square over workers. Each worker takes consecutive rows.
         """
 
-        def own(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, LossTerms, jax.Array]:
+        def worker_grads(leaves: Leaves, rows: tuple[Batch, jax.Array | None]) -> tuple[Leaves, LossTerms, jax.Array]:
             batch, keys = rows
             grads, terms = self.worker.mean_grads(leaves, frozen, reference, self._constrained(batch), keys)
             return grads, terms, optax.tree.norm(grads)
 
         rows = jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), (batch, keys))
         leaves = step_guard.inner(optimizer).workers.leaves
-        grads, terms, norms = jax.vmap(own, spmd_axis_name=self.axis)(leaves, rows)
+        grads, terms, norms = jax.vmap(worker_grads, spmd_axis_name=self.axis)(leaves, rows)
         return grads, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), jnp.sqrt(jnp.mean(jnp.square(norms)))
 
     def _constrained(self, batch: Batch) -> Batch:
-        """A worker's rows on its own devices: token ids are moved, and nothing that is made of them."""
+        """A worker's rows on its own devices: token ids move between devices, activations do not."""
         constrain = self.worker.loss.forward.sharding.constrain
         if constrain is None:
             return batch
@@ -149,13 +149,13 @@ class DiLoCoStep:
 
 @attrs.frozen
 class OuterUpdate:
-    """When and how the outer weights move.
+    """When and how the outer weights are updated.
 
     Attributes:
-        every_steps: Optimizer steps from one synchronization to the next.
-        steps: Of the whole run, after the last of which workers synchronize as well.
-        rule: How the outer weights move.
-        done: From a state to its optimizer steps that changed something.
+        every_steps: Optimizer steps between synchronizations.
+        steps: Steps of the whole run; workers are synchronized after the last one as well.
+        rule: The outer optimizer.
+        done: The number of optimizer steps that a state was updated by; skipped steps do not count.
         shardings: Of the outer weights and of the optimizer's state; None on one device.
     """
 
@@ -166,7 +166,7 @@ class OuterUpdate:
     shardings: tuple[Any, Any] | None = None
 
     def synchronize(self, before: DonatedState, after: DonatedState) -> DonatedState:
-        """The state after a step (`before` is that before it), whose workers are synchronized if it is time."""
+        """The state `after` a step with its workers synchronized, if a synchronization is due."""
         is_due = (self.done(after) % self.every_steps == 0) & (self.done(after) > self.done(before))
         is_due |= after.step == self.steps
 
@@ -178,17 +178,17 @@ class OuterUpdate:
             workers = state.workers._replace(leaves=_copies(outer_weights, count))
             return constrained(outer_weights, DiLoCoState(workers, outer))
 
-        def constrained(*both: Any) -> Any:
-            # Without a constraint XLA lets them leave the branch in other shards, and gathers these at every step.
-            return both if self.shardings is None else jax.lax.with_sharding_constraint(both, self.shardings)
+        def constrained(*arrays: Any) -> Any:
+            # Without a constraint XLA changes their sharding within the branch, and gathers them at every step.
+            return arrays if self.shardings is None else jax.lax.with_sharding_constraint(arrays, self.shardings)
 
-        given = after.trainable, step_guard.inner(after.optimizer)
-        trainable, state = jax.lax.cond(is_due, synchronized, constrained, *given)
+        arrays = after.trainable, step_guard.inner(after.optimizer)
+        trainable, state = jax.lax.cond(is_due, synchronized, constrained, *arrays)
         return after._replace(trainable=trainable, optimizer=step_guard.with_inner(after.optimizer, state))
 
 
 def synchronized(step: Step, outer: OuterUpdate) -> Step:
-    """A step after which workers are synchronized if it is time."""
+    """A step that synchronizes workers where it is due."""
 
     def synchronizing_step(
         state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch

@@ -1,6 +1,6 @@
-"""The forward pass of a model over a batch of any kind, to what a loss reads of it.
+"""The forward pass of a model over a batch of any kind, and the outputs that losses read.
 
-`batches/` knows how each kind of batch becomes rows of tokens, and which log-probabilities its loss reads.
+`batches/` has, for each kind of batch, its rows of tokens and its loss inputs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ForwardOutput(NamedTuple):
     """One model's outputs of a micro-batch.
 
     Attributes:
-        loss_inputs: What the objective's loss reads; its rows are those of `batch.weight.reshape(-1)`.
-        token_stats: Statistics of every target token, padding left out.
+        loss_inputs: Inputs of the objective's loss; their rows are those of `batch.weight.reshape(-1)`.
+        token_stats: Statistics of every target token, without padding.
         router_stats: Router statistics of all layers over all real tokens; None where no loss reads them.
-        mtp_stats: As `token_stats`, of targets that are predicted one token earlier; None where no loss reads them.
+        mtp_stats: Token statistics of multi-token prediction (MTP); None where no loss reads them.
         max_logits: The largest attention scores, see `DecoderOutput`; None where no optimizer reads them.
-        indexer_stats: Statistics of the indexers of all layers over all real tokens; None where no loss reads them.
+        indexer_stats: Indexer statistics of all layers over all real tokens; None where no loss reads them.
     """
 
     loss_inputs: LossInputs
@@ -58,12 +58,12 @@ class ForwardOutput(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    """What a decoder gives; all but the first are None where nothing reads them.
+    """Outputs of a decoder; all but the first are None where nothing reads them.
 
     Attributes:
         hidden: Final hidden states `[B, T, D]`.
         router_stats: See `ForwardOutput`.
-        mtp_hidden: The hidden states of multi-token prediction, `[B, T, D]`.
+        mtp_hidden: Hidden states of multi-token prediction, `[B, T, D]`.
         max_logits: See `ForwardOutput`.
         indexer_stats: See `ForwardOutput`.
     """
@@ -77,7 +77,7 @@ class _Hidden(NamedTuple):
 
 @attrs.frozen
 class ForwardSharding:
-    """How a forward pass is laid out over devices; without arguments, one CPU.
+    """The sharding of a forward pass over devices; without arguments, one CPU.
 
     Attributes:
         constrain: Constrains an activation's sharding by its logical axes; None on one device.
@@ -103,17 +103,17 @@ class ForwardSharding:
 
 @attrs.frozen
 class ForwardOptions:
-    """What an objective reads of a forward pass; what no loss reads is not computed.
+    """Outputs of a forward pass that losses and optimizer read; others are not computed.
 
     Attributes:
-        temperature: Logits are divided by it before they become log-probabilities.
-        ld_alpha: Weight of a pair's tokens beyond the length of the shorter completion.
+        temperature: The temperature of logits.
+        ld_alpha: LD-DPO's weight of a pair's tokens beyond the length of the shorter completion.
         uses_wpo: Whether a loss reads WPO weights.
-        distill: How the distance from a teacher is measured; None without a teacher.
-        uses_router_stats: Whether a loss reads router statistics; unread ones would be computed backward all the same.
-        uses_mtp: Whether a loss reads multi-token prediction.
+        distill: The distillation objective; None without a teacher.
+        uses_router_stats: Whether a loss reads router statistics, whose backward pass would be computed even if not.
+        uses_mtp: Whether a loss reads multi-token prediction (MTP).
         uses_max_logits: Whether the optimizer reads the largest attention scores.
-        uses_indexer_stats: Whether a loss reads what indexers differ from attention in.
+        uses_indexer_stats: Whether a loss reads statistics of indexers.
     """
 
     temperature: float = 1.0
@@ -127,7 +127,7 @@ class ForwardOptions:
 
 
 def forward_options(experiment: Experiment) -> ForwardOptions:
-    """What the losses and the optimizer of an experiment read of its forward pass."""
+    """The forward options of an experiment, from its objective and optimizer."""
     objective, optimizer = experiment.objective, experiment.optimizer
     return ForwardOptions(
         temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
@@ -143,15 +143,15 @@ def forward_options(experiment: Experiment) -> ForwardOptions:
 
 @attrs.frozen
 class Forward:
-    """How a forward pass is computed.
+    """A forward pass.
 
     Attributes:
         dtype: Of activations and products.
         remat: The rematerialization policy.
-        logprob_tokens: The most tokens whose logits may exist at one time; None for as many as are quick.
+        logprob_tokens: The most tokens whose logits may exist at one time; None for the platform's default.
         kernels: Selects the attention kernel for rows of a layout.
-        sharding: How it is laid out over devices.
-        options: What the losses read of it.
+        sharding: Its sharding over devices.
+        options: Which outputs it computes.
     """
 
     dtype: Any
@@ -162,23 +162,25 @@ class Forward:
     options: ForwardOptions = attrs.field(factory=ForwardOptions)
 
     def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
-        """What the loss reads of a model over a batch of any kind; with a teacher's outputs, the distance from it."""
+        """The outputs of a model for a batch of any kind; with a teacher's outputs, the divergence from it."""
         kind, distill = kind_of(batch), self.options.distill
-        found = self._hidden(model, kind, batch)
-        targets = kind.targets(found.hidden, batch)
-        mtp_targets = None if found.mtp_hidden is None else kind.mtp_targets(found.mtp_hidden, batch)
-        further = None if mtp_targets is None else self._stats(mtp_targets, model)
-        # No gradient is computed of log-probabilities that the loss does not read.
+        states = self._hidden(model, kind, batch)
+        targets = kind.targets(states.hidden, batch)
+        mtp_targets = None if states.mtp_hidden is None else kind.mtp_targets(states.mtp_hidden, batch)
+        mtp_stats = None if mtp_targets is None else self._stats(mtp_targets, model)
+        # Log-probabilities that the loss does not read get no gradient.
         is_read = teacher is None or distill is None or distill.hard_weight > 0
         stats = self._stats(targets, model, has_gradient=is_read)
-        aligned = partial(self._aligned, targets, model, stats) if self.options.uses_wpo else None
-        scored, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.options.ld_alpha, aligned))
+        wpo_logps = partial(self._wpo_logps, targets, model, stats) if self.options.uses_wpo else None
+        loss_inputs, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.options.ld_alpha, wpo_logps))
         if teacher is not None:
             features = None
             if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
                 features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
-            scored = DistillationInputs(stats, self._divergence(targets, model, teacher), features)
-        return ForwardOutput(scored, token_stats, found.router_stats, further, found.max_logits, found.indexer_stats)
+            loss_inputs = DistillationInputs(stats, self._divergence(targets, model, teacher), features)
+        return ForwardOutput(
+            loss_inputs, token_stats, states.router_stats, mtp_stats, states.max_logits, states.indexer_stats
+        )
 
     def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
         """A teacher's outputs of a batch of sequences; carry no gradient."""
@@ -200,13 +202,13 @@ class Forward:
 
     @property
     def shard_context(self) -> ShardContext:
-        """Where logits are computed."""
+        """Platform and sharding of logits."""
         return ShardContext(
             self.sharding.platform, self.sharding.constrain, self.sharding.shard_counts, self.sharding.length_multiple
         )
 
     def model(self, template: AbstractModel, leaves: Mapping[str, jax.Array]) -> Decoder:
-        """The model of these leaves, those outside the stack of layers laid out: the others are when they are used."""
+        """The model with these leaves; those outside the stack of layers are sharded here, the others at their use."""
         inside = {path: leaf for path, leaf in leaves.items() if is_stacked(path)}
         outside = {path: leaf for path, leaf in leaves.items() if path not in inside}
         model = template.merge({**inside, **self.with_shardings(outside)})
@@ -214,33 +216,38 @@ class Forward:
         return model
 
     def with_shardings(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Weights, or their gradients, where the layout wants them."""
+        """Weights, or their gradients, constrained to their shardings."""
         return {
             path: leaf if self.sharding.shard_weights is None else self.sharding.shard_weights(path, leaf)
             for path, leaf in leaves.items()
         }
 
     def _hidden(self, model: Decoder, kind: BatchKind[Any], batch: Batch) -> _Hidden:
-        tokens, places, row = kind.rows(batch)
+        tokens, positions, row = kind.rows(batch)
         length = tokens.shape[1]
-        if fill := -length % self.sharding.length_multiple:
-            tokens = jnp.pad(tokens, ((0, 0), (0, fill)))
-            places = TokenPositions(*(jnp.pad(part, ((0, 0), (0, fill))) for part in places))  # segment 0 is padding
+        if padding := -length % self.sharding.length_multiple:
+            tokens = jnp.pad(tokens, ((0, 0), (0, padding)))
+            positions = TokenPositions(
+                *(jnp.pad(part, ((0, 0), (0, padding))) for part in positions)
+            )  # segment 0: padding
         method = self.kernels.method(row.filled(tokens.shape[1]))
         with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
             stages = self._stages(len(tokens))
             indexers = INDEXER_STATS.recording(self.options.uses_indexer_stats)
             with recording_max_logits(self.options.uses_max_logits), indexers:
-                out = model(tokens, places, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
-            routing, indexing, beyond = out.router_stats, out.indexer_stats, None
+                out = model(tokens, positions, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
+            router_stats, indexer_stats, mtp_hidden = out.router_stats, out.indexer_stats, None
             if self.options.uses_mtp:
-                given = {"dtype": self.dtype, "remat": self.remat, "method": method}
+                mtp_positions = kind.mtp_positions(positions)
                 with INDEXER_STATS.recording(self.options.uses_indexer_stats):
-                    beyond, more = model.mtp_hidden(out.hidden, tokens, kind.mtp_positions(places), **given)
-                routing, indexing = add_stats(routing, more.router), add_stats(indexing, more.indexer)
-                beyond = beyond[:, :length]
-        routing = routing if self.options.uses_router_stats else None
-        return _Hidden(out.hidden[:, :length], routing, beyond, out.max_logits or None, indexing)
+                    mtp_hidden, stats = model.mtp_hidden(
+                        out.hidden, tokens, mtp_positions, dtype=self.dtype, remat=self.remat, method=method
+                    )
+                router_stats = add_stats(router_stats, stats.router)
+                indexer_stats = add_stats(indexer_stats, stats.indexer)
+                mtp_hidden = mtp_hidden[:, :length]
+        router_stats = router_stats if self.options.uses_router_stats else None
+        return _Hidden(out.hidden[:, :length], router_stats, mtp_hidden, out.max_logits or None, indexer_stats)
 
     def _stages(self, rows: int) -> Stages | None:
         if self.sharding.stages == 1:
@@ -249,12 +256,12 @@ class Forward:
             self.sharding.stages, parts_in_stages(self.sharding.stages, rows // self.sharding.row_shards), "stage"
         )
 
-    def _aligned(self, targets: Targets, model: Decoder, stats: TokenStats) -> jax.Array:
-        """Of each target `log p - log(sum of p^2 over the vocabulary)`, without a gradient; zero where masked."""
-        # The sum of squares is the sum of exponentials of twice the logits, over the square of that of the logits.
+    def _wpo_logps(self, targets: Targets, model: Decoder, stats: TokenStats) -> jax.Array:
+        """WPO's `log p - log(sum of p^2 over the vocabulary)` of each target, without gradient; zero where masked."""
+        # log(sum of p^2) is the logsumexp of twice the logits, that is at half the temperature, minus 2 log_z.
         options = attrs.evolve(self.options, temperature=self.options.temperature / 2)
-        sharper = attrs.evolve(self, options=options)
-        log_z = sharper._stats(targets, model, has_gradient=False).log_z
+        half_temperature = attrs.evolve(self, options=options)
+        log_z = half_temperature._stats(targets, model, has_gradient=False).log_z
         return jax.lax.stop_gradient(jnp.where(targets.mask, stats.logp + 2 * stats.log_z - log_z, 0.0))
 
     def _stats(self, targets: Targets, model: Decoder, *, has_gradient: bool = True) -> TokenStats:
@@ -269,15 +276,14 @@ class Forward:
 
     def _divergence(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
         assert self.options.distill is not None
-        given = targets.mask, self.options.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
-        if isinstance(teacher, TeacherTopK):
-            return top_k_divergence(targets.hidden, model.head(), teacher, *given)
-        return divergence(targets.hidden, model.head(), teacher, *given)
+        compute = top_k_divergence if isinstance(teacher, TeacherTopK) else divergence
+        options = self.options.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
+        return compute(targets.hidden, model.head(), teacher, targets.mask, *options)  # pyright: ignore[reportArgumentType]
 
 
 def parts_in_stages(stages: int, rows: int) -> int:
-    """In how many parts a device's rows follow each other through the stages.
+    """The number of pipeline micro-batches of a device's rows: the largest divisor of `rows` up to four times `stages`.
 
-    As many as there are rows for, up to four times the stages: little time is lost then, and products are still large.
+    Stages are idle for little time then, and matrix products are still large.
     """
     return max(parts for parts in range(1, min(rows, 4 * stages) + 1) if rows % parts == 0)

@@ -29,7 +29,7 @@ def mean_grads(
 
     Args:
         loss: The loss of a micro-batch.
-        microbatches: In how many parts the batch is computed.
+        microbatches: Number of micro-batches.
         trainable: The policy's trainable leaves.
         frozen: Its frozen leaves.
         reference: Leaves of the reference or teacher.
@@ -51,18 +51,18 @@ def mean_grads(
 def summed_grads(
     loss: PolicyLoss, trainable: Leaves, frozen: Leaves, reference: Leaves, parts: Batch, keys: jax.Array | None
 ) -> GradsAndTerms:
-    """Gradients of the loss's sum over micro-batches `[microbatches, B / microbatches, ...]`, one after another."""
+    """Gradients of the loss's sum over micro-batches `[microbatches, B / microbatches, ...]`, in a scan."""
 
     def add(total: GradsAndTerms, part: tuple[Batch, jax.Array | None]) -> tuple[GradsAndTerms, None]:
         return loss.accumulate_grads(total, trainable, frozen, reference, *part), None
 
-    first, own = jax.tree.map(lambda x: x[0], (parts, keys))
-    terms = loss.zero_terms(loss.make_forward(frozen, first, reference, own), loss.cast(trainable), first)
-    nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
-    total, _ = jax.lax.scan(add, (nothing, terms), (parts, keys))
+    first, first_keys = jax.tree.map(lambda x: x[0], (parts, keys))
+    terms = loss.zero_terms(loss.make_forward(frozen, first, reference, first_keys), loss.cast(trainable), first)
+    zeros = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
+    total, _ = jax.lax.scan(add, (zeros, terms), (parts, keys))
     return total
 
 
 def _split(microbatches: int, x: jax.Array) -> jax.Array:
-    """`[B, ...]` as `[microbatches, B / microbatches, ...]`, so that each device keeps rows that it already has."""
+    """`[B, ...]` as `[microbatches, B / microbatches, ...]`; each device keeps rows that it already has."""
     return jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0)

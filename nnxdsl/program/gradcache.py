@@ -1,8 +1,8 @@
-"""Gradients of a loss that compares all rows of a batch, computed in micro-batches (GradCache).
+"""GradCache: gradients, in micro-batches, of a loss that compares all rows of a batch.
 
-First a forward pass of each micro-batch stores a few numbers for each token. The loss of the whole batch gives their
-cotangents, with which each micro-batch is then computed forward and backward (Gao et al. 2021, arXiv:2101.06983,
-section 3). It costs one more forward pass of the policy. Knows no objective.
+A first forward pass of each micro-batch stores its outputs. The loss of the whole batch gives their cotangents, with
+which each micro-batch is then computed forward and backward (Gao et al. 2021, arXiv:2101.06983, section 3). It costs
+one more forward pass of the policy.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def summed_grads(
 
     stacked, compared = jax.lax.map(outputs, (parts, keys))
     by_row = stacked.loss_inputs, stacked.token_stats, stacked.mtp_stats, compared
-    loss_inputs, token_stats, mtp_stats, compared = (jax.tree.map(_joined, tree) for tree in by_row)
-    # Statistics of routers and indexers are sums over tokens.
+    loss_inputs, token_stats, mtp_stats, compared = (jax.tree.map(_join, tree) for tree in by_row)
+    # Router and indexer statistics are sums over tokens.
     sums = stacked.router_stats, stacked.indexer_stats
     router_stats, indexer_stats = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
     max_logits = jax.tree.map(lambda x: jnp.max(x, axis=0), stacked.max_logits)
     out = ForwardOutput(loss_inputs, token_stats, router_stats, mtp_stats, max_logits, indexer_stats)
-    batch = jax.tree.map(_joined, parts)
+    batch = jax.tree.map(_join, parts)
 
     def total(out: ForwardOutput) -> tuple[jax.Array, LossTerms]:
         terms = loss.loss(out, compared, batch)
@@ -57,17 +57,17 @@ def summed_grads(
     row_cotangents = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), by_row)
 
     def add(summed: Leaves, part: tuple[Batch, jax.Array | None, Any]) -> tuple[Leaves, None]:
-        batch, keys, (of_scored, of_stats, of_further) = part
+        batch, keys, (loss_inputs, token_stats, mtp_stats) = part
         _, backward = jax.vjp(loss.make_forward(frozen, batch, reference, keys), leaves)
-        own = {"loss_inputs": of_scored, "token_stats": of_stats, "mtp_stats": of_further}
-        (more,) = backward(cotangents._replace(**own))
-        return jax.tree.map(lambda one, other: one + other.astype(one.dtype), summed, more), None
+        rows = {"loss_inputs": loss_inputs, "token_stats": token_stats, "mtp_stats": mtp_stats}
+        (grads,) = backward(cotangents._replace(**rows))
+        return jax.tree.map(lambda total, grad: total + grad.astype(total.dtype), summed, grads), None
 
-    nothing = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
-    summed, _ = jax.lax.scan(add, nothing, (parts, keys, row_cotangents))
+    zeros = {path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trainable.items()}
+    summed, _ = jax.lax.scan(add, zeros, (parts, keys, row_cotangents))
     return summed, terms
 
 
-def _joined(x: jax.Array) -> jax.Array:
+def _join(x: jax.Array) -> jax.Array:
     """`[microbatches, B / microbatches, ...]` as `[B, ...]`, in the order of the parts."""
     return x.reshape(-1, *x.shape[2:])

@@ -1,4 +1,4 @@
-"""The first value of every leaf, placed shard by shard: from a source of base weights, or drawn from the seed."""
+"""Initial weights of base, adapter, reference and teacher, placed shard by shard: from a source, or random."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from nnxdsl.program.teacher import teacher_of
 ArrayLike = np.ndarray | jax.Array | MappedArray
 
 AT_ONCE_BYTES = 2**28
-"""Of quantized layers: bytes that are on the devices unquantized at a time, or one layer if that is more."""
+"""The most bytes of layers to be quantized that are on the devices unquantized at a time; one layer if that is more."""
 
 
 class Source(Protocol):
-    """Where base weights come from, one leaf at a time."""
+    """A source of base weights, one leaf at a time."""
 
     def leaf(self, path: str) -> ArrayLike:
-        """The weight of a path of the unadapted, unquantised network, with all its layers stacked."""
+        """The weight of a path of the published network, with all its layers stacked."""
         ...
 
 
@@ -52,9 +52,9 @@ class AdapterSource:
     """Base weights with an adapter that was trained before.
 
     Args:
-        base: Where base weights come from.
+        base: Source of base weights.
         adapter: The adapter's arrays by path.
-        is_pissa: Whether it stands on base weights without their principal components.
+        is_pissa: Whether it was trained by PiSSA, on base weights without their principal components.
     """
 
     def __init__(self, base: Source, adapter: Mapping[str, ArrayLike], *, is_pissa: bool = False) -> None:
@@ -69,7 +69,7 @@ class AdapterSource:
 
 
 class HubSource:
-    """The weights of a directory in the Hub's format, none of which is read before it is placed.
+    """The weights of a directory in the Hub's format; each is read when it is placed.
 
     Args:
         reader: Of the directory.
@@ -84,9 +84,9 @@ class HubSource:
 
 
 class RandomSource:
-    """Weights drawn from a seed; the same on every mesh.
+    """Random weights from a seed; the same on every mesh.
 
-    All are drawn at once on one device, and each is let go when it is read.
+    All are drawn at once on one device, and each is released when it is read.
     """
 
     def __init__(self, config: DecoderConfig, seed: int) -> None:
@@ -105,16 +105,16 @@ class RandomSource:
 
 
 def open_source(blueprint: Blueprint) -> Source:
-    """The source for weights that this floor knows: random ones, directories of the Hub's format, adapters of PEFT's.
+    """Open random weights or a directory in the Hub's format, with an adapter in PEFT's format.
 
     Raises:
-        PlanError: every tensor that is missing or of another shape; an adapter that differs from the spec's.
-        WeightsError: a file that cannot be read.
+        PlanError: tensors are missing or have another shape, or an adapter differs from the spec's.
+        WeightsError: a file cannot be read.
     """
     return with_adapter_start(blueprint, open_base(blueprint))
 
 
-_WHOLE = (
+_MODULES_TO_SAVE = (
     "{0} replaces the embedding or the head as a whole (modules_to_save), which adapters do not train; merge it first, "
     "and train a new adapter on the result: model.weights=Weights.Merged(base, adapters=(Weights.PEFT({0!r}),), "
     "coefficients=(1.0,))"
@@ -122,11 +122,11 @@ _WHOLE = (
 
 
 def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
-    """A source of base weights, with the adapter of `adapter.start` if that is in PEFT's format.
+    """A source of base weights with the adapter of `adapter.start`, if that is in PEFT's format.
 
     Raises:
-        PlanError: It differs from the spec's adapter.
-        WeightsError: a file that cannot be read.
+        PlanError: it differs from the spec's adapter.
+        WeightsError: a file cannot be read.
     """
     experiment = blueprint.experiment
     adapter = experiment.adapter
@@ -136,28 +136,29 @@ def with_adapter_start(blueprint: Blueprint, base: Source) -> Source:
         case PEFT(path=path, allow_non_finite=allow):
             directory = Path(path).expanduser()
             kind = model_type(blueprint.experiment)
-            found = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
+            stored = peft.read(directory, blueprint.config, blueprint.base, kind, allow_non_finite=allow)
             assert isinstance(adapter, LowRank)
-            if found.whole:
+            if stored.whole:
                 raise PlanError(
-                    [Problem("adapter.start", _WHOLE.format(str(directory)))], f"Experiment '{experiment.name}'"
+                    [Problem("adapter.start", _MODULES_TO_SAVE.format(str(directory)))],
+                    f"Experiment '{experiment.name}'",
                 )
-            if problems := list(found.unlike(adapter, blueprint.trainable)):
+            if problems := list(stored.unlike(adapter, blueprint.trainable)):
                 raise PlanError(problems, f"Experiment '{experiment.name}'")
-            return AdapterSource(base, found.leaves, is_pissa=found.is_pissa)
+            return AdapterSource(base, stored.leaves, is_pissa=stored.is_pissa)
         case start:
             raise NotRegisteredError(f"{type(start).__qualname__} is opened by nnxdsl.weights.sources.open_source")
 
 
 def open_base(blueprint: Blueprint) -> Source:
-    """The source of base weights alone, as `open_source`."""
+    """Open the source of base weights, without an adapter; raises as `open_source`."""
     weights = blueprint.experiment.model.weights
     match weights:
         case Random():
             return RandomSource(blueprint.config, blueprint.experiment.seed)
         case HF(path=path, allow_non_finite=allow):
             reader = HubReader(locate(path), allow_non_finite=allow)
-            # A name on the Hub has no config.json before it is downloaded: this is the first look at it.
+            # A name on the Hub has no config.json to check before it is downloaded.
             problems = config_problems(reader.config, blueprint.config, path) or reader.check(blueprint.base_template)
             if problems:
                 raise PlanError(problems, f"Weights.HF({path!r})")
@@ -167,18 +168,42 @@ def open_base(blueprint: Blueprint) -> Source:
 
 
 def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple[Leaves, Leaves, Leaves]:
-    """First values of all leaves, born with their shardings.
+    """Initial values of all leaves, created with their shardings.
 
     Args:
-        blueprint: What leaves there are.
-        source: Where base weights come from.
+        blueprint: The program without devices.
+        source: Base weights; those of adapter, reference and teacher where it has them.
         mesh: The devices.
 
     Returns:
         (trainable, frozen, reference), each by path; the last is the teacher where each step computes one.
     """
-    quantization = blueprint.experiment.quantization
-    layout = blueprint.layout
+    trainable, frozen, reference = init_base(blueprint, source, mesh)
+    adapter = init_adapter(blueprint, source, mesh, frozen)
+    if blueprint.teacher is not None and blueprint.teacher.arrays:
+        reference = init_teacher(blueprint, source, mesh)
+    elif blueprint.reference.arrays and blueprint.reference.has_own_weights:
+        reference = init_reference(blueprint, source, mesh)
+    else:
+        shardings = blueprint.layout.shardings("reference", mesh)
+        copied = {path: leaf for path, leaf in adapter.items() if path in blueprint.reference.arrays}
+        reference |= {path: place(leaf, leaf.dtype, shardings[path]) for path, leaf in copied.items()}
+    trainable = sort_like({**trainable, **adapter}, blueprint.trainable)
+    return trainable, sort_like(frozen, blueprint.frozen), reference
+
+
+def init_base(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> tuple[Leaves, Leaves, Leaves]:
+    """Base weights, read once each, as leaves of the policy and of a reference that copies them.
+
+    Args:
+        blueprint: The program without devices.
+        source: Base weights.
+        mesh: The devices.
+
+    Returns:
+        (trainable, frozen, reference), each by path.
+    """
+    layout, quantization, copies = blueprint.layout, blueprint.experiment.quantization, blueprint.reference
     shardings = {part: layout.shardings(part, mesh) for part in ("trainable", "frozen", "reference")}
     trainable: Leaves = {}
     frozen: Leaves = {}
@@ -192,97 +217,105 @@ def init_arrays(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -
         else:
             assert quantization is not None
             names = (path + weight_only_quant.QVALUE, path + weight_only_quant.SCALE)
-            where = tuple(shardings["frozen"][name] for name in names)
             # Sharded over the devices and quantized there, wherever it is stored, so that no device holds all of it.
-            there = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
-            few = _quantize_layers(weight, leaf.dtype, there, quantization)
-            frozen |= dict(zip(names, jax.device_put(few, where), strict=True))
-        if path in blueprint.reference.arrays and not blueprint.reference.has_own_weights:
-            dtype, sharding = blueprint.reference.arrays[path].dtype, shardings["reference"][path]
-            reference[path] = place(weight, dtype, sharding, is_donated=blueprint.reference.is_synced)
-    key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
-    adapter = blueprint.experiment.adapter
-    is_started = adapter is not None and adapter.start is not None
-    for path, leaf in blueprint.trainable.items():
-        if lora_math.is_adapter(path) and is_started:
-            trainable[path] = place(source.leaf(path), jnp.float32, shardings["trainable"][path], is_donated=True)
-        elif path.endswith(lora_math.M):
-            trainable[path] = _magnitude(lora_math.kernel_of(path), frozen, quantization, shardings["trainable"][path])
-        elif lora_math.is_adapter(path):
-            own = jax.random.fold_in(key, zlib.crc32(path.encode()))
-            first = lora_math.initial(path, leaf.shape, own)
-            trainable[path] = place(first, jnp.float32, shardings["trainable"][path])
-        if path in blueprint.reference.arrays and lora_math.is_adapter(path):
-            reference[path] = place(trainable[path], leaf.dtype, shardings["reference"][path])
-    if blueprint.reference.arrays and blueprint.reference.has_own_weights:
-        reference = init_reference(blueprint, source, mesh)
-    if blueprint.teacher is not None and blueprint.teacher.arrays:
-        reference = init_teacher(blueprint, source, mesh)
+            device_shardings = tuple(layout.sharding("frozen", name, mesh, fetched=True) for name in names)
+            quantized = _quantize_layers(weight, leaf.dtype, device_shardings, quantization)
+            stored = tuple(shardings["frozen"][name] for name in names)
+            frozen |= dict(zip(names, jax.device_put(quantized, stored), strict=True))
+        if path in copies.arrays and not copies.has_own_weights:
+            dtype, sharding = copies.arrays[path].dtype, shardings["reference"][path]
+            reference[path] = place(weight, dtype, sharding, is_donated=copies.is_synced)
     return trainable, frozen, reference
+
+
+def init_adapter(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh, frozen: Leaves) -> Leaves:
+    """The adapter's arrays by path: those of `adapter.start`, or drawn from the seed.
+
+    Args:
+        blueprint: The program without devices.
+        source: The arrays of an adapter that was trained before.
+        mesh: The devices.
+        frozen: Frozen leaves, whose norms are DoRA's magnitudes.
+    """
+    adapter, quantization = blueprint.experiment.adapter, blueprint.experiment.quantization
+    shardings = blueprint.layout.shardings("trainable", mesh)
+    key = jax.random.fold_in(jax.random.key(blueprint.experiment.seed), zlib.crc32(b"adapter"))
+    arrays: Leaves = {}
+    for path, leaf in blueprint.trainable.items():
+        if not lora_math.is_adapter(path):
+            continue
+        if adapter is not None and adapter.start is not None:
+            arrays[path] = place(source.leaf(path), jnp.float32, shardings[path], is_donated=True)
+        elif path.endswith(lora_math.M):
+            arrays[path] = _magnitude(lora_math.kernel_of(path), frozen, quantization, shardings[path])
+        else:
+            initial = lora_math.initial(path, leaf.shape, jax.random.fold_in(key, zlib.crc32(path.encode())))
+            arrays[path] = place(initial, jnp.float32, shardings[path])
+    return arrays
 
 
 def _quantize_layers(
     weight: ArrayLike,
     dtype: DTypeLike,
-    where: tuple[NamedSharding, ...],
+    shardings: tuple[NamedSharding, ...],
     quantization: Quantization,
 ) -> tuple[jax.Array, ...]:
-    """Values and scales of a weight, on the devices.
+    """Quantized values and scales of a weight, on the devices.
 
-    Of a large stack in files or in the host's memory, some layers are brought to the devices and quantised at a time,
-    so that a model which the devices could not hold in full comes to them in few bits.
+    A large stack in files or host memory is quantized a few layers at a time, so that a model which does not fit the
+    devices unquantized arrives quantized.
     """
-    spread = where[0]  # a weight has the axes of its values
+    spread = shardings[0]  # a weight has the axes of its values
     is_stack = bool(weight.leading) if isinstance(weight, MappedArray) else weight.ndim > 2
-    is_whole = isinstance(weight, jax.Array) or not is_stack or spread.spec[:1] not in ((), (None,))
-    layers = 1 if is_whole else weight.shape[0]
+    is_at_once = isinstance(weight, jax.Array) or not is_stack or spread.spec[:1] not in ((), (None,))
+    layers = 1 if is_at_once else weight.shape[0]
     size = weight.size * jnp.dtype(dtype).itemsize // layers
     at_once = max((n for n in range(1, layers + 1) if layers % n == 0 and n * size <= AT_ONCE_BYTES), default=1)
     if at_once == layers:
-        quantise = jax.jit(weight_only_quant.quantize, static_argnums=1, out_shardings=where)
-        return quantise(place(weight, dtype, spread), quantization)
-    whole = jax.ShapeDtypeStruct(weight.shape, dtype)
-    shapes = jax.eval_shape(functools.partial(weight_only_quant.quantize, quantization=quantization), whole)
-    found = tuple(
-        jax.jit(functools.partial(jnp.zeros, each.shape, each.dtype), out_shardings=sharding)()
-        for each, sharding in zip(shapes, where, strict=True)
+        quantize = jax.jit(weight_only_quant.quantize, static_argnums=1, out_shardings=shardings)
+        return quantize(place(weight, dtype, spread), quantization)
+    abstract = jax.ShapeDtypeStruct(weight.shape, dtype)
+    shapes = jax.eval_shape(functools.partial(weight_only_quant.quantize, quantization=quantization), abstract)
+    quantized = tuple(
+        jax.jit(functools.partial(jnp.zeros, shape.shape, shape.dtype), out_shardings=sharding)()
+        for shape, sharding in zip(shapes, shardings, strict=True)
     )
-    write = jax.jit(_write, static_argnums=3, donate_argnums=0, out_shardings=where)
+    write = jax.jit(_write, static_argnums=3, donate_argnums=0, out_shardings=shardings)
     for first in range(0, layers, at_once):
         last = first + at_once
         part = weight.layers(first, last) if isinstance(weight, MappedArray) else weight[first:last]
-        found = write(found, place(part, dtype, spread), first, quantization)
-    return found
+        quantized = write(quantized, place(part, dtype, spread), first, quantization)
+    return quantized
 
 
 def _write(
-    found: tuple[jax.Array, ...], layers: jax.Array, first: jax.Array, quantization: Quantization
+    stack: tuple[jax.Array, ...], layers: jax.Array, first: jax.Array, quantization: Quantization
 ) -> tuple[jax.Array, ...]:
-    """Some layers of a stack in few bits, from `first` on."""
+    """A quantized stack with `layers`, quantized, written at index `first`."""
     update = jax.lax.dynamic_update_slice_in_dim
     return tuple(
-        update(*pair, first, 0) for pair in zip(found, weight_only_quant.quantize(layers, quantization), strict=True)
+        update(*pair, first, 0) for pair in zip(stack, weight_only_quant.quantize(layers, quantization), strict=True)
     )
 
 
 def _magnitude(kernel: str, frozen: Leaves, quantization: Quantization | None, sharding: NamedSharding) -> jax.Array:
-    """The norms of a frozen weight as it is on the devices, in few bits or not."""
+    """DoRA's magnitude: the norms of a frozen weight, quantized or not."""
     if kernel in frozen:
         return jax.jit(lora_math.magnitude, out_shardings=sharding)(frozen[kernel])
-    few = frozen[kernel + weight_only_quant.QVALUE], frozen[kernel + weight_only_quant.SCALE]
+    quantized = frozen[kernel + weight_only_quant.QVALUE], frozen[kernel + weight_only_quant.SCALE]
     assert quantization is not None
     norms = jax.jit(
         lambda q, s: lora_math.magnitude(weight_only_quant.dequantize(q, s, quantization)), out_shardings=sharding
     )
-    return norms(*few)
+    return norms(*quantized)
 
 
 class TeacherSource:
-    """Base weights with those of a teacher beside them.
+    """Base weights with those of a teacher.
 
     Args:
-        base: Where base weights come from.
-        teacher: Where the teacher's come from.
+        base: Source of base weights.
+        teacher: Source of the teacher's weights.
     """
 
     def __init__(self, base: Source, teacher: Source) -> None:
@@ -294,11 +327,11 @@ class TeacherSource:
 
 
 class ReferenceSource:
-    """Base weights with those of a reference that has its own.
+    """Base weights with those of a reference loaded from a checkpoint.
 
     Args:
-        base: Where base weights come from, and a teacher's.
-        reference: Where the reference's come from.
+        base: Source of base weights, and of a teacher's.
+        reference: Source of the reference's weights.
     """
 
     def __init__(self, base: Source, reference: Source) -> None:
@@ -310,58 +343,60 @@ class ReferenceSource:
 
 
 def init_reference(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
-    """The leaves of a reference that has weights of its own, born with their shardings."""
+    """The weights of a reference that is loaded from a checkpoint, created with their shardings."""
     spec = blueprint.experiment.reference
     assert isinstance(spec, Checkpoint)
-    own = source.reference if isinstance(source, ReferenceSource) else open_base(with_weights(blueprint, spec.weights))
-    placed = blueprint.reference.placed_in(blueprint.layout).shardings("reference", mesh)
-    return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.base.items()}
+    if isinstance(source, ReferenceSource):
+        weights = source.reference
+    else:
+        weights = open_base(with_weights(blueprint, spec.weights))
+    shardings = blueprint.reference.placed_in(blueprint.layout).shardings("reference", mesh)
+    return {path: place(weights.leaf(path), leaf.dtype, shardings[path]) for path, leaf in blueprint.base.items()}
 
 
 def with_weights(blueprint: Blueprint, weights: Weights) -> Blueprint:
-    """The same program with other first weights."""
+    """The same program with other initial weights."""
     experiment = blueprint.experiment
     changed = attrs.evolve(experiment, model=attrs.evolve(experiment.model, weights=weights))
     return attrs.evolve(blueprint, experiment=changed)
 
 
 def init_teacher(blueprint: Blueprint, source: Source, mesh: jax.sharding.Mesh) -> Leaves:
-    """The leaves of a teacher, born with their shardings."""
+    """The weights of a teacher, created with their shardings."""
     experiment = teacher_of(blueprint.experiment)
     assert experiment is not None
     assert blueprint.teacher is not None
-    own = (
-        source.teacher
-        if isinstance(source, TeacherSource)
-        else open_base(build_unplaced(experiment, blueprint.platform))
-    )
-    placed = blueprint.teacher_layout.shardings("teacher", mesh)
-    return {path: place(own.leaf(path), leaf.dtype, placed[path]) for path, leaf in blueprint.teacher.base.items()}
+    if isinstance(source, TeacherSource):
+        weights = source.teacher
+    else:
+        weights = open_base(build_unplaced(experiment, blueprint.platform))
+    shardings, leaves = blueprint.teacher_layout.shardings("teacher", mesh), blueprint.teacher.base
+    return {path: place(weights.leaf(path), leaf.dtype, shardings[path]) for path, leaf in leaves.items()}
 
 
 def place(
     weight: ArrayLike, dtype: DTypeLike, sharding: jax.sharding.Sharding, *, is_donated: bool = False
 ) -> jax.Array:
-    """One weight on its devices, each of which is given only its own part; always a buffer of its own.
+    """One weight on the devices, each of which gets its own shard alone; always a new buffer.
 
     Args:
-        weight: The values; `MappedArray` are read as devices ask for their parts.
+        weight: The values; a `MappedArray` is read shard by shard.
         dtype: Of the result.
-        sharding: Where it is to be.
-        is_donated: Whether a program will write over it. XLA on CPUs takes memory of the host as its own where it can,
-            but does not write over that: such an array would lie there twice.
+        sharding: Of the result.
+        is_donated: Whether a program will donate it. XLA on CPUs uses aligned host memory without a copy, but does not
+            write to it: a donated array would be in memory twice.
     """
     if isinstance(weight, jax.Array) and (sharding.is_fully_addressable or not weight.is_fully_addressable):
         return jax.jit(_copy, static_argnums=1, out_shardings=sharding)(weight, jnp.dtype(dtype))
     memory = unaligned if is_donated else aligned
-    parts: dict[str, np.ndarray] = {}  # those that several devices have are read once
+    parts: dict[str, np.ndarray] = {}  # shards that several devices have are read once
 
     def read(index: Any) -> np.ndarray:
         if isinstance(host, MappedArray):
             return host.read(index, dtype, memory)
         return copied(np.asarray(host[index]), dtype, memory)
 
-    def part(index: Any) -> np.ndarray:  # each of several processes gives its devices their parts
+    def part(index: Any) -> np.ndarray:
         if str(index) not in parts:
             parts[str(index)] = read(index)
         return parts[str(index)]
@@ -375,6 +410,6 @@ def _copy(weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jnp.copy(weight.astype(dtype))
 
 
-def order(leaves: Mapping[str, jax.Array], like: Mapping[str, object]) -> Leaves:
-    """`leaves` in the order of `like`, so that every state of a program flattens alike."""
+def sort_like(leaves: Mapping[str, jax.Array], like: Mapping[str, object]) -> Leaves:
+    """`leaves` in the order of `like`, so that all states of a program have the same tree structure."""
     return {path: leaves[path] for path in like}

@@ -81,7 +81,7 @@ def test_patterns_that_name_nothing_or_everything_or_have_no_effect(experiment: 
     assert "\n  frozen.1: 'mlp.upp' names no array; " in str(caught.value)
     with pytest.raises(PlanError) as caught:
         build_blueprint(experiment(frozen=("*",)))
-    assert str(caught.value).endswith("  frozen: names every array of the model, so there is nothing to train")
+    assert str(caught.value).endswith("  frozen: freezes every parameter; nothing is left to train")
     with pytest.raises(SpecError) as refused:
         experiment(frozen=("embed",), adapter=Adapter.LoRA(rank=2))
     assert "  frozen: has no effect: Adapter.LoRA leaves all of the model frozen" in str(refused.value)

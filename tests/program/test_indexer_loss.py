@@ -300,7 +300,7 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_
     assert problems(routed) == [f"model.router_aux_loss_coef: has no effect: {trains}; set 0"]
     with pytest.raises(SpecError, match=r"indexer_stage: expected .*'sparse'.*'dense_warmup'.*, got 'warmup'"):
         Model.DeepSeekV32("tiny", indexer_stage="warmup")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PlanError, match=r"frozen: names all indexers, which model.indexer_loss_coef is to train"):
+    with pytest.raises(PlanError, match=r"frozen: freezes all indexers, which model.indexer_loss_coef trains"):
         build_blueprint(experiment(model=sparse, objective=SFT, frozen=("indexer",)))
     directory = REFERENCE / "families" / "deepseek_v3"
     plain = Model.HF(str(directory), weights=Weights.HF(str(directory)), indexer_loss_coef=0.1)

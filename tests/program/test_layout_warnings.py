@@ -60,15 +60,15 @@ def test_large_models_are_not_spoken_of_either(said: Said) -> None:
 
 
 def test_copies_along_an_axis(said: Said) -> None:
-    mlp = "'layers' or 'mlp' or 'embed' could lie on fsdp"
+    mlp = "'layers' or 'mlp' or 'embed' could be sharded over fsdp"
     assert said(mesh=Mesh(fsdp=2, rules=(("embed", None),))) == [
         (
             "replicated",
             "mesh.fsdp",
-            "100% of the parameters' bytes are copied along fsdp=2; the largest: "
+            "100% of the parameters' bytes are replicated along fsdp=2; the largest: "
             f"layers.blocks.*.mlp.down.kernel ({mlp}), "
-            "layers.blocks.*.mlp.gate.kernel ('layers' or 'embed' or 'mlp' could lie on fsdp), "
-            "layers.blocks.*.mlp.up.kernel ('layers' or 'embed' or 'mlp' could lie on fsdp)",
+            "layers.blocks.*.mlp.gate.kernel ('layers' or 'embed' or 'mlp' could be sharded over fsdp), "
+            "layers.blocks.*.mlp.up.kernel ('layers' or 'embed' or 'mlp' could be sharded over fsdp)",
         )
     ]
     # Copies are what `data` is for.
@@ -78,8 +78,8 @@ def test_copies_along_an_axis(said: Said) -> None:
         (
             "replicated",
             "mesh.stage",
-            "4% of the parameters' bytes are copied along stage=3; the largest: "
-            "embed.embedding ('vocab' could lie on stage), norm.scale (no dimension divides by stage=3)",
+            "4% of the parameters' bytes are replicated along stage=3; the largest: "
+            "embed.embedding ('vocab' could be sharded over stage), norm.scale (no dimension divides by stage=3)",
         )
     ]
 
@@ -88,7 +88,7 @@ def test_axes_without_work(said: Said) -> None:
     rules = (("embed", "fsdp"), ("batch", "data"), ("head_batch", "data"))
     found = said(mesh=Mesh(expert=2, rules=rules))
     assert [(kind, path) for kind, path, _ in found] == [("replicated", "mesh.expert"), ("axis", "mesh.expert")]
-    assert found[1][2] == "nothing is split over expert=2: its devices do the same work"
+    assert found[1][2] == "nothing is sharded over expert=2: its devices do the same work"
     # Tokens over `context` are work, though rows must be filled up for it and no weight is cut.
     for length in (48, 47, 0):
         found = said(mesh=Mesh(context=2, rules=(("embed", "fsdp"),)), length=length)
@@ -108,7 +108,7 @@ def test_rules_without_effect(said: Said) -> None:
     )
     assert said(mesh=Mesh(data=2, fsdp=2, rules=rules)) == [
         ("rule", "mesh.rules.1", "('rank', 'fsdp') has no effect: no array of this experiment has an axis 'rank'"),
-        ("rule", "mesh.rules.3", "('mlp', 'tensor') has no effect: it stands there twice"),
+        ("rule", "mesh.rules.3", "('mlp', 'tensor') has no effect: duplicate rule"),
         ("rule", "mesh.rules.4", "('mlp', 'data') has no effect: ('mlp', 'tensor') was taken"),
         (
             "rule",
@@ -152,30 +152,42 @@ def test_rows_and_dimensions_that_do_not_divide(said: Said) -> None:
         (
             "indivisible",
             "mesh.indivisible",
-            "kept whole where rules do not divide: "
+            "not sharded where rules do not divide: "
             "embed.embedding (axis 1: 64 does not divide by fsdp=3), "
             "layers.blocks.*.attention.key.kernel (axis 1: 64 does not divide by fsdp=3), "
             "layers.blocks.*.attention.output.kernel (axis 2: 64 does not divide by fsdp=3) and 5 more",
         ),
     ]
-    assert found[0][2].startswith("100% of the parameters' bytes are copied along fsdp=3; the largest: ")
+    assert found[0][2].startswith("100% of the parameters' bytes are replicated along fsdp=3; the largest: ")
     assert found[0][2].count("(no dimension divides by fsdp=3)") == 3
 
     rules = (("batch", ("data", "fsdp")), ("batch", "data"))
     found = said(mesh=Mesh(data=2, fsdp=4, rules=rules, indivisible="replicate"))
     assert found == [
         ("rule", "mesh.rules.0", "('batch', ('data', 'fsdp')) has no effect: 4 does not divide by data=2 x fsdp=4"),
-        ("batch", "microbatch_size", "4 rows do not divide by data=2 x fsdp=4: they are split over data=2 alone"),
+        ("batch", "microbatch_size", "4 rows do not divide by data=2 x fsdp=4: they are sharded over data=2 alone"),
     ]
 
 
 def test_heads_that_are_cut(said: Said) -> None:
     assert said(mesh=Mesh(tensor=4)) == [
-        ("heads", "mesh.tensor", "2 kv_heads are cut over tensor=4 within a head, and gathered before they are used")
+        (
+            "heads",
+            "mesh.tensor",
+            "2 kv_heads do not divide over tensor=4: they are sharded within a head, and gathered for use",
+        )
     ]
     assert said(mesh=Mesh(tensor=8)) == [
-        ("heads", "mesh.tensor", "4 heads are cut over tensor=8 within a head, and gathered before they are used"),
-        ("heads", "mesh.tensor", "2 kv_heads are cut over tensor=8 within a head, and gathered before they are used"),
+        (
+            "heads",
+            "mesh.tensor",
+            "4 heads do not divide over tensor=8: they are sharded within a head, and gathered for use",
+        ),
+        (
+            "heads",
+            "mesh.tensor",
+            "2 kv_heads do not divide over tensor=8: they are sharded within a head, and gathered for use",
+        ),
     ]
     assert {kind for kind, _, _ in said(mesh=Mesh(tensor=4, rules=(("kv_heads", None),)))} == {"replicated"}
 
@@ -187,8 +199,8 @@ def test_stages_that_wait(said: Said) -> None:
             "stage",
             "mesh.stage",
             # (stages - 1) / (parts + stages - 1) of the time: Huang et al. 2019, arXiv:1811.06965.
-            "its stages wait 33% of the time: each has 4 rows at a time, which pass in 4 parts; "
-            "more rows at a time (microbatch_size) make it less",
+            "pipeline stages are idle 33% of the time: 4 rows pass in 4 micro-batches; "
+            "a larger microbatch_size makes it less",
         )
     ]
     assert [one for one in said(batch_size=128, **fields) if one[0] == "stage"] == []

@@ -77,12 +77,12 @@ def test_what_is_offloaded_counts_in_the_hosts_memory(experiment: Callable[..., 
 @pytest.mark.extended
 def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callable[..., Experiment]) -> None:
     lora = experiment(model=BROAD, batch_size=8, adapter=Adapter.LoRA(rank=4), mesh=Mesh(fsdp=2))
-    again = parts_of(lora, untraced)["frozen weights, again"]
+    again = parts_of(lora, untraced)["frozen weights, transposed"]
     frozen = build_blueprint(lora).layout.arrays["frozen"]
     assert again.bytes == sum(p.device_bytes for p in frozen.values() if p.path.startswith("layers."))
     for other in (Mesh(), Mesh(data=2), Mesh(tensor=2)):  # nothing is gathered
-        assert "frozen weights, again" not in parts_of(attrs.evolve(lora, mesh=other), untraced)
-    assert "frozen weights, again" not in parts_of(attrs.evolve(lora, memory=Memory(offload=("frozen",))))
+        assert "frozen weights, transposed" not in parts_of(attrs.evolve(lora, mesh=other), untraced)
+    assert "frozen weights, transposed" not in parts_of(attrs.evolve(lora, memory=Memory(offload=("frozen",))))
 
 
 @pytest.mark.default_variants(1)

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_told(experiment: Callable[..., Experiment]) -> Non
         objective(feature_weight=0.5)
     with pytest.raises(SpecError, match=r"top_k: expected a value > 0, got 0"):
         objective(top_k=0)
-    with pytest.raises(PlanError, match=r"objective.top_k: 49 words are more than the teacher's vocabulary of 48 has"):
+    with pytest.raises(PlanError, match=r"objective.top_k: top_k=49 exceeds the teacher's vocab_size 48"):
         build_blueprint(experiment(objective=objective(top_k=49), model=STUDENT))
 
 
@@ -96,7 +96,7 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     parts = {part.name: part for part in memory(build_blueprint(once), lengths(once.data))}
     assert "teacher" in {part.name for part in memory(build_blueprint(always), lengths(always.data))}
     assert "teacher" not in parts
-    assert parts["teacher's words"].bytes == 4 * 32 * 36
+    assert parts["teacher top-k"].bytes == 4 * 32 * 36
     batch = sequences(4)
     assert work(build_blueprint(once), batch).model_flops == work(build_blueprint(alone), batch).model_flops
     assert work(build_blueprint(once), batch).executed < work(build_blueprint(always), batch).executed

@@ -38,7 +38,7 @@ def test_the_cache_is_counted_where_it_is_the_most(mesh: Mesh, experiment: Calla
     assert rows * 64 * keys * 4 <= found.cache < 1.1 * rows * 64 * keys * 4
     parts = {part.name: part.bytes for part in memory(blueprint, longest)}
     step = sum(parts[name] for name in ("gradients", "activations", "workspace"))
-    assert parts["answers"] == found.cache - step
+    assert parts["generation"] == found.cache - step
     assert plan(asked)["tokens_at_most"] == 10 * 4096 * 64
 
 
@@ -46,4 +46,4 @@ def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Expe
     asked = experiment(
         objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4), data=PROMPTS, model=Small()
     )
-    assert "answers" not in {part.name for part in memory(build_blueprint(asked), lengths(PROMPTS))}
+    assert "generation" not in {part.name for part in memory(build_blueprint(asked), lengths(PROMPTS))}

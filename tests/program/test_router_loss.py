@@ -75,5 +75,5 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_
         Model.Mixtral("tiny", router_aux_loss_coef=-1.0)
     (tmp_path / "config.json").write_text(json.dumps(to_hf(LLAMA3["tiny"], "float32")))
     dense = experiment(model=Model.HF(str(tmp_path), weights=Weights.Random(), router_aux_loss_coef=0.01))
-    with pytest.raises(PlanError, match=r"model.router_aux_loss_coef: has no effect: this network has no experts"):
+    with pytest.raises(PlanError, match=r"model.router_aux_loss_coef: has no effect: the model has no experts"):
         build_blueprint(dense)

@@ -145,8 +145,8 @@ def test_dimensions_that_do_not_divide(experiment: Callable[..., Experiment]) ->
         "  tail.blocks.*.mlp.down.kernel: axis 0 has 30 rows, not divisible by tensor=4\n"
         "  tail.blocks.*.mlp.gate.kernel: axis 1 has 30 rows, not divisible by tensor=4\n"
         "  tail.blocks.*.mlp.up.kernel: axis 1 has 30 rows, not divisible by tensor=4\n"
-        "  mesh: of 8 devices, these would do: fsdp=4 x tensor=2; data=2 x fsdp=2 x tensor=2; "
-        "data=4 x tensor=2; or indivisible='replicate', which keeps whole copies of what does not divide"
+        "  mesh: meshes of 8 devices that divide everything: fsdp=4 x tensor=2; data=2 x fsdp=2 x tensor=2; "
+        "data=4 x tensor=2; or indivisible='replicate', which replicates what does not divide"
     )
     for mesh in (Mesh(fsdp=4, tensor=2), Mesh(data=2, fsdp=2, tensor=2), Mesh(data=4, tensor=2)):
         assert build_blueprint(experiment(model=asked.model, mesh=mesh, batch_size=4)).layout.problems() == []
@@ -166,7 +166,7 @@ def test_no_mesh_of_so_many_devices_divides(experiment: Callable[..., Experiment
         "  layers.blocks.*.mlp.gate.kernel: axis 1 has 15 rows, not divisible by fsdp=2\n"
         "  layers.blocks.*.mlp.up.kernel: axis 1 has 15 rows, not divisible by fsdp=2\n"
         "  mesh: no mesh of 4 devices divides everything; use fewer, or indivisible='replicate', "
-        "which keeps whole copies of what does not divide"
+        "which replicates what does not divide"
     )
 
 
@@ -178,8 +178,8 @@ def test_rules_and_batches_that_cannot_be(experiment: Callable[..., Experiment])
         "  mesh.rules.0: no array has an axis 'embd'; did you mean 'embed'?\n"
         "  mesh.rules.1: no array has an axis 'own'\n"
         "  microbatch_size: 6 rows at a time cannot be split over fsdp=2 x tensor=2\n"
-        "  mesh: of 4 devices, these would do: data=2 x tensor=2; data=2 x fsdp=2; data=4; "
-        "or indivisible='replicate', which keeps whole copies of what does not divide"
+        "  mesh: meshes of 4 devices that divide everything: data=2 x tensor=2; data=2 x fsdp=2; data=4; "
+        "or indivisible='replicate', which replicates what does not divide"
     )
     asked = experiment(
         mesh=Mesh(fsdp=2, tensor=2, rules=(("rank", "tensor"),)), adapter=Adapter.LoRA(rank=3, targets=("query",))
@@ -187,8 +187,8 @@ def test_rules_and_batches_that_cannot_be(experiment: Callable[..., Experiment])
     assert refusal(lambda: build_blueprint(asked)) == (
         "2 problems in Experiment 'small'\n"
         "  layers.blocks.*.attention.query.kernel_lora_a: axis 2 has 3 rows, not divisible by tensor=2\n"
-        "  mesh: of 4 devices, these would do: fsdp=4; data=2 x fsdp=2; data=4; "
-        "or indivisible='replicate', which keeps whole copies of what does not divide"
+        "  mesh: meshes of 4 devices that divide everything: fsdp=4; data=2 x fsdp=2; data=4; "
+        "or indivisible='replicate', which replicates what does not divide"
     )
 
 

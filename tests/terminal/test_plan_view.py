@@ -141,7 +141,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "device": {"name": "h200", "description": "NVIDIA H200", "memory": 128 * GIB, "usable": 124 * GIB},
         "verdict": {"fits": True, "share": 0.5, "message": "fits: 62.0 of 124.0 GiB, 62.0 GiB free"},
         "warnings": [
-            {"kind": "replicated", "path": "mesh.tensor", "message": "12% of the bytes are copied along tensor=2"},
+            {"kind": "replicated", "path": "mesh.tensor", "message": "12% of the bytes are replicated along tensor=2"},
             {"kind": "rule", "path": "mesh.rules.0", "message": "('mlp', 'tensor') has no effect: [bold]why[/bold]"},
         ],
         "compiled": {
@@ -322,7 +322,7 @@ def test_a_plan_is_one_screen() -> None:
         "reference   the frozen base with the adapter off: no copy\n"
         "mesh        data=2 x fsdp=4 x tensor=2 (16 devices), slices 2, slow links betwe…\n"
         "remat       none (set by memory.remat); activations: none 32 GiB, full 5 GiB\n"
-        "! mesh.tensor: 12% of the bytes are copied along tensor=2 [replicated]\n"
+        "! mesh.tensor: 12% of the bytes are replicated along tensor=2 [replicated]\n"
         "! mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]\n"
         "→ 2 warnings: --warnings; 23 arrays: --arrays; one of them: --why PATH\n"
     )
@@ -423,7 +423,7 @@ def test_letters_are_all_different() -> None:
 def test_warnings_in_full_have_their_paths_and_no_markup() -> None:
     text = written(lambda console: show_warnings(plan(), console), 60)
     assert text.startswith(
-        "! warning  mesh.tensor: 12% of the bytes are copied along\n           tensor=2 [replicated]\n"
+        "! warning  mesh.tensor: 12% of the bytes are replicated along\n           tensor=2 [replicated]\n"
     )
     assert "mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]" in " ".join(text.split())
     assert written(lambda console: show_warnings(plan(warnings=[]), console), 60) == "no warnings\n"

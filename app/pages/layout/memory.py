@@ -19,7 +19,7 @@ COLOURS = {
     "frozen weights": "#2f6fed",
     "trainable weights": "#d9480f",
     "optimizer": "#2b8a3e",
-    "frozen weights, again": "#91a7ff",
+    "frozen weights, transposed": "#91a7ff",
     "gradients": "#ffa94d",
     "activations": "#9c36b5",
     "workspace": "#868e96",

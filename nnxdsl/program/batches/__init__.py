@@ -1,4 +1,4 @@
-"""The kinds of batch, one a file: how each goes through a model, what the loss reads of it, and what it costs.
+"""The kinds of batch, one a file: rows for the model, loss inputs, and lengths.
 
 Importing the package registers the built-in kinds; `register` adds others.
 """

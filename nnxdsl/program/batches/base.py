@@ -1,4 +1,4 @@
-"""The interface of a kind of batch: how it goes through a model, what the loss reads, and what it costs.
+"""The interface of a kind of batch: its rows for the model, its loss inputs, and its lengths.
 
 A kind is a numpy class of batch (`data/batch.py`) and a `BatchKind` in a file of this package, registered for it.
 `program/forward.py` and `planning/flops.py` name no kind.
@@ -21,7 +21,7 @@ from nnxdsl.config.data import Data
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.packing import Size
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.base import PairLogps, WeightedMean
 from nnxdsl.losses.distillation import DistillationInputs
 from nnxdsl.losses.grpo import RolloutOutputs
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
@@ -32,12 +32,12 @@ from nnxdsl.models.attention.row_layout import RowLayout
 BatchT = TypeVar("BatchT", bound=Any)
 
 LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
-"""What a loss reads of one model: of pairs, of the tokens of sequences, of a policy's completions, or of a student."""
+"""Inputs of losses from one model: of pairs, sequences, rollouts, and distillation."""
 
 
 @attrs.frozen
 class Lengths:
-    """Tokens of a row of a batch; zero where nothing is known of a third party's data.
+    """Tokens of a row of a batch; zero for a third party's data of unknown lengths.
 
     Attributes:
         trunk: Tokens of one row that go through the layers.
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
     Attributes:
         tokens: `[B, T]` int32.
         positions: Positions and segments of the tokens.
-        layout: What is the same in every row.
+        layout: The layout that all rows have in common.
     """
 
     tokens: jax.Array
@@ -78,20 +78,20 @@ class Targets(NamedTuple):
 
 @attrs.frozen
 class PairOptions:
-    """How log-probabilities of tokens become those of completions.
+    """Options of the log-probabilities of completions.
 
     Attributes:
-        ld_alpha: Weight of a token of a pair beyond the length of the shorter completion.
-        aligned: The WPO log-weight of each target `[B, N]`; None where no loss reads it.
+        ld_alpha: LD-DPO's weight of tokens beyond the length of the shorter completion.
+        wpo_logps: Computes WPO's log-weight of each target `[B, N]`; None where no loss reads it.
     """
 
     ld_alpha: float = 1.0
-    aligned: Callable[[], jax.Array] | None = None
+    wpo_logps: Callable[[], jax.Array] | None = None
 
 
 @attrs.frozen
 class BatchLengths:
-    """Lengths of what a batch holds, rows of weight 0 left out.
+    """Numbers of tokens of a batch, without rows of weight 0.
 
     Attributes:
         shared: [B] tokens of a row that all its branches see: the prompt of a pair.
@@ -112,19 +112,19 @@ class BatchLengths:
 
     @property
     def mtp_targets(self) -> int:
-        """About how many of them multi-token prediction has: of pairs, those of the first branch."""
+        """About the number of targets of multi-token prediction: for pairs, those of the first branch."""
         return self.targets if len(self.branches) == 1 else int(np.sum(self.branches[0]))
 
     def attended_pairs(self, window: int | None, *, is_chunked: bool = False) -> int:
         """Pairs (token, token that it attends to) of all rows, in a layer with this window, or these chunks."""
         count = functools.partial(attended_pairs, window=window, is_chunked=is_chunked)
-        whole = sum(np.sum(count(self.shared + branch)) for branch in self.branches)
-        return int(whole - (len(self.branches) - 1) * np.sum(count(self.shared)))
+        total = sum(np.sum(count(self.shared + branch)) for branch in self.branches)
+        return int(total - (len(self.branches) - 1) * np.sum(count(self.shared)))
 
 
 @attrs.frozen
 class AbstractArrays:
-    """What an abstract batch is made of: shapes and dtypes without values, for plans and ahead-of-time compilation.
+    """Arrays of an abstract batch: shapes and dtypes without values, for plans and ahead-of-time compilation.
 
     Attributes:
         count: Rows of a batch, or blocks of a packed one: the first dimension of all its arrays.
@@ -144,7 +144,7 @@ class AbstractArrays:
         return jax.ShapeDtypeStruct((self.count, *shape), dtype, sharding=self.sharding)
 
     def top_k(self, targets: int) -> tuple[Any, ...]:
-        """A teacher's top-k of so many targets a row: token ids and log-probabilities; () where there is none."""
+        """A teacher's top-k token ids and log-probabilities of so many targets a row; () without a teacher."""
         if self.teacher_top_k is None:
             return ()
         k = self.teacher_top_k
@@ -152,7 +152,7 @@ class AbstractArrays:
 
 
 class BatchKind(Generic[BatchT]):
-    """How one class of batch is trained on; what a kind does not have keeps the default."""
+    """One kind of batch; methods for what a kind does not have keep the default."""
 
     def rows(self, batch: BatchT) -> Rows:
         """The tokens as rows for the model."""
@@ -163,59 +163,63 @@ class BatchKind(Generic[BatchT]):
         raise NotImplementedError
 
     def mtp_positions(self, positions: TokenPositions) -> TokenPositions:
-        """The positions of the rows for the layer of multi-token prediction, whose state depends on the next token."""
+        """The positions of the rows for the MTP layer, whose state depends on the next token."""
         return positions
 
     def mtp_targets(self, hidden: jax.Array, batch: BatchT) -> Targets | None:
-        """As `targets`, of the states of multi-token prediction; None where the kind has none."""
+        """The targets of multi-token prediction (MTP) and the states that predict them; None where there are none."""
         return None
 
     def loss_inputs(self, stats: TokenStats, batch: BatchT, options: PairOptions) -> tuple[LossInputs, TokenStats]:
-        """What the loss reads, and the statistics that metrics of tokens are means of."""
+        """The inputs of the loss, and the statistics of which token metrics are means."""
         raise NotImplementedError
+
+    def logp_metrics(self, inputs: LossInputs, weight: jax.Array) -> dict[str, WeightedMean]:
+        """Metrics of log-probabilities, from the policy's loss inputs and the weight of each row."""
+        return {}
 
     def target_mask(self, batch: BatchT) -> jax.Array:
         """Which targets count, `[B, N]`."""
         raise NotImplementedError
 
     def mtp_mask(self, batch: BatchT) -> jax.Array:
-        """Which targets of `mtp_targets` count: those with two tokens before them, in rows whose weight is not 0."""
+        """Which targets of `mtp_targets` count: those with two tokens before them, in rows of nonzero weight."""
         raise NotImplementedError
 
     def reference_logps(self, batch: BatchT) -> PairLogps | None:
-        """The reference's log-probabilities that the batch carries; None if it carries none."""
+        """The reference's log-probabilities in the batch; None without."""
         return None
 
     def with_reference_logps(self, batch: BatchT, reference: LossInputs) -> BatchT:
         """The batch with the reference's log-probabilities.
 
         Raises:
-            ValueError: the kind has no room for them.
+            ValueError: this kind of batch cannot hold them.
         """
         raise ValueError("reference log-probs can only be cached for preference pairs")
 
     def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
-        """The teacher's top-k of each target that the batch carries; None if it carries none."""
+        """The teacher's top-k of each target in the batch; None without."""
         return None
 
     def with_teacher_top_k(self, batch: BatchT, top_k: TeacherTopK) -> BatchT:
         """The batch with the teacher's top-k.
 
         Raises:
-            ValueError: the kind has no room for it.
+            ValueError: this kind of batch cannot hold it.
         """
         raise ValueError("a teacher's top-k can only be cached for sequences")
 
     def without_cached(self, batch: BatchT) -> BatchT:
-        """The batch without what it carries of a reference or a teacher, so that one compiled program serves both."""
+        """The batch without reference log-probabilities and teacher's top-k, so that one program serves both."""
         return batch
 
     def lengths(self, batch: BatchT) -> BatchLengths:
-        """What a batch in numpy holds."""
+        """Numbers of tokens of a batch in numpy."""
         raise NotImplementedError
 
     def padded(self, batch: BatchT) -> tuple[int, Lengths]:
-        """Rows of a batch and the tokens of each, padding among them."""
+        """Rows of a batch and the tokens of each, padding included."""
         raise NotImplementedError
 
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> BatchT:
@@ -234,11 +238,11 @@ _KINDS_OF_DATA: dict[tuple[str, bool], BatchKind[Any]] = {}
 
 
 def register(batch: type[BatchT], kind: BatchKind[BatchT], *batch_kinds: str, is_packed: bool = False) -> None:
-    """Registers a class of batch for training steps and plans.
+    """Register a class of batch for training steps and plans.
 
     Args:
         batch: The class.
-        kind: How it is trained on.
+        kind: Its kind.
         batch_kinds: The `Data.batch_kind` of data whose batches are of this class.
         is_packed: Whether these are its packed batches, or those with a row of the data in each row.
     """
@@ -289,7 +293,7 @@ def attended_pairs(
 ) -> npt.NDArray[np.int64]:
     """Pairs (token, token that it attends to) of causal sequences of so many tokens, in the window or in its chunks."""
     if is_chunked and window is not None:
-        whole, rest = tokens // window, tokens % window
-        return whole * (window * (window + 1) // 2) + rest * (rest + 1) // 2
+        chunks, rest = tokens // window, tokens % window
+        return chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     inside = tokens if window is None else np.minimum(tokens, window)
     return inside * (inside + 1) // 2 + (tokens - inside) * inside

@@ -46,7 +46,7 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         return chosen.astype(jnp.float32), rejected.astype(jnp.float32)
 
     def mtp_targets(self, hidden: jax.Array, batch: PackedPairs) -> Targets:
-        """As `targets`, from the states one slot before."""
+        """The targets, and the states one slot earlier."""
         return Targets(gather_earlier(hidden, batch), batch.target, self.mtp_mask(batch))
 
     def mtp_mask(self, batch: PackedPairs) -> jax.Array:
@@ -59,17 +59,17 @@ class PackedPairKind(AnyPairs[PackedPairs]):
     def loss_inputs(self, stats: TokenStats, batch: PackedPairs, options: PairOptions) -> tuple[LossInputs, TokenStats]:
         """Summed log-probabilities of all pairs `[G * K]`, and the statistics of each target `[G, C]`."""
         pairs = batch.weight.shape[1]
-        # A sum over all targets for each completion, and no scatter: float32 on every platform, always in one order.
+        # A masked sum for each completion rather than a scatter: deterministic float32 on every platform.
         counts = self.target_counts(batch)
-        own = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
-        logp = jnp.where(own, stats.logp[:, None, :], 0.0)
+        is_owned = batch.owner[:, None, :] == jnp.arange(2 * pairs)[:, None]  # [G, 2K, C]
+        logp = jnp.where(is_owned, stats.logp[:, None, :], 0.0)
         if options.ld_alpha != 1:
             shared = jnp.tile(jnp.minimum(*counts), (1, 2))[:, :, None]  # [G, 2K, 1]
-            logp = logp * jnp.where(jnp.cumsum(own, axis=-1) <= shared, 1.0, options.ld_alpha)
+            logp = logp * jnp.where(jnp.cumsum(is_owned, axis=-1) <= shared, 1.0, options.ld_alpha)
         sums = jnp.sum(logp, axis=-1)
         logps = PairLogps(*(part.reshape(-1) for part in (sums[:, :pairs], sums[:, pairs:], *counts)))
-        if options.aligned is not None:
-            sums = jnp.sum(jnp.where(own, options.aligned()[:, None, :], 0.0), axis=-1)
+        if options.wpo_logps is not None:
+            sums = jnp.sum(jnp.where(is_owned, options.wpo_logps()[:, None, :], 0.0), axis=-1)
             means = sums[:, :pairs] / counts[0] + sums[:, pairs:] / counts[1]
             logps = logps._replace(likelihood=jnp.exp(means).reshape(-1))
         if batch.desirable is None:
@@ -78,7 +78,7 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         return logps._replace(desirable=batch.desirable.reshape(-1)), stats
 
     def padded(self, batch: PackedPairs) -> tuple[int, Lengths]:
-        """Rows of a batch and the tokens of each, padding among them."""
+        """Rows of a batch and the tokens of each, padding included."""
         return packed_lengths(batch)
 
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> PackedPairs:

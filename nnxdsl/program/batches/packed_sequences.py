@@ -29,7 +29,7 @@ class PackedSequenceKind(AnySequences[PackedSequences]):
         return Targets(gather_sources(hidden, batch.tokens, batch.source), batch.target, batch.loss_mask)
 
     def mtp_targets(self, hidden: jax.Array, batch: PackedSequences) -> Targets:
-        """As `targets`, from the states one slot before; the first target's of a row may be any."""
+        """The targets, and the states one slot earlier; the first target's of a row may be any."""
         return Targets(gather_earlier(hidden, batch), batch.target, self.mtp_mask(batch))
 
     def target_mask(self, batch: PackedSequences) -> jax.Array:
@@ -41,13 +41,13 @@ class PackedSequenceKind(AnySequences[PackedSequences]):
         return batch.loss_mask & has_earlier(batch) & (batch.weight[:, None] > 0)
 
     def lengths(self, batch: PackedSequences) -> BatchLengths:
-        """What a batch in numpy holds."""
+        """Numbers of tokens of a batch in numpy."""
         segments = batch.segment.reshape(-1, batch.segment.shape[-1])
         counts = np.concatenate([np.bincount(segment)[1:] for segment in segments]).astype(np.int64)
         return single_branch(counts, batch.loss_mask)
 
     def padded(self, batch: PackedSequences) -> tuple[int, Lengths]:
-        """Rows of a batch and the tokens of each, padding among them."""
+        """Rows of a batch and the tokens of each, padding included."""
         return packed_lengths(batch)
 
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> PackedSequences:
@@ -74,13 +74,13 @@ def gather_earlier(hidden: jax.Array, batch: PackedSequences | PackedPairs) -> j
 def has_earlier(batch: PackedSequences | PackedPairs) -> jax.Array:
     """Whether the slot before the one that predicts a target is of the same sequence, `[G, C]`."""
     length, slots = batch.tokens.shape[-1], batch.segment.reshape(len(batch.tokens), -1)  # [G, r * T]
-    before = jnp.maximum(batch.source - 1, 0)
-    same = jnp.take_along_axis(slots, before, axis=1) == jnp.take_along_axis(slots, batch.source, axis=1)
+    earlier = jnp.maximum(batch.source - 1, 0)
+    same = jnp.take_along_axis(slots, earlier, axis=1) == jnp.take_along_axis(slots, batch.source, axis=1)
     return same & (batch.source % length > 0)
 
 
 def packed_lengths(batch: PackedSequences | PackedPairs) -> tuple[int, Lengths]:
-    """Rows of all blocks and the tokens of each, padding among them."""
+    """Rows of all blocks and the tokens of each, padding included."""
     rows, per_block = math.prod(batch.tokens.shape[:2]), batch.tokens.shape[1]
     return rows, Lengths(batch.tokens.shape[2], batch.target.shape[1] // per_block)
 

@@ -1,8 +1,7 @@
 """Preference pairs and feedback, a pair a row: `[prompt | chosen | rejected]`.
 
-Everything position-wise runs on that row; in attention both completions see the prompt and themselves, and not each
-other. Both start at the position after the prompt's end. Feedback has a mismatched completion as `rejected`, of which
-no metric of tokens is a mean.
+In attention both completions see the prompt and themselves, and not each other. Both start at the position after the
+prompt's end. KTO's feedback has a mismatched completion as `rejected`, which token metrics leave out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from nnxdsl.config.data import Data
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.data.packing import Size
-from nnxdsl.losses.base import PairLogps
+from nnxdsl.losses.base import PairLogps, WeightedMean, row_mean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import TokenPositions
@@ -37,25 +36,31 @@ from nnxdsl.program.batches.base import (
 
 
 class AnyPairs(BatchKind[BatchT]):
-    """What padded and packed pairs have in common.
+    """Padded and packed pairs.
 
-    Targets of multi-token prediction (MTP) are chosen completions, and of feedback desirable ones: it is a likelihood,
-    which rejected completions are not to gain, as in the SFT terms of RPO, ORPO and CPO. The state of the prompt's last
-    token depends on the completion's first one, and so would differ between the branches of a pair.
+    Targets of multi-token prediction (MTP) are chosen or desirable completions: the MTP loss raises likelihoods, as
+    the SFT terms of RPO, ORPO and CPO do. Besides, the MTP state of the prompt's last token depends on the completion's
+    first token, and would differ between the branches of a pair.
     """
 
     def mtp_positions(self, positions: TokenPositions) -> TokenPositions:
-        """Those of `[prompt | chosen]` as one sequence; rejected completions are padding."""
+        """The positions of `[prompt | chosen]` as one sequence; rejected completions are padding."""
         is_read = positions.branch_ids < 2
         position, segment = (jnp.where(is_read, part, 0) for part in (positions.positions, positions.segment_ids))
         return TokenPositions(position, segment, jnp.zeros_like(segment))
 
     def reference_logps(self, batch: BatchT) -> PairLogps | None:
-        """The reference's log-probabilities that the batch carries; None if it carries none."""
+        """The reference's log-probabilities in the batch; None without."""
         if batch.reference_chosen is None:
             return None
         counts = self.target_counts(batch)
         return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *counts)))
+
+    def logp_metrics(self, inputs: LossInputs, weight: jax.Array) -> dict[str, WeightedMean]:
+        """Mean summed log-probabilities of chosen and rejected completions, under TRL's names."""
+        assert isinstance(inputs, PairLogps)
+        logps = {"logps/chosen": inputs.chosen_logps, "logps/rejected": inputs.rejected_logps}
+        return {name: row_mean(value, weight) for name, value in logps.items()}
 
     def target_counts(self, batch: BatchT) -> tuple[jax.Array, jax.Array]:
         """Targets of chosen and of rejected completions, float32 of the shape of `batch.weight`."""
@@ -75,7 +80,7 @@ class AnyPairs(BatchKind[BatchT]):
         return batch._replace(reference_chosen=None, reference_rejected=None)
 
     def lengths(self, batch: BatchT) -> BatchLengths:
-        """What a batch in numpy holds."""
+        """Numbers of tokens of a batch in numpy."""
         fields = batch.prompt_length, batch.chosen_length, batch.rejected_length
         prompt, *branches = (real_lengths(field, batch.weight) for field in fields)
         is_real = np.asarray(batch.weight) > 0
@@ -152,14 +157,14 @@ class PairKind(AnyPairs[PairBatch]):
         if batch.desirable is not None:  # a mismatched completion is left out of the metrics
             token_stats = stats._replace(mask=stats.mask.at[:, response:].set(0.0))
         logps = PairLogps(chosen, rejected, *counts, batch.desirable)
-        if options.aligned is not None:
-            own = options.aligned()
-            means = jnp.sum(own[:, :response], axis=1) / counts[0] + jnp.sum(own[:, response:], axis=1) / counts[1]
+        if options.wpo_logps is not None:
+            wpo = options.wpo_logps()
+            means = jnp.sum(wpo[:, :response], axis=1) / counts[0] + jnp.sum(wpo[:, response:], axis=1) / counts[1]
             logps = logps._replace(likelihood=jnp.exp(means))
         return logps, weighted_stats(token_stats, batch.weight)
 
     def padded(self, batch: PairBatch) -> tuple[int, Lengths]:
-        """Rows of a batch and the tokens of each, padding among them."""
+        """Rows of a batch and the tokens of each, padding included."""
         response = batch.chosen.shape[1]
         return len(batch.weight), Lengths(batch.prompt.shape[1] + 2 * response, 2 * response)
 

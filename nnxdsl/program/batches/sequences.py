@@ -30,14 +30,14 @@ from nnxdsl.program.batches.base import (
 
 
 class AnySequences(BatchKind[BatchT]):
-    """What padded and packed sequences have in common."""
+    """Padded and packed sequences."""
 
     def loss_inputs(self, stats: TokenStats, batch: BatchT, options: PairOptions) -> tuple[LossInputs, TokenStats]:
         """The statistics of each target."""
         return stats, weighted_stats(stats, batch.weight)
 
     def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
-        """The teacher's top-k of each target that the batch carries; None if it carries none."""
+        """The teacher's top-k of each target in the batch; None without."""
         return None if batch.teacher_top_ids is None else TeacherTopK(batch.teacher_top_ids, batch.teacher_top_logps)
 
     def with_teacher_top_k(self, batch: BatchT, top_k: TeacherTopK) -> BatchT:
@@ -64,7 +64,7 @@ class SequenceKind(AnySequences[SequenceBatch]):
         return Targets(hidden[:, :-1], batch.tokens[:, 1:], batch.loss_mask[:, 1:])
 
     def mtp_targets(self, hidden: jax.Array, batch: SequenceBatch) -> Targets:
-        """As `targets`, from the states one slot before; the first target's may be any."""
+        """The targets, and the states one slot earlier; the first target's may be any."""
         earlier = jnp.concatenate([hidden[:, :1], hidden[:, :-2]], axis=1)
         return Targets(earlier, batch.tokens[:, 1:], self.mtp_mask(batch))
 
@@ -87,11 +87,11 @@ class SequenceKind(AnySequences[SequenceBatch]):
         return super().with_teacher_top_k(batch, by_token)
 
     def lengths(self, batch: SequenceBatch) -> BatchLengths:
-        """What a batch in numpy holds."""
+        """Numbers of tokens of a batch in numpy."""
         return single_branch(real_lengths(batch.length, batch.weight), batch.loss_mask[batch.weight > 0])
 
     def padded(self, batch: SequenceBatch) -> tuple[int, Lengths]:
-        """Rows of a batch and the tokens of each, padding among them."""
+        """Rows of a batch and the tokens of each, padding included."""
         return len(batch.weight), Lengths(batch.tokens.shape[1], batch.tokens.shape[1] - 1)
 
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> SequenceBatch:
