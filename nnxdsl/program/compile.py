@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxdsl import losses
 from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
@@ -31,7 +30,7 @@ from nnxdsl.program.batches import kind_of
 from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.forward import Forward, ForwardOutput, ForwardSharding, Leaves, forward_options
-from nnxdsl.program.loss_fn import LossFn
+from nnxdsl.program.loss_fn import build_loss
 from nnxdsl.program.policy_loss import PolicyLoss
 from nnxdsl.program.reference import OwnWeights
 from nnxdsl.program.step import Batch, DonatedState, Step, TrainStep, guarded, offloaded
@@ -401,14 +400,7 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
         kernels = blueprint.teacher_kernels.on(own_device(mesh, _title(blueprint)), experiment.name)
         own = attrs.evolve(other(blueprint.teacher_layout, "teacher"), kernels=kernels)
         teacher = attrs.evolve(teacher, forward=own)
-    loss = LossFn(
-        losses.build(experiment.objective),
-        experiment.router_aux_loss_coef,
-        experiment.mtp_loss_weight,
-        experiment.indexer_loss_coef,
-        experiment.objective.is_token_sum,
-    )
-    return PolicyLoss(blueprint.policy, forward, loss, reference, teacher)
+    return PolicyLoss(blueprint.policy, forward, build_loss(experiment), reference, teacher)
 
 
 def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:

@@ -1,116 +1,209 @@
-"""What is minimised: the losses of the objective, multi-token prediction, routers and indexers, as sums and counts."""
+"""The loss that training minimizes: the objective's, and auxiliary losses of MTP, routers and indexers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import jax
 import jax.numpy as jnp
 
+from nnxdsl import losses
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.batch import Batch
-from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, row_mean
+from nnxdsl.losses.base import Loss, LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.moe.router import load_balance
 from nnxdsl.models.params import is_indexer_param
 from nnxdsl.program.batches import LossInputs, kind_of
 from nnxdsl.program.forward import ForwardOutput
 
-INDEXER_LOSS = "indexer_loss"
-"""The metric of the loss of indexers, a mean over the tokens of all layers, in nats."""
+
+@attrs.frozen
+class AuxLoss:
+    """An auxiliary loss, a mean that is added to the objective's loss; its metric is not multiplied by `coef`.
+
+    Attributes:
+        coef: Its weight.
+    """
+
+    coef: float
+
+    name: ClassVar[str]
+    """Its metric."""
+    is_evaluated: ClassVar[bool] = True
+    """Whether evaluation reports its metric."""
+    is_separate: ClassVar[bool] = False
+    """Whether it trains arrays that no other loss trains, so that its own count is the divisor of their gradients."""
+
+    def mean(self, out: ForwardOutput) -> WeightedMean | None:
+        """Sum and count of a micro-batch; None where the forward pass did not compute its statistics."""
+        raise NotImplementedError
+
+    def for_batch(self, batch: Batch) -> AuxLoss:
+        """The loss of micro-batches of `batch`."""
+        return self
+
+    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
+        """The sum that is added to the objective's, of which `count` is the divisor."""
+        raise NotImplementedError
+
+    def trains(self, path: str) -> bool:
+        """Whether this loss alone trains an array; asked where `is_separate`."""
+        return False
+
+
+@attrs.frozen
+class MTPLoss(AuxLoss):
+    """The cross-entropy of multi-token prediction, a mean over its own targets.
+
+    Attributes:
+        is_token_sum: Whether the objective's loss is a mean over target tokens, or else over rows.
+        scale: The count of the objective's loss over that of this one, of the whole batch; None: of the micro-batch.
+    """
+
+    is_token_sum: bool = False
+    scale: jax.Array | None = None
+
+    name: ClassVar[str] = "mtp_loss"
+
+    def mean(self, out: ForwardOutput) -> WeightedMean | None:
+        """Negative log-probabilities of the targets two tokens ahead."""
+        if out.mtp_stats is None:
+            return None
+        counted = out.mtp_stats.mask
+        return WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))
+
+    def for_batch(self, batch: Batch) -> MTPLoss:
+        """The loss of micro-batches of `batch`, scaled by the counts of the whole batch."""
+        return attrs.evolve(self, scale=self._scale(batch))
+
+    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
+        """The sum in units of the objective's count: linear, so that micro-batches add up to the batch."""
+        return self.coef * (self._scale(batch) if self.scale is None else self.scale) * mean.total
+
+    def _scale(self, batch: Batch) -> jax.Array:
+        kind, weight = kind_of(batch), jnp.asarray(batch.weight)
+        count = jnp.sum(kind.target_mask(batch) * weight[:, None]) if self.is_token_sum else jnp.sum(weight)
+        return divide(count, jnp.sum(kind.mtp_mask(batch)))
+
+
+@attrs.frozen
+class RouterLoss(AuxLoss):
+    """The load-balancing loss of routers; `aux_loss` is TRL's name of its metric."""
+
+    name: ClassVar[str] = "aux_loss"
+    is_evaluated: ClassVar[bool] = False
+
+    def mean(self, out: ForwardOutput) -> WeightedMean | None:
+        """The load-balancing loss over all layers."""
+        return None if out.router_stats is None else WeightedMean(*load_balance(out.router_stats))
+
+    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
+        """The mean of the micro-batch times the objective's count."""
+        return self.coef * count * divide(*mean)
+
+
+@attrs.frozen
+class IndexerLoss(AuxLoss):
+    """The KL divergence of indexers from attention, in nats: it alone trains indexers, and nothing else."""
+
+    name: ClassVar[str] = "indexer_loss"
+    is_separate: ClassVar[bool] = True
+
+    def mean(self, out: ForwardOutput) -> WeightedMean | None:
+        """Divergences summed over the tokens of all layers with an indexer."""
+        return None if out.indexer_stats is None else WeightedMean(*out.indexer_stats)
+
+    def trains(self, path: str) -> bool:
+        """Whether an array is an indexer's."""
+        return is_indexer_param(path)
+
+
+def aux_losses(experiment: Experiment) -> tuple[AuxLoss, ...]:
+    """The auxiliary losses of an experiment: those with a coefficient above zero."""
+    every = (
+        MTPLoss(experiment.mtp_loss_weight, experiment.objective.is_token_sum),
+        RouterLoss(experiment.router_aux_loss_coef),
+        IndexerLoss(experiment.indexer_loss_coef),
+    )
+    return tuple(aux for aux in every if aux.coef)
 
 
 @attrs.frozen
 class LossFn:
     """The loss of a micro-batch from forward outputs; knows no model.
 
-    The losses of multi-token prediction and of routers belong to the batch as a whole. They are added with the count of
-    the objective's own loss, so that dividing by that count, once, leaves them as they are. The loss of indexers trains
-    no array that the others train, so it has its own count.
-
     Attributes:
         objective: The loss of the objective.
-        router_aux_loss_coef: Weight of the routers' load-balancing loss.
-        mtp_loss_weight: Weight of the multi-token-prediction loss.
-        indexer_loss_coef: Weight of the loss of indexers, which alone trains them, and nothing else.
-        is_token_sum: Whether the objective's loss is a mean over target tokens, or else over rows.
-        mtp_scale: What the objective's loss of the whole batch is divided by, over what that of multi-token prediction
-            is; None: computed from the micro-batch.
+        aux: Auxiliary losses.
     """
 
     objective: Loss
-    router_aux_loss_coef: float = 0.0
-    mtp_loss_weight: float = 0.0
-    indexer_loss_coef: float = 0.0
-    is_token_sum: bool = False
-    mtp_scale: jax.Array | None = None
+    aux: tuple[AuxLoss, ...] = ()
 
     def for_batch(self, batch: Batch) -> LossFn:
         """The loss of micro-batches of `batch`, whose counts are those of the whole batch."""
-        return attrs.evolve(self, mtp_scale=self._mtp_scale(batch)) if self.mtp_loss_weight else self
+        aux = tuple(aux.for_batch(batch) for aux in self.aux)
+        is_same = all(new is old for new, old in zip(aux, self.aux, strict=True))
+        return self if is_same else attrs.evolve(self, aux=aux)
 
     def __call__(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
-        """The terms that training minimises: the sum over a micro-batch.
-
-        The metric of the load-balancing loss is `aux_loss`, TRL's name; it is not multiplied by its coefficient.
+        """The terms that training minimizes, as sums over a micro-batch.
 
         Args:
             out: Forward outputs of the policy.
-            reference: Those of the reference that the objective reads; None without a reference.
+            reference: Loss inputs of the reference; None without a reference.
             batch: The micro-batch.
         """
         terms = self.evaluate(out, reference, batch)
-        if out.mtp_stats is not None:
-            # A mean over targets of its own, though the sum is divided by the count of the objective's loss.
-            scale = self._mtp_scale(batch) if self.mtp_scale is None else self.mtp_scale
-            more = self.mtp_loss_weight * scale * terms.metrics["mtp_loss"].total
-            terms = terms._replace(loss=WeightedMean(terms.loss.total + more, terms.loss.count))
-        if out.router_stats is None:
-            return terms
-        aux_loss = load_balance(out.router_stats)
-        loss = terms.loss.total + self.router_aux_loss_coef * terms.loss.count * divide(*aux_loss)
-        metrics = {**terms.metrics, "aux_loss": WeightedMean(*aux_loss)}
-        return terms._replace(loss=WeightedMean(loss, terms.loss.count), metrics=metrics)
+        total, metrics = terms.loss.total, dict(terms.metrics)
+        for aux in self.aux:
+            mean = aux.mean(out)
+            if mean is None:
+                continue
+            metrics[aux.name] = mean
+            if not aux.is_separate:
+                total = total + aux.total(mean, terms.loss.count, batch)
+        return LossTerms(WeightedMean(total, terms.loss.count), metrics, terms.max_logits)
 
     def evaluate(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
-        """The terms of the objective alone, with the metrics of tokens; arguments as of `__call__`."""
+        """The terms of the objective alone, with token metrics and auxiliary metrics; arguments as of `__call__`."""
         weight = batch.weight.reshape(-1)
         terms = self.objective(out.loss_inputs, reference, weight)
-        metrics: dict[str, WeightedMean] = {}
-        if isinstance(out.loss_inputs, PairLogps):
-            logps = {"logps/chosen": out.loss_inputs.chosen_logps, "logps/rejected": out.loss_inputs.rejected_logps}
-            metrics = {name: row_mean(value, weight) for name, value in logps.items()}
-        if out.mtp_stats is not None:
-            counted = out.mtp_stats.mask
-            metrics["mtp_loss"] = WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))
-        if out.indexer_stats is not None:
-            metrics[INDEXER_LOSS] = WeightedMean(*out.indexer_stats)
+        metrics = kind_of(batch).logp_metrics(out.loss_inputs, weight)
+        for aux in self.aux:
+            if aux.is_evaluated and (mean := aux.mean(out)) is not None:
+                metrics[aux.name] = mean
         metrics = {**metrics, **terms.metrics, **_token_metrics(out.token_stats)}
         return LossTerms(terms.loss, metrics, out.max_logits)
 
     def minimized(self, terms: LossTerms) -> jax.Array:
         """The sum whose gradients, each divided by `divisor`, are those of `mean`."""
-        indexer = terms.metrics.get(INDEXER_LOSS)
-        return terms.loss.total if indexer is None else terms.loss.total + self.indexer_loss_coef * indexer.total
+        return sum((aux.coef * mean.total for aux, mean in self._separate(terms)), terms.loss.total)
 
     def divisor(self, path: str, terms: LossTerms) -> jax.Array:
-        """What the gradient of an array is divided by: the count of the loss that trains it."""
-        return terms.metrics[INDEXER_LOSS].count if is_indexer_param(path) else terms.loss.count
+        """The divisor of an array's gradient: the count of the loss that trains it."""
+        counts = (mean.count for aux, mean in self._separate(terms) if aux.trains(path))
+        return next(counts, terms.loss.count)
 
     def mean(self, terms: LossTerms) -> jax.Array:
         """The loss of a whole batch, from the sums of its micro-batches."""
-        indexer, loss = terms.metrics.get(INDEXER_LOSS), divide(*terms.loss)
-        return loss if indexer is None else loss + self.indexer_loss_coef * divide(*indexer)
+        return sum((aux.coef * divide(*mean) for aux, mean in self._separate(terms)), divide(*terms.loss))
+
+    def _separate(self, terms: LossTerms) -> list[tuple[AuxLoss, WeightedMean]]:
+        """Auxiliary losses with a divisor of their own, and their means."""
+        return [(aux, terms.metrics[aux.name]) for aux in self.aux if aux.is_separate and aux.name in terms.metrics]
 
     def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
-        """Zeros in the form of the terms, -inf where the largest is kept; `out` and `reference` may be abstract."""
+        """Zeros in the form of the terms, -inf for maxima; `out` and `reference` may be abstract."""
         terms = zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
         return terms._replace(max_logits=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), terms.max_logits))
 
-    def _mtp_scale(self, batch: Batch) -> jax.Array:
-        kind, weight = kind_of(batch), jnp.asarray(batch.weight)
-        count = jnp.sum(kind.target_mask(batch) * weight[:, None]) if self.is_token_sum else jnp.sum(weight)
-        return divide(count, jnp.sum(kind.mtp_mask(batch)))
+
+def build_loss(experiment: Experiment) -> LossFn:
+    """The loss of an experiment."""
+    return LossFn(losses.build(experiment.objective), aux_losses(experiment))
 
 
 def divide(total: jax.Array, count: jax.Array) -> jax.Array:
