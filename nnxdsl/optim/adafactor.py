@@ -84,11 +84,11 @@ def scale_by_factored_rms(
                 scaled = gradient * jax.lax.rsqrt(row)[..., None] * jax.lax.rsqrt(columns[path])[..., None, :]
             else:
                 scaled = gradient * jax.lax.rsqrt(elements[path])
-            own = _own_axes(roles[path], gradient)
+            axes = _weight_axes(roles[path], gradient)
             if max_update_rms is not None:
-                scaled = scaled / jnp.maximum(1.0, _rms(scaled, own) / max_update_rms)
+                scaled = scaled / jnp.maximum(1.0, _rms(scaled, axes) / max_update_rms)
             if by_weights:
-                scaled = scaled * jnp.maximum(_rms(params[path], own), EPSILON_WEIGHT)
+                scaled = scaled * jnp.maximum(_rms(params[path], axes), EPSILON_WEIGHT)
             return scaled
 
         directions = {path: direction(path, gradient) for path, gradient in updates.items()}
@@ -97,10 +97,10 @@ def scale_by_factored_rms(
     return optax.GradientTransformation(init, update)
 
 
-def _own_axes(role: Role, leaf: jax.Array) -> tuple[int, ...]:
-    """The axes of one weight, counted from the end; those before them are of the stack."""
-    own = {"matrix": 2, "table": 2, "vector": 1, "filter": min(3, leaf.ndim)}[role.kind]
-    return tuple(range(-min(own, leaf.ndim), 0))
+def _weight_axes(role: Role, leaf: jax.Array) -> tuple[int, ...]:
+    """The axes of one weight, counted from the end; those before them stack weights."""
+    count = {"matrix": 2, "table": 2, "vector": 1, "filter": min(3, leaf.ndim)}[role.kind]
+    return tuple(range(-min(count, leaf.ndim), 0))
 
 
 def _rms(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

@@ -33,12 +33,12 @@ class Role(NamedTuple):
 
 def role(path: str, leaf: ParamSpec) -> Role:
     """The role of one array, ignoring the axes that stack layers and experts."""
-    own = [axis for axis in leaf.axes if axis not in STACKED]
-    if len(own) < 2:
+    axes = [axis for axis in leaf.axes if axis not in STACKED]
+    if len(axes) < 2:
         return Role("vector")
-    if "vocab" in own or "per_layer_vocab" in own:
+    if "vocab" in axes or "per_layer_vocab" in axes:
         return Role("table")
-    if len(own) > 2:
+    if len(axes) > 2:
         return Role("filter")
     # A router's weight is [experts, in]; those of linear layers and adapters are [in, out].
     return Role("matrix", -1, -2) if path.endswith("router.weight") else Role("matrix")

@@ -61,9 +61,9 @@ class QKClip:
 
     def metrics(self, max_logits: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The largest score of all heads (float32), and the number of heads above `max_logit` (int32)."""
-        found = [max_logits[block] for block in self.layers]
-        largest = jnp.max(jnp.stack([jnp.max(part) for part in found]))
-        clipped = sum(jnp.sum(part > self.max_logit, dtype=jnp.int32) for part in found)
+        logits = [max_logits[block] for block in self.layers]
+        largest = jnp.max(jnp.stack([jnp.max(heads) for heads in logits]))
+        clipped = sum(jnp.sum(heads > self.max_logit, dtype=jnp.int32) for heads in logits)
         return {MAX_LOGIT: largest, CLIPPED: jnp.asarray(clipped)}
 
     def _gamma(self, max_logits: jax.Array) -> jax.Array:
@@ -72,28 +72,28 @@ class QKClip:
 
 
 def build(optimizer: Optimizer, config: DecoderConfig) -> QKClip | None:
-    """QK-clip as the optimizer sets it; None where it does not."""
+    """Build QK-clip from the optimizer's setting; None where it is unset."""
     if not isinstance(optimizer, Muon) or optimizer.max_attention_logit is None:
         return None
     kinds: dict[str, LayerKind] = {config.layer_path(layer)[0]: kind for layer, kind in enumerate(config.layers)}
     mixers = {block: (config.mixer(kind), config.of(kind)) for block, kind in kinds.items()}
     parts = {block: mixer.qk_columns(layer) for block, (mixer, layer) in mixers.items() if mixer is not None}
-    return QKClip(optimizer.max_attention_logit, {block: found for block, found in parts.items() if found})
+    return QKClip(optimizer.max_attention_logit, {block: columns for block, columns in parts.items() if columns})
 
 
 def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str, object]) -> list[Problem]:
-    """Why QK-clip would not do to this network what it says, or could not; nothing without the setting."""
+    """Problems that rule out QK-clip; empty without the setting."""
     clip = build(optimizer, config)
     if clip is None:
         return []
     message = _refusal(config)
     if message is None and not clip.layers:
-        message = "has no effect: no layer of this network computes attention scores"
+        message = "has no effect: the model has no attention layers"
     if message is not None:
-        return [Problem(FIELD, f"{message}; leave it out")]
+        return [Problem(FIELD, f"{message}; unset it")]
     paths = (f"{block}.{part.linear}.kernel" for block, parts in clip.layers.items() for part in parts)
     if fixed := next((path for path in paths if path not in trainable), None):
-        return [Problem(FIELD, f"rescales weights of queries and keys, and '{fixed}' is not trained; train it too")]
+        return [Problem(FIELD, f"rescales query and key projections, and '{fixed}' is frozen; train it too")]
     return []
 
 
@@ -101,9 +101,9 @@ def _refusal(config: DecoderConfig) -> str | None:
     mixers = ((config.of(kind), config.mixer(kind)) for kind in set(config.layers))
     layers = [layer for layer, mixer in mixers if mixer is not None and mixer.is_attention]
     if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
-        return "queries and keys of this network are normalised, which undoes any factor of their projections"
+        return "queries and keys are normalized (QK-norm), which undoes any scaling of their projections"
     if config.kv_sharing is not None:
-        return "layers of this network share the keys of others, which no single layer may rescale"
+        return "layers share keys with other layers (KV sharing)"
     if any(layer.values == "keys" for layer in layers):
-        return "values of this network are made by the projection of its keys, which must not be rescaled"
+        return "values share the projection of keys, which must not be rescaled"
     return None

@@ -35,7 +35,7 @@ def curve(experiment: Experiment, steps: int | None) -> Curve:
 def uncounted(experiment: Experiment) -> Problem:
     """The problem of training for epochs whose rows have not been counted."""
     message = (
-        f"{experiment.epochs:g} of rows that have not been counted; nnxdsl.compile(experiment, steps=...) has them"
+        f"steps of {experiment.epochs:g} epochs are unknown before rows are counted; give nnxdsl.compile(steps=...)"
     )
     return Problem("epochs", message)
 

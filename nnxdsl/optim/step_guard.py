@@ -59,9 +59,9 @@ class StopOnNonFinite:
         """The update rule; this guard has no state."""
         return update
 
-    def applied_steps(self, before: Any) -> jax.Array:
+    def applied_steps(self, state: Any) -> jax.Array:
         """Number of optimizer steps that were applied."""
-        return before.step
+        return state.step
 
     def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array
@@ -98,9 +98,9 @@ class SkipStep:
 
         return optax.GradientTransformation(init, moved)  # pyright: ignore[reportArgumentType]
 
-    def applied_steps(self, before: Any) -> jax.Array:
+    def applied_steps(self, state: Any) -> jax.Array:
         """Number of optimizer steps that were applied."""
-        return before.step - before.optimizer.watch[TOTAL]
+        return state.step - state.optimizer.watch[TOTAL]
 
     def select(
         self, before: MovingT, moved: MovingT, loss: jax.Array, norm: jax.Array

@@ -1,4 +1,4 @@
-"""Which activations of a step the layout places, and where: as their axes' names ask for it, found by tracing."""
+"""The shardings of a step's activations, from their logical axes, found by tracing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnxdsl.sharding.rules import Axes, pieces
 
 @attrs.frozen
 class Flow:
-    """One kind of activation, wherever in the network it comes.
+    """One kind of activation of the network.
 
     Attributes:
         axes: Names of its dimensions.
         shape: Global shape, of one micro-batch.
-        spec: Where the layout wants it.
+        spec: Its partition spec.
         device_shape: Shape on one device.
     """
 
@@ -33,16 +33,18 @@ class Flow:
 
 
 def flows(blueprint: Blueprint) -> list[Flow]:
-    """Every kind of activation that modules name at the boundaries of blocks; none of data without lengths."""
+    """All kinds of activations with logical axes; empty for data of unknown lengths."""
     experiment, layout = blueprint.experiment, blueprint.layout
     if not lengths(experiment.data).trunk:
         return []
-    seen: dict[tuple[Axes, tuple[int, ...]], Flow] = {}
+    kinds: dict[tuple[Axes, tuple[int, ...]], Flow] = {}
 
-    def note(x: jax.Array, axes: Axes) -> jax.Array:
+    def record(x: jax.Array, axes: Axes) -> jax.Array:
         spec = layout.resolve(axes, x.shape).spec
-        here = tuple(size // pieces(target, layout.mesh.sizes) for size, target in zip(x.shape, spec, strict=True))
-        seen.setdefault((axes, x.shape), Flow(axes, x.shape, spec, here))
+        device_shape = tuple(
+            size // pieces(target, layout.mesh.sizes) for size, target in zip(x.shape, spec, strict=True)
+        )
+        kinds.setdefault((axes, x.shape), Flow(axes, x.shape, spec, device_shape))
         return x
 
     forward = Forward(
@@ -50,7 +52,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         blueprint.remat,
         experiment.memory.logprob_tokens,
         sharding=ForwardSharding(
-            note, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
+            record, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
         ),
     )
     rows = experiment.rows_at_once
@@ -63,11 +65,11 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         return forward.read(decoder, batch)
 
     jax.eval_shape(trace, leaves, batch)
-    return list(seen.values())
+    return list(kinds.values())
 
 
 OnSharding = Callable[[Axes, tuple[int, ...], Any], None]
-"""Called with names, shape and the sharding that the compiler chose."""
+"""Called with the logical axes, the shape, and the sharding that the compiler chose."""
 
 
 def report_shardings(
@@ -77,7 +79,7 @@ def report_shardings(
 
     def constrain_and_report(x: jax.Array, axes: Axes) -> jax.Array:
         x = constrain(x, axes)
-        jax.debug.inspect_array_sharding(x, callback=lambda found: on_sharding(axes, x.shape, found))
+        jax.debug.inspect_array_sharding(x, callback=lambda sharding: on_sharding(axes, x.shape, sharding))
         return x
 
     return constrain_and_report

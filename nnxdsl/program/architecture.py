@@ -20,7 +20,7 @@ from nnxdsl.models.families.registry import family_of, text_fields
 
 @singledispatch
 def architecture(model: Model) -> DecoderConfig:
-    """The network of a model: that of its family, or what is registered here for a `Model` of your own."""
+    """The config of a model's network, from its family; register a `Model` of your own here."""
     family = family_of(model)
     if family is not None:
         size: str = getattr(model, "size")  # noqa: B009 - the spec class of a family has it
@@ -41,7 +41,7 @@ def _(model: HF) -> DecoderConfig:
     except WeightsError as error:
         raise PlanError([Problem("model.path", str(error))], f"{type(model).__qualname__}") from error
     if model.mtp_layers and not has_mtp(hf.read_fields(directory)):
-        message = f"{directory / 'config.json'} tells of no layer that predicts further ahead; set 0"
+        message = f"{directory / 'config.json'} has no multi-token-prediction (MTP) layer; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
     return _staged(model, attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers))
 
@@ -74,37 +74,36 @@ def _published(model: Model, config: DecoderConfig, size: str) -> DecoderConfig:
 
 
 def _staged(model: Model, config: DecoderConfig) -> DecoderConfig:
-    """The network in the stage of training its indexers: in their warm-up attention is dense.
+    """The network in the model's indexer stage: in the dense warm-up, attention is dense.
 
     Raises:
-        PlanError: The settings of indexers are set, and it has none.
+        PlanError: indexer settings are set for a network without indexers.
     """
     has_indexer = config.mla is not None and config.mla.indexer is not None
     if not has_indexer and (model.indexer_loss_coef or model.indexer_stage != "sparse"):
-        message = "has no effect: this network has no indexers; leave it out, and indexer_stage"
+        message = "has no effect: the model has no indexers; unset it, and indexer_stage"
         raise PlanError([Problem("model.indexer_loss_coef", message)], f"{type(model).__qualname__}")
     return with_selection(config, selects=model.indexer_stage == "sparse")
 
 
 def with_selection(config: DecoderConfig, *, selects: bool) -> DecoderConfig:
-    """The network whose indexers, if it has any, select the tokens that are attended to, or do not."""
+    """The network with its indexers, if any, selecting the attended tokens or not."""
     mla = config.mla
     if mla is None or mla.indexer is None:
         return config
     return attrs.evolve(config, mla=attrs.evolve(mla, indexer=attrs.evolve(mla.indexer, selects=selects)))
 
 
-def config_problems(stored: DecoderConfig, config: DecoderConfig, where: str) -> list[Problem]:
-    """Every number in which the `config.json` of a Hub directory differs from the spec's network.
+def config_problems(stored: DecoderConfig, config: DecoderConfig, directory: str) -> list[Problem]:
+    """The values in which the `config.json` of a Hub directory differs from the spec's network.
 
-    Layers of multi-token prediction are recognised by their tensors, not by numbers, and no file tells of the stage of
-    training indexers.
+    MTP layers are recognised by their tensors, and the stage of indexers is in no file.
     """
     stored = with_selection(stored, selects=True)
     config = attrs.evolve(with_selection(config, selects=True), mtp_layers=stored.mtp_layers)
     wanted = attrs.asdict(config, recurse=False)
     return [
-        Problem("model", f"it has {name}={wanted[name]}, but {where}/config.json says {value}")
+        Problem("model", f"has {name}={wanted[name]}, but {directory}/config.json has {value}")
         for name, value in attrs.asdict(stored, recurse=False).items()
         if value != wanted[name]
     ]

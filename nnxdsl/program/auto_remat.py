@@ -10,29 +10,29 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import Trace, memory
 
 REMAT_POLICIES: tuple[Remat, ...] = ("none", "products", "attention", "inputs", "full")
-"""From what costs memory to what costs time."""
+"""From least recomputation to least memory."""
 
 
 def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None = None) -> tuple[Blueprint, str]:
-    """The blueprint with its rematerialisation chosen, and why it is that.
+    """The blueprint with `memory.remat="auto"` replaced by a policy, and the reason for it.
 
     Args:
-        blueprint: Of which `memory.remat` may be "auto".
+        blueprint: The program without devices.
         usable: Bytes that a program may use on the device; None if unknown.
-        trace: What finds out what a derivative holds on to; None for `memory.held`.
+        trace: See `memory.memory`.
     """
     if blueprint.experiment.memory.remat != "auto":
         return blueprint, "set by memory.remat"
     longest = lengths(blueprint.experiment.data)
     if usable is None:
-        return with_remat(blueprint, "none"), "nobody knows the device's memory"
+        return with_remat(blueprint, "none"), "the device's memory is unknown"
     if not longest.trunk:
-        return with_remat(blueprint, "none"), "nobody knows how long the rows are"
+        return with_remat(blueprint, "none"), "row lengths are unknown"
     for remat in REMAT_POLICIES:
         chosen = with_remat(blueprint, remat)
         if sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device") <= usable:
-            return chosen, "fits" if remat == REMAT_POLICIES[0] else "the first that fits"
-    return with_remat(blueprint, REMAT_POLICIES[-1]), "nothing fits, and this takes the least"
+            return chosen, "fits" if remat == REMAT_POLICIES[0] else "first that fits"
+    return with_remat(blueprint, REMAT_POLICIES[-1]), "none fits; this takes the least memory"
 
 
 def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:

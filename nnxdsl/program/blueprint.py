@@ -364,8 +364,8 @@ def _state_axes(param: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | 
     if param.shape == shape:
         return param.axes
     dropped = adafactor.DROPPED.get(field, 0) + len(param.shape)
-    kept = [index for index in range(len(param.shape)) if index != dropped]
-    return tuple(param.axes[i] for i in kept) if tuple(param.shape[i] for i in kept) == shape else None
+    axes = [index for index in range(len(param.shape)) if index != dropped]
+    return tuple(param.axes[i] for i in axes) if tuple(param.shape[i] for i in axes) == shape else None
 
 
 def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""`compile(experiment)`: a spec becomes a program that other people's loops can use. Sees everything of its floor."""
+"""`compile(experiment)`: an experiment as a program of jitted functions, for any training loop."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int32 scalar, optimizer steps done.
-        trainable: Float32 parameters that are trained, by path.
+        trainable: Float32 trained parameters, by path.
         optimizer: The optax state.
-        frozen: Parameters of the policy that are not trained, by path.
-        reference: The reference's parameters where it has a copy of its own of some, or the teacher's; else empty.
+        frozen: Frozen parameters of the policy, by path.
+        reference: Parameters of the reference that are not the policy's, or those of the teacher; else empty.
     """
 
     step: jax.Array
@@ -58,7 +58,7 @@ class TrainState(NamedTuple):
 
 
 class _Jitted(NamedTuple):
-    """Functions of `PolicyLoss` and `TrainStep`, compiled at their first call."""
+    """Jitted functions of `PolicyLoss` and `TrainStep`."""
 
     step: Any
     evaluate: Any
@@ -74,7 +74,7 @@ class Program:
 
     Attributes:
         experiment: The experiment.
-        blueprint: What is known without devices.
+        blueprint: The program without devices.
         mesh: The devices.
         policy_loss: The models and the loss of a micro-batch, as pure functions.
         train_step: One optimizer step, as a pure function.
@@ -93,15 +93,14 @@ class Program:
         return self.blueprint.layout
 
     def init(self, source: initial.Source | None = None) -> TrainState:
-        """First state, every array born with its sharding.
+        """The initial state, every array created with its sharding.
 
         Args:
-            source: Where base weights come from; None for random weights and Hub directories, which need no run
-                directory to be found.
+            source: Source of base weights; None for random weights and Hub directories, which need no run directory.
 
         Raises:
-            PlanError: tensors that are missing or of another shape, all at once.
-            WeightsError: files that cannot be read.
+            PlanError: tensors are missing or have another shape; all are named.
+            WeightsError: files cannot be read.
         """
         if source is None:
             source = initial.open_source(self.blueprint)
@@ -120,17 +119,17 @@ class Program:
         Returns:
             The new state, and scalars that are still on the device: reading them waits for the step.
         """
-        moving, still = self._donated(state)
-        moved, metrics = self._jitted.step(moving, state.frozen, still, self.shard_batch(batch))
-        reference = moved.reference or state.reference
-        return TrainState(moved.step, moved.trainable, moved.optimizer, state.frozen, reference), metrics
+        donated, reference = self._donated(state)
+        after, metrics = self._jitted.step(donated, state.frozen, reference, self.shard_batch(batch))
+        reference = after.reference or state.reference
+        return TrainState(after.step, after.trainable, after.optimizer, state.frozen, reference), metrics
 
     def _donated(self, state: TrainState) -> tuple[DonatedState, Leaves]:
         """The state that a step donates and replaces, and the reference where it is constant."""
-        moving = DonatedState(state.step, state.trainable, state.optimizer, {})
+        donated = DonatedState(state.step, state.trainable, state.optimizer, {})
         if not self.blueprint.reference.is_synced:
-            return moving, state.reference
-        return moving._replace(reference=state.reference), {}
+            return donated, state.reference
+        return donated._replace(reference=state.reference), {}
 
     def evaluate(self, state: TrainState, batch: Batch) -> dict[str, WeightedMean]:
         """Sums and counts of the loss and all metrics over one batch; add them over batches, then divide."""
@@ -141,14 +140,14 @@ class Program:
         return self._jitted.loss_metrics(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
-        """The policy's forward outputs of a batch; equal weights and equal shapes give equal bits."""
+        """The policy's forward outputs of a batch; bitwise reproducible for equal weights and shapes."""
         return self._jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
-        """The batch with the log-probabilities of `state`'s policy as those of the reference.
+        """The batch with reference log-probabilities computed by the policy of `state`.
 
         Args:
-            state: Whose policy is the reference: the first one, before any step.
+            state: The initial state, whose policy is the reference.
             batch: Pairs.
 
         Raises:
@@ -157,7 +156,7 @@ class Program:
         return kind_of(batch).with_reference_logps(batch, self.score(state, batch).loss_inputs)
 
     def load_reference(self, source: initial.Source | None = None) -> Leaves:
-        """The weights of a reference that has its own, on the devices.
+        """The weights of a reference that is loaded from a checkpoint, on the devices.
 
         Args:
             source: See `init`.
@@ -170,11 +169,11 @@ class Program:
         return initial.init_reference(self.blueprint, source, self.mesh)
 
     def reference_outputs(self, reference: Leaves, batch: Batch) -> Any:
-        """The forward outputs of a reference with weights of its own."""
+        """The loss inputs of a reference that is loaded from a checkpoint."""
         return self._jitted.reference_outputs(reference, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def load_teacher(self, source: initial.Source | None = None) -> Leaves:
-        """The weights of a teacher on the devices; a precomputed teacher is loaded before the training state.
+        """The weights of a teacher on the devices; load a precomputed teacher before the training state.
 
         Args:
             source: See `init`.
@@ -203,9 +202,9 @@ class Program:
         return kind_of(batch).with_teacher_top_k(batch, self.teacher_top_k(teacher, batch))
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """A batch on the devices, its rows split over the data axes of the mesh; not waited for.
+        """A batch on the devices, its rows sharded over the data axes of the mesh; transferred asynchronously.
 
-        A batch that is there already is left as it is.
+        A batch with this sharding is returned as it is.
         """
         sharding = self.batch_sharding(len(batch.weight))
         if getattr(batch.weight, "sharding", None) == sharding:
@@ -214,7 +213,7 @@ class Program:
 
     @property
     def reads(self) -> Reads | None:
-        """Chooses the rows of a batch that lie on devices of this process; None where all do."""
+        """Selects the rows of a batch on devices of this process; None for a single process."""
         return None if is_single_process() else self._local_rows
 
     def _local_rows(self, places: Rows) -> list[int]:
@@ -224,32 +223,29 @@ class Program:
 
     @property
     def replicated(self) -> NamedSharding:
-        """How an array lies that every device has whole."""
+        """Replicated sharding."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def batch_sharding(self, rows: int) -> NamedSharding:
-        """How every array of a batch of so many rows, or blocks, is cut."""
-        # What holds for the rows of a micro-batch holds for a batch, which is micro-batches one after another.
+        """The sharding of every array of a batch of so many rows, or blocks."""
+        # A batch is sharded as its micro-batches are.
         return NamedSharding(self.mesh, self.layout.batch_spec(math.gcd(rows, self.experiment.rows_at_once)))
 
     def policy(self, state: TrainState) -> tuple[AbstractModel, Leaves]:
-        """The trained model as a template and its leaves, in the dtype that is computed in."""
+        """The trained model as a template and its leaves, in the compute dtype."""
         trainable = self.policy_loss.cast(state.trainable)
         return self.blueprint.policy, {**self._fetched("frozen", state.frozen), **trainable}
 
     def reference(self, state: TrainState) -> tuple[AbstractModel, Leaves] | None:
-        """The reference model as a template and its leaves; None where the objective has none.
-
-        None as well where its weights are not in the state, since its log-probs are precomputed.
-        """
+        """The reference model as a template and its leaves; None without one, or where log-probs are precomputed."""
         reference = self.blueprint.reference
         if not reference.exists:
             return None
-        frozen, own = self._fetched("frozen", state.frozen), self._fetched("reference", state.reference)
-        return reference.as_model(self.blueprint.policy, frozen, self.policy_loss.cast(state.trainable), own)
+        frozen, leaves = self._fetched("frozen", state.frozen), self._fetched("reference", state.reference)
+        return reference.as_model(self.blueprint.policy, frozen, self.policy_loss.cast(state.trainable), leaves)
 
     def _fetched(self, part: str, leaves: Leaves) -> Leaves:
-        """The leaves of a part on the devices, whole, wherever they lie."""
+        """The leaves of a part in device memory, also where they are offloaded."""
         if part not in self.layout.offload:
             return leaves
         return {p: jax.device_put(x, self.layout.sharding(part, p, self.mesh, fetched=True)) for p, x in leaves.items()}
@@ -297,7 +293,7 @@ class Program:
         return on_devices(np.int32(step), self.replicated)
 
     def abstract(self) -> TrainState:
-        """The state without its arrays: shapes, dtypes and shardings."""
+        """The abstract state: shapes, dtypes and shardings."""
 
         def part(name: str) -> dict[str, Any]:
             placed = self.layout.arrays.get(name, {})
@@ -313,10 +309,10 @@ class Program:
         return TrainState(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
-        """The step as XLA reads it, on devices that need not be there; `.compile()` compiles it ahead of time.
+        """Lower the step for ahead-of-time compilation, also for devices that are not attached; then `.compile()`.
 
         Args:
-            batch: What a step will be given, or its shapes; None for the largest that the data may yield.
+            batch: A batch, or its shapes; None for the largest that the data may yield.
         """
         if batch is None:
             rows = self.experiment.batch_size
@@ -333,8 +329,8 @@ class Program:
                 blocks=self.blueprint.blocks,
             )
         state = self.abstract()
-        moving, still = self._donated(state)
-        return self._jitted.step.lower(moving, state.frozen, still, batch)
+        donated, reference = self._donated(state)
+        return self._jitted.step.lower(donated, state.frozen, reference, batch)
 
     def memory_compiled(self, batch: Batch | None = None) -> Any:
         """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
@@ -348,7 +344,7 @@ def optimizer_structure(blueprint: Blueprint) -> Any:
 
 
 def optimizer_shardings(blueprint: Blueprint, mesh: Mesh, *, fetched: bool = False) -> Any:
-    """The shardings of the optimizer's state; `fetched`: once it is in the devices' memory."""
+    """The shardings of the optimizer's state; with `fetched`, in device memory, also where it is offloaded."""
     shardings = blueprint.layout.shardings("optimizer", mesh, fetched=fetched)
     return jax.tree.unflatten(optimizer_structure(blueprint), list(shardings.values()))
 
@@ -382,29 +378,31 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
 
 
 def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> PolicyLoss:
-    """The loss of a micro-batch; reference and teacher are computed as the policy, with weights of their own."""
+    """The loss of a micro-batch, with the forward passes of a reference or teacher that has its own weights."""
     experiment = blueprint.experiment
 
-    def other(layout: Layout, part: str) -> Forward:
+    def without_policy_stats(layout: Layout, part: str) -> Forward:
         sharding = forward.sharding
-        read_by_the_policy = ("uses_router_stats", "uses_mtp", "uses_max_logits", "uses_indexer_stats")
-        options = attrs.evolve(forward.options, **dict.fromkeys(read_by_the_policy, False))
+        policy_stats = ("uses_router_stats", "uses_mtp", "uses_max_logits", "uses_indexer_stats")
+        options = attrs.evolve(forward.options, **dict.fromkeys(policy_stats, False))
         if sharding.shard_weights is not None:
             sharding = attrs.evolve(sharding, shard_weights=layout.shard_weights(mesh, (part,)))
         return attrs.evolve(forward, remat="none", sharding=sharding, options=options)
 
     reference, teacher = blueprint.reference, blueprint.teacher
     if isinstance(reference, OwnWeights):
-        reference = attrs.evolve(reference, forward=other(reference.placed_in(blueprint.layout), "reference"))
+        reference = attrs.evolve(
+            reference, forward=without_policy_stats(reference.placed_in(blueprint.layout), "reference")
+        )
     if teacher is not None:
         kernels = blueprint.teacher_kernels.on(own_device(mesh, _title(blueprint)), experiment.name)
-        own = attrs.evolve(other(blueprint.teacher_layout, "teacher"), kernels=kernels)
-        teacher = attrs.evolve(teacher, forward=own)
+        teacher_forward = without_policy_stats(blueprint.teacher_layout, "teacher")
+        teacher = attrs.evolve(teacher, forward=attrs.evolve(teacher_forward, kernels=kernels))
     return PolicyLoss(blueprint.policy, forward, build_loss(experiment), reference, teacher)
 
 
 def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
-    """One optimizer step: of a single model or of DiLoCo's workers, under a guard, of a state that may be offloaded."""
+    """One optimizer step, of a single model or of DiLoCo's workers, with its guard and offloading."""
     experiment, guard = blueprint.experiment, step_guard.build(blueprint.experiment.guard)
     schedule = schedules.curve(experiment, blueprint.steps)
     train_step = TrainStep(
@@ -431,8 +429,8 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
 
 
 def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int) -> PolicyLoss:
-    """The loss of one of DiLoCo's workers, laid out within its own devices."""
-    own = blueprint.layout.within_worker
+    """The loss of one of DiLoCo's workers, sharded over its own devices."""
+    within_worker = blueprint.layout.within_worker
 
     def within(forward: Forward, layout: Layout, *parts: str) -> Forward:
         limit, sharding = forward.logprob_tokens, forward.sharding
@@ -441,19 +439,19 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
             logprob_tokens=None if limit is None else max(limit // workers, 1),
             sharding=attrs.evolve(
                 sharding,
-                constrain=own.constrain(mesh) if sharding.constrain else None,
+                constrain=within_worker.constrain(mesh) if sharding.constrain else None,
                 shard_weights=layout.shard_weights(mesh, parts) if sharding.shard_weights else None,
-                shard_map_call=own.shard_map_call(mesh) if sharding.shard_map_call else None,
-                shard_counts=own.shard_counts if sharding.shard_counts else None,
+                shard_map_call=within_worker.shard_map_call(mesh) if sharding.shard_map_call else None,
+                shard_counts=within_worker.shard_counts if sharding.shard_counts else None,
             ),
         )
 
     reference_layout = loss.reference.placed_in(blueprint.layout).within_worker
     return attrs.evolve(
         loss,
-        forward=within(loss.forward, own, "trainable", "frozen"),
+        forward=within(loss.forward, within_worker, "trainable", "frozen"),
         reference=loss.reference.map_forward(lambda forward: within(forward, reference_layout, "reference")),
-        teacher=loss.teacher and loss.teacher.map_forward(lambda forward: within(forward, own, "teacher")),
+        teacher=loss.teacher and loss.teacher.map_forward(lambda forward: within(forward, within_worker, "teacher")),
     )
 
 
@@ -464,15 +462,15 @@ def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> 
     trainable: Any = layout.shardings("trainable", mesh)
     donated = DonatedState._make((replicated, trainable, optimizer_shardings(blueprint, mesh), reference))
     jit = partial(xla_options.jit, platform=blueprint.platform)
-    jit_whole = partial(jit, out_shardings=replicated)
-    own = loss.reference if isinstance(loss.reference, OwnWeights) else None
+    jit_replicated = partial(jit, out_shardings=replicated)
+    own_reference = loss.reference if isinstance(loss.reference, OwnWeights) else None
     return _Jitted(
         step=jit(step, donate_argnums=0, out_shardings=(donated, replicated)),
-        evaluate=jit_whole(loss.evaluate),
-        score=jit_whole(loss.score),
-        loss_metrics=jit_whole(loss.loss_metrics),
-        reference_outputs=own and jit_whole(own.compute),
-        teacher_top_k=loss.teacher and jit_whole(loss.teacher.top_k),
+        evaluate=jit_replicated(loss.evaluate),
+        score=jit_replicated(loss.score),
+        loss_metrics=jit_replicated(loss.loss_metrics),
+        reference_outputs=own_reference and jit_replicated(own_reference.compute),
+        teacher_top_k=loss.teacher and jit_replicated(loss.teacher.top_k),
     )
 
 
@@ -491,13 +489,13 @@ def compile(
 
     Args:
         experiment: The experiment.
-        devices: Devices to use, as many as the mesh takes; None for the first ones of this machine.
+        devices: Devices of the mesh; None for the first ones of this machine.
         on_sharding: Called, when XLA compiles the step, with each activation's axes, shape and sharding.
-        steps: What the experiment's epochs are in steps, which `step` needs for the learning rate; None where it has
-            steps, or where nothing is trained.
+        steps: The experiment's epochs in steps, which `step` needs for the learning rate; None where it has steps, or
+            where nothing is trained.
 
     Raises:
-        PlanError: with everything that does not fit, among it a mesh larger than the devices.
+        PlanError: with all problems at once, a mesh of more devices than there are among them.
     """
     available = list(jax.devices() if devices is None else devices)
     mesh = device_mesh(experiment.mesh, available, f"Experiment '{experiment.name}'")

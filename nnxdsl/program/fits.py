@@ -8,20 +8,20 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import memory
 
 MARGIN = 1.1
-"""Estimates are within a tenth of what XLA takes (docs/guides/memory.md): a job that is over by less is tried."""
+"""Estimates are within 10% of XLA's figures (docs/guides/memory.md): a program that exceeds memory by less is run."""
 
 _GIB = 2**30
 
 
 def require_fit(blueprint: Blueprint, usable: int | None) -> None:
-    """Refuses a program that would run out of memory.
+    """Raise for a program that would run out of memory.
 
     Args:
         blueprint: The program without devices.
-        usable: Bytes that it may use on each device; None if unknown: nothing is refused.
+        usable: Bytes that it may use on each device; None if unknown.
 
     Raises:
-        PlanError: with the table of what takes how much.
+        PlanError: with the bytes of each part.
     """
     if usable is None:
         return

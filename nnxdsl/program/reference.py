@@ -1,7 +1,6 @@
-"""The reference model as a strategy: what it is made of, what it adds to the state, and how its outputs are computed.
+"""Reference models: initial policy, disabled adapter, synced copy or checkpoint; their arrays and outputs.
 
-`build` chooses one from `Experiment.reference`; everything else calls the chosen object. Whether log-probabilities are
-precomputed (`is_precomputed`) is independent of what the reference is made of.
+`build` creates one from `Experiment.reference`. Any of them may be precomputed (`is_precomputed`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NO_REFERENCE = (
 
 @attrs.frozen(eq=False, kw_only=True)
 class ReferenceModel:
-    """A reference whose outputs are computed by the policy's graph with other leaves.
+    """A reference that is computed by the policy's forward pass with other leaves.
 
     Attributes:
         template: The model; None where there is no reference.
@@ -49,11 +48,11 @@ class ReferenceModel:
 
     exists: ClassVar[bool] = True
     is_base: ClassVar[bool] = False
-    """Whether it is the policy with its adapter disabled, which takes no copy of anything."""
+    """Whether it is the policy with its adapter disabled, without any copy."""
     has_own_weights: ClassVar[bool] = False
-    """Whether it has weights that are loaded from elsewhere."""
+    """Whether its weights are loaded from a checkpoint."""
     is_synced: ClassVar[bool] = False
-    """Whether it follows the policy, and so is a part of the donated state and of checkpoints."""
+    """Whether it is updated from the policy, and so is part of the donated state and of checkpoints."""
 
     @property
     def is_online(self) -> bool:
@@ -61,26 +60,26 @@ class ReferenceModel:
         return self.exists and not self.is_precomputed
 
     def placed_in(self, layout: Layout) -> Layout:
-        """The layout of its arrays, given that of the program."""
+        """The layout of its arrays, from that of the program."""
         return layout
 
     def map_forward(self, change: Callable[[Forward], Forward]) -> ReferenceModel:
-        """The reference whose own forward pass, if it has one, is changed."""
+        """The reference with a changed forward pass, if it has its own."""
         return self
 
     def outputs(self, leaves: Leaves, batch: Batch) -> LossInputs | None:
-        """Its loss inputs where they take no pass through the policy's graph: those that the batch carries."""
+        """Its loss inputs where they need no pass through the policy's graph: those in the batch."""
         return kind_of(batch).reference_logps(batch)
 
     def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
-        """Leaves with which the policy's graph computes the reference.
+        """Leaves with which the policy's forward pass computes the reference.
 
         Args:
-            leaves: The policy's trainable ones.
-            reference: The copies for the reference.
+            leaves: The policy's trainable leaves.
+            reference: The reference's copies.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no copies.
         """
         if not reference:
             raise ValueError(_NO_REFERENCE)
@@ -94,8 +93,8 @@ class ReferenceModel:
         Args:
             policy: The policy's template.
             frozen: The policy's frozen leaves.
-            trainable: Its trainable ones, in the dtype that is computed in.
-            reference: The copies for the reference.
+            trainable: Its trainable leaves, in the compute dtype.
+            reference: The reference's copies.
         """
         if self.template is None or not reference:
             return None
@@ -104,7 +103,7 @@ class ReferenceModel:
         return policy, {**frozen, **lora_math.disable_adapter(trainable, reference)}
 
     def sync(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
-        """Its arrays in the donated state after `done` optimizer steps; empty where it does not follow the policy."""
+        """Its arrays in the donated state after `done` optimizer steps; empty where it is not synced."""
         return reference
 
     def fetch(self, reference: Leaves) -> Leaves:
@@ -114,14 +113,14 @@ class ReferenceModel:
 
 @attrs.frozen(eq=False, kw_only=True)
 class NoReference(ReferenceModel):
-    """The objective compares with nothing, or with no model."""
+    """No reference model."""
 
     exists: ClassVar[bool] = False
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class InitialCopy(ReferenceModel):
-    """The policy before the first step, of which what training changes is copied."""
+    """The initial policy: a copy of its trainable leaves."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -131,13 +130,13 @@ class AdapterOff(ReferenceModel):
     is_base: ClassVar[bool] = True
 
     def policy_leaves(self, leaves: Leaves, reference: Leaves) -> Leaves:
-        """Leaves with which the policy's graph computes the base."""
+        """Leaves with which the policy's forward pass computes the base."""
         return lora_math.disable_adapter(leaves, self.fetch(reference))
 
     def as_model(
         self, policy: AbstractModel, frozen: Leaves, trainable: Leaves, reference: Leaves
     ) -> tuple[AbstractModel, Leaves] | None:
-        """The base's template and its leaves: frozen ones of the policy, and those of an MTP layer that is trained."""
+        """The base's template and its leaves: the policy's frozen ones, and those of a trained MTP layer."""
         assert self.template is not None
         leaves = {**trainable, **frozen}
         return self.template, {path: leaves[path] for path in self.template.variables}
@@ -145,11 +144,11 @@ class AdapterOff(ReferenceModel):
 
 @attrs.frozen(eq=False, kw_only=True)
 class Synced(ReferenceModel):
-    """A float32 copy of what is trained that follows the policy.
+    """A float32 copy of the trainable leaves that is updated from the policy (TR-DPO).
 
     Attributes:
-        every_steps: Optimizer steps from one update to the next.
-        mixup_alpha: The policy's share of an update.
+        every_steps: Optimizer steps between updates.
+        mixup_alpha: The policy's weight in an update.
     """
 
     every_steps: int
@@ -158,17 +157,17 @@ class Synced(ReferenceModel):
     is_synced: ClassVar[bool] = True
 
     def sync(self, done: jax.Array, trainable: Leaves, reference: Leaves) -> Leaves:
-        """The copy after `done` optimizer steps: at every `every_steps`-th it takes its share of the policy."""
-        is_due, share = done % self.every_steps == 0, self.mixup_alpha
-        before = self.fetch(reference)
+        """The copy after `done` optimizer steps, updated at every `every_steps`-th."""
+        is_due, alpha = done % self.every_steps == 0, self.mixup_alpha
         return {
-            path: jnp.where(is_due, share * trainable[path] + (1 - share) * leaf, leaf) for path, leaf in before.items()
+            path: jnp.where(is_due, alpha * trainable[path] + (1 - alpha) * leaf, leaf)
+            for path, leaf in self.fetch(reference).items()
         }
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class OwnWeights(ReferenceModel):
-    """A model of the policy's architecture with weights from elsewhere, in a forward pass of its own.
+    """A model of the policy's architecture with weights from a checkpoint, and its own forward pass.
 
     Attributes:
         forward: Its forward pass; None before it is on devices.
@@ -179,7 +178,7 @@ class OwnWeights(ReferenceModel):
     has_own_weights: ClassVar[bool] = True
 
     def placed_in(self, layout: Layout) -> Layout:
-        """The layout of its weights: a layout of their own where they are gone before the first step."""
+        """The layout of its weights, also where they are freed before the first step."""
         if "reference" in layout.arrays:
             return layout
         assert self.template is not None
@@ -187,20 +186,20 @@ class OwnWeights(ReferenceModel):
         return Layout(layout.mesh, {"reference": arrays}, workers=layout.workers)
 
     def map_forward(self, change: Callable[[Forward], Forward]) -> ReferenceModel:
-        """The reference whose forward pass is changed."""
+        """The reference with a changed forward pass."""
         return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
 
     def outputs(self, leaves: Leaves, batch: Batch) -> LossInputs:
         """Its loss inputs; carry no gradient.
 
         Raises:
-            ValueError: the batch carries none, and the weights are not loaded.
+            ValueError: the batch has none, and the weights are not loaded.
         """
         cached = super().outputs(leaves, batch)
         return self.compute(leaves, batch) if cached is None else cached
 
     def compute(self, leaves: Leaves, batch: Batch) -> LossInputs:
-        """As `outputs`, whatever the batch carries."""
+        """Its loss inputs, computed even if the batch has them."""
         if not leaves:
             raise ValueError(_NO_REFERENCE)
         assert self.forward is not None
@@ -218,13 +217,13 @@ class OwnWeights(ReferenceModel):
 
 @attrs.frozen(eq=False)
 class PolicyParts:
-    """What a reference may be made of.
+    """Templates and leaves from which a reference is built.
 
     Attributes:
         experiment: The experiment.
-        published: The network as it is published, neither adapted nor quantized.
+        published: The published network, without adapter or quantization.
         base: The policy without its adapter, quantized as the policy is.
-        trainable: Leaves that are trained.
+        trainable: The policy's trainable leaves.
         compute: Dtype of activations and products.
     """
 
@@ -236,7 +235,7 @@ class PolicyParts:
 
     @property
     def common(self) -> dict[str, Any]:
-        """Fields that every reference has."""
+        """Fields that all references have."""
         return {
             "is_precomputed": self.experiment.reference_mode == "cached",
             "is_offloaded": "reference" in self.experiment.memory.offload,
@@ -275,7 +274,7 @@ def _(spec: config.Initial, parts: PolicyParts) -> ReferenceModel:
 
 @build.register
 def _(spec: config.Synced, parts: PolicyParts) -> ReferenceModel:
-    # In float32 as well: a small share of the policy would be lost in fewer digits.
+    # In float32 as well: updates with a small alpha would be rounded away in bfloat16.
     every_steps, mixup_alpha = spec.every_steps, spec.ref_model_mixup_alpha
     arrays = parts.trainable
     return Synced(template=parts.base, arrays=arrays, every_steps=every_steps, mixup_alpha=mixup_alpha, **parts.common)

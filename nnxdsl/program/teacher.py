@@ -1,4 +1,4 @@
-"""The teacher of distillation as a strategy: computed in every step, or precomputed as the top-k of each target."""
+"""The teacher of distillation: computed in every step, or precomputed as the top-k tokens of each target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Teacher:
     """A frozen model, computed in the same step as the policy.
 
     Attributes:
-        config: The network's numbers.
+        config: The network's config.
         template: The network.
         forward: Its forward pass; None before it is on devices.
     """
@@ -51,15 +51,15 @@ class Teacher:
 
     @property
     def arrays(self) -> Mapping[str, ParamSpec]:
-        """Its leaves that are a part of the state."""
+        """Its leaves that are part of the state."""
         return self.base
 
     def map_forward(self, change: Callable[[Forward], Forward]) -> Teacher:
-        """The teacher whose forward pass is changed."""
+        """The teacher with a changed forward pass."""
         return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
 
     def outputs(self, leaves: Leaves, batch: Batch) -> TeacherOutputs | TeacherTopK | None:
-        """What the policy learns from in a micro-batch; carries no gradient. None without leaves."""
+        """Its outputs of a micro-batch; carry no gradient. None without leaves."""
         if not leaves:
             return None
         assert self.forward is not None
@@ -73,20 +73,20 @@ class Teacher:
 
 @attrs.frozen(eq=False)
 class PrecomputedTeacher(Teacher):
-    """A teacher whose top-k tokens are precomputed before the first step and are part of each batch."""
+    """A teacher whose top-k tokens are precomputed before the first step, and part of each batch."""
 
     is_precomputed: ClassVar[bool] = True
 
     @property
     def arrays(self) -> Mapping[str, ParamSpec]:
-        """None: its weights are gone before the first step."""
+        """Empty: its weights are freed before the first step."""
         return {}
 
     def outputs(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
         """The top-k tokens of the batch.
 
         Raises:
-            ValueError: it carries none.
+            ValueError: the batch has none.
         """
         top_k = kind_of(batch).teacher_top_k(batch)
         if top_k is None:

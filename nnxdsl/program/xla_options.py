@@ -11,13 +11,13 @@ import jax
 from nnxdsl.runtime import xla_faults
 
 OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", **xla_faults.options()}}
-"""For CPUs it would order operations so that more of them can run beside each other, which keeps up to a third more
-memory; but each one has all cores already, and memory is given out anew at every step."""
+"""The CPU default schedules for concurrency, which takes up to a third more memory; but each operation already uses all
+cores, and memory is allocated anew at every step."""
 
 
 @cache
 def options(platform: str) -> dict[str, str] | None:
-    """The options of a platform; None for none, and where this XLA has no such option, which would be an error."""
+    """The options of a platform; None for none, and where this XLA does not know them."""
     wanted = OPTIONS.get(platform)
     if wanted is None:
         return None

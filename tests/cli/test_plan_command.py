@@ -108,7 +108,7 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
         row = rf"^[A-Z] {part['name']} +{format_bytes(part['bytes'])} +{part['tag']}: {part['how']}$"
         assert re.search(row, "\n".join(lines), re.M)
     policies = ", ".join(f"{name} {format_bytes(count)}" for name, count in found["activations"].items())
-    assert f"remat       none (nobody knows the device's memory); activations: {policies}" in lines
+    assert f"remat       none (the device's memory is unknown); activations: {policies}" in lines
     assert len(lines) <= 24
     title = f"{len(found['arrays'])} arrays; those of all blocks with the same layout share a row"
     listed = nnxdsl("plan", "dpo.py", "--arrays").splitlines()

@@ -257,12 +257,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "norms": (
         {"model": Model.Qwen3("tiny")},
-        "queries and keys of this network are normalised, which undoes any factor of their projections; leave it out",
+        "queries and keys are normalized (QK-norm), which undoes any scaling of their projections; unset it",
     ),
     "frozen": (
         {"model": Model.Llama3("tiny"), "frozen": ("query",)},
-        "rescales weights of queries and keys, and 'layers.blocks.0.attention.query.kernel' is not trained; train it "
-        "too",
+        "rescales query and key projections, and 'layers.blocks.0.attention.query.kernel' is frozen; train it too",
     ),
 }
 

@@ -98,7 +98,7 @@ def test_rematerialisation_goes_by_what_is_usable(asked: Callable[..., Experimen
     roomy = plan(experiment, "gpu", H200)
     assert (roomy["remat"], roomy["remat_why"]) == ("none", "fits")
     tight = plan(experiment, "gpu", attrs.evolve(H200, usable=by_policy["products"]["bytes_per_device"]))
-    assert (tight["remat"], tight["remat_why"]) == ("products", "the first that fits")
+    assert (tight["remat"], tight["remat_why"]) == ("products", "first that fits")
     hopeless = plan(experiment, "gpu", attrs.evolve(H200, usable=1))
     assert (hopeless["remat"], hopeless["verdict"]["fits"]) == ("full", False)
     assert plan(experiment, "cpu")["remat"] == "none"

@@ -182,7 +182,7 @@ def test_weights_without_the_layer_are_refused_by_its_arrays(
     assert f"mtp.join.kernel: {missing}" in [str(problem) for problem in raised.value.problems]
     fields = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**fields, "num_nextn_predict_layers": 0}))
-    with pytest.raises(PlanError, match=r"model.mtp_layers: .* tells of no layer that predicts further ahead; set 0"):
+    with pytest.raises(PlanError, match=r"model.mtp_layers: .* has no multi-token-prediction \(MTP\) layer; set 0"):
         build_blueprint(asked)
 
 

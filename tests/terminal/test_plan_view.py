@@ -361,7 +361,7 @@ def test_advice_names_the_setting_or_the_flag() -> None:
     assert found(remat="full", bytes_per_device=35 * GIB) == [
         "memory.remat=auto recomputes less where that fits: with none about 62 GiB"
     ]
-    assert found(remat="full", bytes_per_device=35 * GIB, remat_why="the first that fits") == []
+    assert found(remat="full", bytes_per_device=35 * GIB, remat_why="first that fits") == []
     assert found(remat="full", bytes_per_device=120 * GIB, verdict=fits) == []
     remedy = "with memory.remat=full microbatch_size=2 it would take 20.0 GiB"
     search = "a mesh on which it fits: --search --device s --count 32"
@@ -423,7 +423,7 @@ def test_letters_are_all_different() -> None:
 def test_warnings_in_full_have_their_paths_and_no_markup() -> None:
     text = written(lambda console: show_warnings(plan(), console), 60)
     assert text.startswith(
-        "! warning  mesh.tensor: 12% of the bytes are replicated along\n           tensor=2 [replicated]\n"
+        "! warning  mesh.tensor: 12% of the bytes are replicated\n           along tensor=2 [replicated]\n"
     )
     assert "mesh.rules.0: ('mlp', 'tensor') has no effect: [bold]why[/bold] [rule]" in " ".join(text.split())
     assert written(lambda console: show_warnings(plan(warnings=[]), console), 60) == "no warnings\n"

@@ -122,9 +122,9 @@ def test_held_out_rows_are_evaluated_and_never_trained_on(experiment: Experiment
 @pytest.mark.extended
 def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experiment) -> None:
     program = nnxdsl.compile(experiment)
-    with pytest.raises(PlanError, match="epochs: 2 of rows that have not been counted"):
+    with pytest.raises(PlanError, match="epochs: steps of 2 epochs are unknown before rows are counted"):
         program.lower()
-    with pytest.raises(PlanError, match="epochs: 2 of rows that have not been counted"):
+    with pytest.raises(PlanError, match="epochs: steps of 2 epochs are unknown before rows are counted"):
         _ = program.blueprint.total_steps
     assert nnxdsl.compile(experiment, steps=STEPS).blueprint.total_steps == STEPS
 

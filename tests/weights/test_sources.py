@@ -206,12 +206,12 @@ def test_a_hub_directory_of_another_network_is_refused(
     (hub_directory / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
     monkeypatch.setenv("HOME", str(hub_directory.parent))
     asked = evolve(saved_experiment(finished.run("sft")), {"model.weights": Weights.HF("~/hub")})
-    with pytest.raises(PlanError, match=re.escape("model: it has window=64, but ~/hub/config.json says 32")):
+    with pytest.raises(PlanError, match=re.escape("model: has window=64, but ~/hub/config.json has 32")):
         build_blueprint(asked)
     # A name is looked at when it has been downloaded; here the download is what is already there.
     named = build_blueprint(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
     monkeypatch.setattr(init, "locate", lambda path: hub_directory)
-    with pytest.raises(PlanError, match=re.escape("model: it has window=64, but somebody/hub/config.json says 32")):
+    with pytest.raises(PlanError, match=re.escape("model: has window=64, but somebody/hub/config.json has 32")):
         sources.open_source(named, Path("runs"))
 
 
