@@ -60,13 +60,13 @@ def adapt(
         if quantization is not None and not quantization.freezes:
             return qat.apply_qat(period, quantization, linears, example_inputs(config, dtype))
         for path, name, module in modules:
-            own_adapter = adapter if matches(name, adapter) else None
-            own_quantization = quantization if matches(name, quantization) else None
+            module_adapter = adapter if matches(name, adapter) else None
+            module_quantization = quantization if matches(name, quantization) else None
             changed: nnx.Module | None = None
-            if isinstance(module, ExpertLinear) and (own_adapter or own_quantization):
-                changed = AdaptedExperts(module, own_adapter, own_quantization, name)
-            elif isinstance(module, Linear) and own_adapter:
-                changed = AdaptedLinear(module, own_adapter, name)
+            if isinstance(module, ExpertLinear) and (module_adapter or module_quantization):
+                changed = AdaptedExperts(module, module_adapter, module_quantization, name)
+            elif isinstance(module, Linear) and module_adapter:
+                changed = AdaptedLinear(module, module_adapter, name)
             if changed is not None:
                 setattr(reduce(_child, path[:-1], period), str(path[-1]), changed)
         if quantization is not None and linears:

@@ -1,4 +1,4 @@
-"""The base of an adapter that PiSSA initialized: weights without their principal components."""
+"""PiSSA: the base weights of an adapter, without their principal components."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def residual(weight: np.ndarray, a: np.ndarray) -> np.ndarray:
         `[..., in, out]` in the dtype of `weight`.
     """
     if weight.ndim > 2:
-        return np.stack([residual(one, own) for one, own in zip(weight, a, strict=True)])
+        return np.stack([residual(layer, layer_a) for layer, layer_a in zip(weight, a, strict=True)])
     if not np.any(a):
         return weight
-    whole, rank = weight.astype(np.float32), a.shape[-1]
-    left, values, right = np.linalg.svd(whole, full_matrices=False)
-    return (whole - (left[:, :rank] * values[:rank]) @ right[:rank]).astype(weight.dtype)
+    kernel, rank = weight.astype(np.float32), a.shape[-1]
+    left, values, right = np.linalg.svd(kernel, full_matrices=False)
+    return (kernel - (left[:, :rank] * values[:rank]) @ right[:rank]).astype(weight.dtype)
