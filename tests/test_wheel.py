@@ -32,6 +32,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.extended
 def test_the_wheel_plans_and_serves_the_app(tmp_path: Path) -> None:
+    pytest.importorskip("pip", reason="builds and installs with pip")
     printed(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path / "dist", ROOT, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("nnxdsl-*.whl")
     printed(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
