@@ -224,7 +224,9 @@ ALLOWED_GETATTR = {
 }
 """Files and attributes of foreign objects that may be missing; a spec's family declares a default instead."""
 
-DIALECT = frozenset({"asked", "said", "kept", "known", "taught", "apart", "going"})
+DIALECT = frozenset(
+    {"asked", "said", "kept", "known", "taught", "apart", "going", "appearing", "doubt", "settled", "standing"}
+)
 """Words of no field, which are in no name; see `names`."""
 
 

@@ -19,6 +19,7 @@ from nnxdsl.data.dataset import Dataset, Reads
 from nnxdsl.data.mixture import MixedRows
 from nnxdsl.data.row_order import PIECE, Rows, is_permutation, joined, sorted_pieces
 from nnxdsl.errors import DataError
+from nnxdsl.storage.records import changes
 
 PADDED = Batching.Padded()
 
@@ -63,6 +64,15 @@ def ordered(order: Order, rows: int, seed: int, epoch: int) -> Rows:
     if indices.shape != (rows,) or not np.issubdtype(indices.dtype, np.integer) or not is_permutation(indices):
         raise DataError(f"{type(order).__name__}: expected each of {rows:,} rows once in epoch {epoch}")
     return indices
+
+
+_CHANGED = {
+    "digest": "the data file has changed (sha256)",
+    "rows": "the number of accepted rows has changed",
+    "seed": "the seed has changed",
+    "batch_size": "the batch size has changed",
+    "order": "the order has changed",
+}
 
 
 class BatchSampler:
@@ -176,23 +186,6 @@ class BatchSampler:
         Raises:
             DataError: File, rows, seed, batch size or order differ from the checkpoint's; names both values.
         """
-        current = self.state()
-        names = {
-            "digest": "the data file has changed (sha256)",
-            "rows": "the number of accepted rows has changed",
-            "seed": "the seed has changed",
-            "batch_size": "the batch size has changed",
-            "order": "the order has changed",
-        }
-        changed = [
-            f"{what}: the checkpoint has {_short(state.get(name))}, this run {_short(current[name])}"
-            for name, what in names.items()
-            if state.get(name) != current[name]
-        ]
-        if changed:
+        if changed := changes(_CHANGED, state, self.state()):
             raise DataError(f"{self.dataset.report.source}: cannot resume from the checkpoint: {'; '.join(changed)}")
         return int(state["position"])
-
-
-def _short(value: object) -> str:
-    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)

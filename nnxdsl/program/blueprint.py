@@ -54,6 +54,7 @@ class Blueprint:
         reference: The reference model.
         trainable: The policy's trained leaves, by path.
         frozen: The policy's frozen leaves, by path.
+        learning_rate: The learning rate by optimizer step, which `update` applies and metrics report.
         update: The optax transformation.
         layout: The sharding of every array.
         platform: "cpu", "gpu" or "tpu".
@@ -70,6 +71,7 @@ class Blueprint:
     reference: ReferenceModel
     trainable: Mapping[str, ParamSpec]
     frozen: Mapping[str, ParamSpec]
+    learning_rate: schedules.Curve
     update: optax.GradientTransformation
     layout: Layout
     platform: str
@@ -86,6 +88,12 @@ class Blueprint:
         if self.steps is None:
             raise PlanError([schedules.uncounted(self.experiment)], f"Experiment '{self.experiment.name}'")
         return self.steps
+
+    def with_steps(self, steps: int) -> Blueprint:
+        """This run with `steps` steps, on which only its learning rate depends."""
+        learning_rate = schedules.curve(self.experiment, steps)
+        update = _update(self.experiment, learning_rate, self.trainable)
+        return attrs.evolve(self, steps=steps, learning_rate=learning_rate, update=update)
 
     @property
     def base(self) -> Mapping[str, ParamSpec]:
@@ -246,7 +254,8 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
     problems += qk_clip.problems(experiment.optimizer, config, trainable)
-    update = _update(experiment, steps, trainable)
+    learning_rate = schedules.curve(experiment, steps)
+    update = _update(experiment, learning_rate, trainable)
     teacher = _teacher(experiment, config, frozen_dtype, problems)
     arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
@@ -261,6 +270,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         reference,
         trainable,
         frozen,
+        learning_rate,
         update,
         layout,
         platform,
@@ -313,10 +323,9 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 
 
 def _update(
-    experiment: Experiment, steps: int | None, trainable: Mapping[str, ParamSpec]
+    experiment: Experiment, learning_rate: schedules.Curve, trainable: Mapping[str, ParamSpec]
 ) -> optax.GradientTransformation:
-    curve = schedules.curve(experiment, steps)
-    update = optimizers.build(experiment.optimizer, curve, roles(trainable))
+    update = optimizers.build(experiment.optimizer, learning_rate, roles(trainable))
     if experiment.outer is not None:
         update = diloco.with_diloco(update, experiment.outer)
     return step_guard.build(experiment.guard).wrap(update)

@@ -21,7 +21,7 @@ from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.optim import qk_clip, schedules, step_guard
+from nnxdsl.optim import qk_clip, step_guard
 from nnxdsl.program import diloco, xla_options
 from nnxdsl.program import init as initial
 from nnxdsl.program.activation_sharding import OnSharding, report_shardings
@@ -86,6 +86,13 @@ class Program:
     policy_loss: PolicyLoss
     train_step: Step
     _jitted: _Jitted
+
+    def with_steps(self, steps: int) -> Program:
+        """This program in a run of `steps` steps, for epochs whose rows have been counted."""
+        blueprint = self.blueprint.with_steps(steps)
+        step = build_step(blueprint, self.mesh, self.policy_loss)
+        jitted = jit_step(blueprint, self.mesh, self.policy_loss, step)
+        return Program(self.experiment, blueprint, self.mesh, self.policy_loss, step, jitted)
 
     @property
     def layout(self) -> Layout:
@@ -404,11 +411,10 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
 def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
     """One optimizer step, of a single model or of DiLoCo's workers, with its guard and offloading."""
     experiment, guard = blueprint.experiment, step_guard.build(blueprint.experiment.guard)
-    schedule = schedules.curve(experiment, blueprint.steps)
     train_step = TrainStep(
         loss,
         blueprint.update,
-        learning_rate=lambda state: schedule(guard.applied_steps(state)),
+        learning_rate=lambda state: blueprint.learning_rate(guard.applied_steps(state)),
         microbatches=experiment.microbatches,
         uses_gradcache=experiment.compares_parts,
         dropout_seed=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,

@@ -165,6 +165,25 @@ def problem_in(fields: Mapping[str, Any], kinds: Mapping[str, Kind], *, required
     return None
 
 
+def changes(descriptions: Mapping[str, str], saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Messages for the values of `current` that differ from those in a checkpoint.
+
+    Args:
+        descriptions: What a message says about a change, by name: "the seed has changed".
+        saved: The values in the checkpoint.
+        current: The values of this run; others are not compared.
+    """
+    return [
+        f"{descriptions[name]}: the checkpoint has {_abbreviated(saved.get(name))}, this run {_abbreviated(value)}"
+        for name, value in current.items()
+        if name in descriptions and saved.get(name) != value
+    ]
+
+
+def _abbreviated(value: object) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)
+
+
 def _shown(value: object) -> str:
     if isinstance(value, dict | list):
         return type(value).__name__

@@ -101,10 +101,10 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
         dataset, split = train_test_split(dataset, experiment.test_size)
     for line in dataset.report.lines():
         display.say(line)
-    if experiment.epochs is not None:  # what has been compiled so far knows the model, but not how long the run is
+    if experiment.epochs is not None:  # the rows are counted now
         steps = experiment.steps_for(len(dataset))
         display.say(f"epochs={experiment.epochs:g}: {steps:,} steps on {len(dataset):,} rows")
-        program = compile_experiment(experiment, steps=steps)
+        program = program.with_steps(steps)
     rollouts = Rollouts.of(program, dataset, tokenizer) if isinstance(dataset, Prompts) else None
     evaluator, evaluation = None, experiment.evaluation
     if evaluation is not None:

@@ -11,6 +11,7 @@ import attrs
 from nnxdsl.errors import RunError
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.forward import Leaves
+from nnxdsl.storage.records import changes
 
 CHANGED = {
     "tokenizer": "the tokenizer has changed (fingerprint)",
@@ -44,13 +45,7 @@ class Provenance:
         self.digests |= digests
         if self.checkpoint is None:
             return
-        saved = self.checkpoint["identity"]
-        changed = [
-            f"{CHANGED[name]}: the checkpoint has {_short(saved.get(name))}, this run {_short(value)}"
-            for name, value in digests.items()
-            if saved.get(name) != value
-        ]
-        if changed:
+        if changed := changes(CHANGED, self.checkpoint["identity"], digests):
             raise RunError(
                 f"{self.run}: cannot resume from step {self.checkpoint['batches']['position']}: {'; '.join(changed)}; "
                 f"restore it, or start again with --restart"
@@ -70,7 +65,3 @@ def reference_of(program: Program, state: TrainState) -> Leaves:
         is_continued = experiment.adapter.start is not None and experiment.reference_mode != "none"
         return state.trainable if is_continued else {}
     return state.trainable if experiment.reference_mode == "cached" else state.reference
-
-
-def _short(value: object) -> str:
-    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)

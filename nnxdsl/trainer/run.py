@@ -1,32 +1,20 @@
-"""A run of an experiment in three phases: preparation, precomputation of what training reads, training."""
+"""Runs an experiment in three phases: preparation; resume, with precomputation; training."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import jax
-
 from nnxdsl import tracking
-from nnxdsl.config.core.codegen import to_python
-from nnxdsl.config.core.run_id import canonical
-from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.sampler import BatchSampler
-from nnxdsl.errors import NnxdslError, PlanError, RunError
-from nnxdsl.runs.follower import Follower
-from nnxdsl.runs.lock import RunLock
-from nnxdsl.runs.run_dir import RunDirectory, checked_path
+from nnxdsl.errors import PlanError
+from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
-from nnxdsl.runtime.compile_progress import compile_progress
-from nnxdsl.runtime.signals import StopRequest
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.attempt import Attempt
-from nnxdsl.trainer.finished import earlier_experiments, is_finished, require_same_data, unfinished_reason
+from nnxdsl.trainer.finished import earlier_experiments, is_finished, require_same_data
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.hooks.checkpointing import Checkpointing
 from nnxdsl.trainer.hooks.evaluation import PeriodicEvaluation
@@ -41,11 +29,10 @@ from nnxdsl.trainer.hooks.tracking import Track
 from nnxdsl.trainer.prepare import Prepared, prepare
 from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init, samples_by_step
 from nnxdsl.trainer.rollouts import Rollouts
+from nnxdsl.trainer.session import Session
 from nnxdsl.trainer.throughput import Speed
-from nnxdsl.trainer.trainer import Outcome, Trainer, TrainingError
+from nnxdsl.trainer.trainer import Outcome, Trainer
 from nnxdsl.weights import sources
-
-STOPPING = "stopping after this step, with everything saved; a second signal exits at once (the last checkpoint stays)"
 
 
 def run(
@@ -64,43 +51,31 @@ def run(
         SpecError, PlanError, DataError, WeightsError, RunError: refused; the directory of runs is as it was before.
         TrainingError: training failed; the last checkpoint is whole.
     """
-    path = checked_path(home / experiment.id)
-    with contextlib.ExitStack() as stack:
-        lock, inconsistency = None, None
-        if restart:
-            _require_run_directory(path)
-        elif found := RunDirectory.find(path, identity=canonical(experiment)):
-            if (inconsistency := unfinished_reason(found)) is None:
-                require_same_data(experiment, home)
-                display.say(f"{path}: already finished (use --restart to start again)")
-                return _earlier_outcome(found)
-            lock = stack.enter_context(_locked(path))  # refused now rather than after the data are read
-        distributed.on_process_0(lambda: _require_trackers(experiment))
-        sources.download(experiment, display)
-        prepared = prepare(experiment, home, display)  # before the earlier run, which may take hours
-        if (stopped := _run_earlier(experiment, home, display)) is not None:
-            return stopped
-        with display.phase("opening weights"):
-            prepared.source = sources.open_source(prepared.program.blueprint, home)
-        is_new = restart or not path.exists()
-        directory = _open_directory(experiment, path, display, restart=restart)
-        if lock is None:
-            lock = stack.enter_context(_locked(path))
-        _record_recovery(directory, lock, inconsistency, display)
-        stop = stack.enter_context(StopRequest(lambda: display.say(STOPPING)))
-        stack.enter_context(compile_progress(display))
-        try:
-            with Attempt(directory, display, stop, prepared.program.blueprint.total_steps) as attempt:
-                with attempt.before_training():
-                    start = resume_or_init(prepared, attempt)
-                with attempt.training():
-                    return _train(prepared, attempt, start, hooks)
-        except TrainingError:
-            raise
-        except NnxdslError:
-            if is_new and distributed.is_first():  # refused before it began: nothing to keep
-                shutil.rmtree(path, ignore_errors=True)
-            raise
+    with Session(experiment, home, display, restart=restart) as session:
+        if session.finished is not None:
+            require_same_data(experiment, home)
+            display.say(f"{session.path}: already finished (use --restart to start again)")
+            return _earlier_outcome(session.finished)
+        prepared = _prepare(experiment, home, display)
+        if isinstance(prepared, Outcome):
+            return prepared
+        with session.attempt(prepared.program.blueprint.total_steps) as attempt:
+            with attempt.before_training():
+                start = resume_or_init(prepared, attempt)
+            with attempt.training():
+                return _train(prepared, attempt, start, hooks)
+
+
+def _prepare(experiment: Experiment, home: Path, display: Display) -> Prepared | Outcome:
+    """The first phase: everything that can be refused, then the earlier runs; the outcome of one that was stopped."""
+    distributed.on_process_0(lambda: _require_trackers(experiment))
+    sources.download(experiment, display)
+    prepared = prepare(experiment, home, display)  # before the earlier runs, which may take hours
+    if (stopped := _run_earlier(experiment, home, display)) is not None:
+        return stopped
+    with display.phase("opening weights"):
+        prepared.source = sources.open_source(prepared.program.blueprint, home)
+    return prepared
 
 
 def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[Hook]) -> Outcome:
@@ -114,7 +89,7 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         checkpointing.is_evaluated = partial(evaluator.is_due, total=program.blueprint.total_steps)
     is_cached = experiment.reference_mode == "cached"
     datasets = {"data": prepared.dataset, "held-out data": None if evaluator is None else evaluator.dataset}
-    own: Sequence[Hook | None] = [
+    run_hooks: Sequence[Hook | None] = [
         RunLog(attempt, stopping, start.damage, datasets),
         track,
         metrics,
@@ -126,7 +101,7 @@ def _train(prepared: Prepared, attempt: Attempt, start: Start, hooks: Sequence[H
         stopping,
         Progress(attempt, speed),
     ]
-    trainer = Trainer(program, prepared.batches(), [*(hook for hook in own if hook is not None), *hooks])
+    trainer = Trainer(program, prepared.batches(), [*(hook for hook in run_hooks if hook is not None), *hooks])
     with track:
         trainer.train(start.state, start.step)
     return Outcome(
@@ -158,55 +133,6 @@ def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcom
         if outcome.state != "finished":
             return outcome
     return None
-
-
-def _open_directory(experiment: Experiment, path: Path, display: Display, *, restart: bool) -> RunDirectory:
-    """The run's directory, created by the first process where there is none, and read by the others."""
-
-    def create() -> RunDirectory:
-        if restart:
-            _move_away(path, display)
-        return RunDirectory.create(
-            path,
-            identity=canonical(experiment),
-            experiment_json=to_dict(experiment),
-            experiment_py=to_python(experiment),
-        )
-
-    directory = distributed.on_process_0(create)
-    return directory if distributed.is_first() else Follower(path, jax.process_index())
-
-
-def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
-    """The run's lock, which the first process holds for all."""
-    lock = distributed.on_process_0(lambda: RunLock(path))
-    return lock if distributed.is_first() else contextlib.nullcontext(path)
-
-
-def _record_recovery(directory: RunDirectory, lock: object, inconsistency: str | None, display: Display) -> None:
-    """Records what a crash left: a status that is wrong, the lock of a process that is gone."""
-    if inconsistency:
-        directory.append_event({"event": inconsistency})
-        display.say(f"warning: {directory.path}: {inconsistency}; resuming from there")
-    if isinstance(lock, RunLock) and lock.recovered is not None:
-        directory.append_event({"event": "stale lock recovered", "of": lock.recovered.process.pid})
-
-
-def _require_run_directory(path: Path) -> None:
-    """Refuses to move away a directory that is no run directory."""
-    is_run = any((path / name).exists() for name in ("run.json", "experiment.json"))
-    if path.exists() and not is_run:
-        raise RunError(f"{path} is no run directory, so --restart leaves it alone; give another --home")
-
-
-def _move_away(path: Path, display: Display) -> None:
-    if not path.exists():
-        return
-    trash = path.parent / ".trash" / f"{path.name}-{time.time_ns()}"
-    with RunLock(path):
-        trash.parent.mkdir(exist_ok=True)
-        shutil.move(path, trash)
-    display.say(f"moved what {path} held to {trash}")
 
 
 def _earlier_outcome(directory: RunDirectory) -> Outcome:

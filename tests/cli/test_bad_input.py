@@ -1,4 +1,4 @@
-"""What is wrong is refused before anything is written: whole messages, exit code 2, no directory of runs."""
+"""Invalid input is refused before anything is written: whole messages, exit code 2, no directory of runs."""
 
 # ruff: noqa: E501 - whole messages stand as they are printed
 

@@ -1,4 +1,4 @@
-"""What an experiment leaves out: optimizers by objective and adapter; models by name."""
+"""Derived defaults: optimizers by objective and adapter; models by name."""
 
 from __future__ import annotations
 

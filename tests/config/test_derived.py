@@ -1,4 +1,4 @@
-"""Weights of `Model.HF` that are not given: those of the same directory, the same run as if they were written out."""
+"""Derived weights of `Model.HF`: those of the same directory, with the same run id as if written out."""
 
 from __future__ import annotations
 

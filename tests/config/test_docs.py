@@ -1,4 +1,4 @@
-"""Every public field is described where the class is, and what docstrings show is true."""
+"""Every public field is documented in its class, and doctests pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a run's identity, for every field of every class, and that it does not depend on the process."""
+"""The identity of a run: every field of every class, independent of the process."""
 
 from __future__ import annotations
 

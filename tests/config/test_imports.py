@@ -1,4 +1,4 @@
-"""Names in data become code only where the user allowed it, wherever in a tree they stand."""
+"""Names in data are imported only where the user allowed it, anywhere in a tree."""
 
 from __future__ import annotations
 

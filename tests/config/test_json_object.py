@@ -1,4 +1,4 @@
-"""Fields of plain JSON values: held unchanged, equal where their JSON is, and refused where it could not be written."""
+"""Fields of plain JSON values: unchanged, equal if their JSON is, refused if they cannot be written."""
 
 from __future__ import annotations
 

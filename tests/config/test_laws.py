@@ -1,4 +1,4 @@
-"""Laws that hold for every experiment that can be built."""
+"""Properties of every valid experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole messages: each says where, what, and what would be right, and all problems come at once."""
+"""Whole error messages: path, problem and fix, and all problems at once."""
 
 from __future__ import annotations
 

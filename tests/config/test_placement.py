@@ -1,4 +1,4 @@
-"""Meshes and memory: what cannot be is refused when it is written, and slices are cut from slow axes."""
+"""Meshes and memory: invalid settings are refused at construction; slices are taken from slow axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment with rollouts may be: settings that act, groups that fill a batch, rows that can be answered."""
+"""Experiments with rollouts: settings without effect, group sizes, kinds of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches, ranges and launchers say what is wrong with them, all at once, when they are built."""
+"""Searches, ranges and launchers report all of their problems at construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random experiments of these tests reach every class, so that no law holds for want of examples."""
+"""The random experiments of these tests reach every class."""
 
 from __future__ import annotations
 

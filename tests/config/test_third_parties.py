@@ -1,4 +1,4 @@
-"""Classes of somebody else's package: used, written, read and generated like the built-in ones; wrong ones refused."""
+"""Third-party spec classes: used, written, read and generated like the built-in ones; invalid ones refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a type checker says of experiments: the right ones pass, the wrong ones are marked."""
+"""Type checking of experiments: valid ones pass, invalid ones are reported."""
 
 from __future__ import annotations
 

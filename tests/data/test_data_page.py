@@ -1,4 +1,4 @@
-"""The page on data: its rows are read as it says, and its tables have the kinds that the code has."""
+"""The documentation page on data: its rows can be read as it says, and its tables are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nnxdsl data`: what becomes of the rows of an experiment's data, and what a file of rows has."""
+"""`nnxdsl data`: statistics of an experiment's data, and of a file of rows."""
 
 from __future__ import annotations
 

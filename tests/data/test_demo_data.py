@@ -1,4 +1,4 @@
-"""The demo data: what the script writes is what is committed, and it is what it claims to be."""
+"""The demo data: the committed files are what the script writes, and have the documented properties."""
 
 from __future__ import annotations
 

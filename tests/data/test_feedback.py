@@ -1,4 +1,4 @@
-"""Labelled answers: every form of a row, which other answer each is compared with, and what is refused."""
+"""Labelled completions: every form of a row, the mismatched completion of each, and refused rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in memory: saved under the name of their content, and read as they were."""
+"""Rows in memory: saved under a digest of their content, and read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markers written out in the text of rows, ids beyond the model's vocabulary, and damaged files beside a tokenizer."""
+"""Special tokens in the text of rows, ids beyond the model's vocabulary, damaged tokenizer files."""
 
 from __future__ import annotations
 

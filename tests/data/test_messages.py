@@ -1,4 +1,4 @@
-"""What rows may hold beside plain messages: tool calls, tools, other fields, other forms; and what of it is counted."""
+"""Messages of chats: tool calls, tools, other fields and forms, and their warnings."""
 
 from __future__ import annotations
 

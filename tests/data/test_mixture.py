@@ -1,4 +1,4 @@
-"""Mixtures: shares to two rows, every row of a source once an epoch, any place without those before it."""
+"""Mixtures: shares to two rows, every row of a source once an epoch, random access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows side by side: packed, all come back whole, nothing is over its room, and a batch depends on its step alone."""
+"""Packing: all rows come back whole, nothing exceeds its room, and a batch depends on its step alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preference pairs: every form of a row, where the border lies, what is cut, and what is refused."""
+"""Preference pairs: every form of a row, the border of prompt and completion, truncation, refused rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that a policy answers: their ids, the columns beside them, and batches of answers."""
+"""Prompts for online RL: their ids, the columns beside them, and rollout batches."""
 
 from __future__ import annotations
 

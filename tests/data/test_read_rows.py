@@ -1,4 +1,4 @@
-"""A process reads its own rows of a batch and no others, and its part of the batch is that of the whole one."""
+"""A process reads its own rows of a batch alone, and its part equals that of the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards by name: found, checked against rows, and called; what is wrong names row, function and value."""
+"""Reward functions: looked up, checked against rows, and called; errors name row, function and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows at random: whatever a row is, all of its text is learnt from, or a count or an error says what is not."""
+"""Random rows: all of their text is trained on, or a count or an error names what is not."""
 
 from __future__ import annotations
 

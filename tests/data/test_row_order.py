@@ -1,4 +1,4 @@
-"""Orders and duplicates of many rows are found piece by piece, and equal those found at once."""
+"""Orders and duplicates of many rows, computed piece by piece, equal those computed at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as rows: what is read, and what is said about what cannot be."""
+"""Reading rows from files, and the messages about bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows come from: formats, compression, globs, folders, what save_to_disk wrote, and their digests."""
+"""Sources of rows: formats, compression, globs, folders, `save_to_disk`, digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out rows: decided by their content, never among the training rows, equal prompts on one side."""
+"""The train/test split: decided by content, disjoint, equal prompts on one side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of chat templates and system prompts that the data sets: rows, samples, and what is refused."""
+"""Arguments of chat templates and system prompts of the data: rows, samples, refusals."""
 
 from __future__ import annotations
 

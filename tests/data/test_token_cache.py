@@ -1,4 +1,4 @@
-"""Tokenized rows on disk: equal to those in memory, read by later starts, made again if they are damaged."""
+"""The token cache: equal to rows in memory, reused by later starts, rebuilt if it is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of docs/guides/sweeps_and_launching.md: what schemas of JobSet and SkyPilot allow, what a shell runs."""
+"""The cluster templates of docs/guides/sweeps_and_launching.md against the schemas of JobSet and SkyPilot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What state of a run, processes that outlive their starter, and what a killed driver finds: without any training."""
+"""Outcomes of runs, processes that outlive their starter, and resuming a killed driver; without training."""
 
 from __future__ import annotations
 

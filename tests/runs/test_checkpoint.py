@@ -1,4 +1,4 @@
-"""A committed checkpoint is never lost and never wrong, whatever kills the writer or damages the files."""
+"""Checkpoints: a committed step survives kills of the writer; damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result is kept under the name of all code that computed it: a change of any file asks for it again."""
+"""The code digest: a change of any file gives a new key for cached results."""
 
 from __future__ import annotations
 

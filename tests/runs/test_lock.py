@@ -1,4 +1,4 @@
-"""One directory, one writer, and a lock that a killed writer does not keep."""
+"""The run lock: one writer per directory, and a killed writer does not keep it."""
 
 from __future__ import annotations
 

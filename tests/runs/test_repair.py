@@ -1,4 +1,4 @@
-"""Rows that were repeated, lost, moved or put in by somebody else: a resume leaves each step once, or names it."""
+"""Repair of JSON-lines files: repeated, lost, moved and foreign rows; each step once after a resume."""
 
 from __future__ import annotations
 

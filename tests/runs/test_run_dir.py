@@ -1,4 +1,4 @@
-"""The run directory survives kills, damage and other people's files."""
+"""The run directory: kills, damage, foreign files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of runs that were edited, damaged or put in by others: one message, no traceback, nothing wrong believed."""
+"""Edited, damaged and foreign files of runs: one message, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a thread gives back is there again without the kernel, where there is plenty of it."""
+"""The allocator settings: freed memory is reused without the kernel if the machine has plenty."""
 
 from __future__ import annotations
 

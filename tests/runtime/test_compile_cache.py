@@ -1,4 +1,4 @@
-"""What XLA compiled is found by the next process, beside the runs, without a word; and never stops a run."""
+"""The compilation cache: programs are reused by later processes, and its failures never stop a run."""
 
 from __future__ import annotations
 

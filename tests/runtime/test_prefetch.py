@@ -1,4 +1,4 @@
-"""Results made ahead: in order, once each, at most so many, with errors where they belong and no thread left."""
+"""Prefetching: results in order, once each, bounded depth, errors at the right step, no thread left."""
 
 from __future__ import annotations
 

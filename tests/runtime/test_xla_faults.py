@@ -1,4 +1,4 @@
-"""XLA's known faults are avoided in every process that imports nnxdsl, and a user's own flags stay."""
+"""Workarounds for XLA crashes are set in every process that imports nnxdsl; the user's flags are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags for compilers: an unknown one ends a real process and is left out, a known one is set, the user's stay."""
+"""XLA flags: unknown ones are left out, known ones set, the user's unchanged; tried in a real process."""
 
 from __future__ import annotations
 

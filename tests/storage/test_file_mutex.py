@@ -1,4 +1,4 @@
-"""Runs that want the same work take turns, also when the one at work is killed."""
+"""The file lock: one process at a time, and released when its holder is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep came to: ranking, the table, the plot, whatever the names in it are."""
+"""Results of sweeps: ranking, the table, the plot, hostile names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of an array: which device holds which block, by JAX's own word, and pictures of known meshes in full.
+"""The device grid of an array: blocks compared with JAX's own shardings, and whole drawings of known meshes.
 
 Run as a program, this file compares with JAX in a process of its own, where the machine counts as eight devices.
 """

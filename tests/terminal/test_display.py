@@ -1,4 +1,4 @@
-"""What a person sees: readable at 80 columns, nothing read as markup, nothing on stdout."""
+"""The display: readable at 80 columns, no markup interpreted, nothing on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows: HTML of experiments, plans, layouts and progress; runs and interrupts in a real kernel."""
+"""Notebook output: HTML of experiments, plans, layouts and progress; runs and interrupts in a real kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan looks like: whole at any width, readable without colour, and why an array lies where it does."""
+"""The printed plan: complete at any width, readable without colour, the rules of each array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled and what is read shows itself as phases of the display."""
+"""Compilation and reading of weights appear as phases of the display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of third parties, and a run directory that a test writes in the place of a trainer."""
+"""Third-party packages, and a run directory that a test writes instead of a trainer."""
 
 from __future__ import annotations
 

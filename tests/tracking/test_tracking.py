@@ -1,4 +1,4 @@
-"""The process that writes metrics to trackers, with a third party's tracker: what it writes, and what ends it."""
+"""The tracking process, with a third party's tracker: what it writes, failures, resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run saves its state, and what it says where an attempt begins again before what the last one had done."""
+"""When checkpoints are saved, and the message about lost steps when an attempt starts again."""
 
 from __future__ import annotations
 

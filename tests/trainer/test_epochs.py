@@ -1,4 +1,4 @@
-"""Runs of epochs: as many steps as their rows take, resumed or not; the shortest experiment, on rows of token ids."""
+"""Runs of epochs: the number of steps, resumed or not; the shortest experiment, on rows of token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a run that has ended: completions and held-out metrics, before and after training."""
+"""The printed outcome of a run: completions and held-out metrics, before and after training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs whose rows are packed tell the same as those whose rows are padded, and are the same run."""
+"""Whole runs with packed rows equal those with padded rows, and have the same id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run in several real processes: the same figures as in one, stopped together, ended together, gone on with."""
+"""Multi-process runs in real processes: results equal to one process, stops, failures, resumes."""
 
 from __future__ import annotations
 

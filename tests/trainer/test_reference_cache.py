@@ -1,4 +1,4 @@
-"""Reference log-probs are computed once, found again by their key, and completed after an interruption."""
+"""The reference cache: computed once, reused by key, and completed after an interruption."""
 
 from __future__ import annotations
 

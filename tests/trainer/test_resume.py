@@ -1,4 +1,4 @@
-"""Killed or stopped at any moment and run again, a run ends bit-equal to an undisturbed one; or says why not."""
+"""Killed or stopped at any moment and run again, a run ends bit-equal to an undisturbed one, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of a run: which are written, what a row says, and that a resumed run has each once and trains the same."""
+"""The log of rollouts: which are written, their fields, and each once after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of a policy: the same from the same seed, step and weights, kept where these are gone, and worth a reward."""
+"""Rollouts: the same from the same seed, step and weights; stored across resumes; rewards."""
 
 from __future__ import annotations
 

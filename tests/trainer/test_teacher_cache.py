@@ -1,4 +1,4 @@
-"""A teacher's top-k is computed once and found again by its key, and a run that has it learns and resumes."""
+"""The teacher cache: top-k computed once and reused by key; a run with it trains and resumes."""
 
 from __future__ import annotations
 

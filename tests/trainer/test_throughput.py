@@ -1,4 +1,4 @@
-"""Figures of a step: rates by what a row is, and shares of a peak where there is one."""
+"""Throughput metrics: rates by unit, utilisation where the peak is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of token ids and weights without a tokenizer: a run needs none, and what needs one says so."""
+"""Rows of token ids and weights without a tokenizer: a run needs none; messages where one is required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer that is not that of the model is refused before anything is written, unless it is asked for by name."""
+"""A tokenizer that does not match the model is refused before anything is written, unless allow_mismatch is set."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bytes_over_a_model_with_its_own_tokenizer(model: Path, tmp_path: Path) 
         prepare(asked, home, Display(quiet=True))
     assert str(error.value) == (
         f"1 problem in Experiment 'mismatch'\n  model.tokenizer: Tokenizer.Bytes() has other ids than {own}, the "
-        f"tokenizer of the weights; leave it out to use that one, or set Tokenizer.Bytes(allow_mismatch=True)"
+        f"tokenizer of the weights; unset it to use that one, or set Tokenizer.Bytes(allow_mismatch=True)"
     )
     assert not home.exists()
     for tokenizer in (Tokenizer.Bytes(allow_mismatch=True), Tokenizer.Auto(), Tokenizer.File(str(model))):
@@ -85,8 +85,8 @@ def test_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
     whole = shutil.copytree(MODEL, tmp_path / "whole")
     shutil.copytree(large, whole, dirs_exist_ok=True)
     cases = (
-        (Model.HF(str(MODEL), tokenizer=Tokenizer.File(large)), f"File({large!r})", ROWS, f"File({large!r}, "),
-        (Model.HF(str(whole)), f"File({str(whole)!r})", ROWS, f"File({str(whole)!r}, "),
+        (Model.HF(str(MODEL), tokenizer=Tokenizer.File(large)), f'File("{large}")', ROWS, f'File("{large}", '),
+        (Model.HF(str(whole)), f'File("{whole}")', ROWS, f'File("{whole}", '),
         (Model.HF(str(MODEL), tokenizer=Tokenizer.Bytes()), "Bytes()", 258, "Bytes("),
         (Model.HF(str(MODEL), weights=Weights.Random(), tokenizer=Tokenizer.Bytes()), "Bytes()", 258, "Bytes("),
     )
@@ -95,8 +95,8 @@ def test_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
         with pytest.raises(PlanError) as error:
             prepare(asked, tmp_path / "runs", Display(quiet=True))
         assert str(error.value).partition("\n")[2] == (
-            f"  model.tokenizer: Tokenizer.{tokenizer} has ids up to {last}, and the model's embedding {ROWS} rows; "
-            f"name the tokenizer that belongs to the model with Tokenizer.File(path), or, if the data is token ids, "
+            f"  model.tokenizer: Tokenizer.{tokenizer} has ids up to {last}, but the model's embedding has {ROWS} "
+            f"rows; set the tokenizer of the model with Tokenizer.File(path), or, if the data is token ids, "
             f"set Tokenizer.{allowed}allow_mismatch=True)"
         )
     for tokenizer in (Tokenizer.Bytes(allow_mismatch=True), Tokenizer.File(large, allow_mismatch=True)):

@@ -1,4 +1,4 @@
-"""Two stages by one command, in a real process: what the run directories hold, and what a second command does."""
+"""Two stages by one command, in a real process: their run directories, and a second command."""
 
 from __future__ import annotations
 

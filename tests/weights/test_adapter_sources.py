@@ -1,4 +1,4 @@
-"""Adapters that go on where another ended, whose reference is that one as it was; and checkpoints of weights alone."""
+"""Adapters that continue another one, whose reference is the earlier adapter; checkpoints of weights only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights from format to format and back, bit for bit; comparing them; and what is said of files that will not do."""
+"""Converting weights between formats and back, bit for bit; comparison; unsupported files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run learnt as others load it: the same weights, logits and texts; whole or not there; nothing written over."""
+"""Exported models: the same weights, logits and texts; atomic; nothing overwritten."""
 
 from __future__ import annotations
 

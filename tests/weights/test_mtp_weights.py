@@ -1,4 +1,4 @@
-"""The layer that predicts the token after the next one, in weights that are converted, loaded, trained and exported."""
+"""The multi-token-prediction layer in converted, loaded, trained and exported weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every source of weights that reads files refuses NaN and infinity, unless `allow_non_finite` asks for them."""
+"""Every source of weights refuses NaN and infinity, unless `allow_non_finite` is set."""
 
 from __future__ import annotations
 

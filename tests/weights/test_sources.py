@@ -1,4 +1,4 @@
-"""Where first weights come from: what a run saved (adapters merged), and directories of the Hub's format."""
+"""Sources of initial weights: saved runs (adapters merged), and Hub directories."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+from nnxdsl.config.core.codegen import render
+from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.tokenizer import Auto, Bytes, File, Tokenizer
 from nnxdsl.data.tokenizers.chat_template import TURNS
 from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
@@ -138,7 +140,7 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
 
 
 def mismatch(spec: Tokenizer, tokenizer: TokenizerBase, weights_dir: Path | None, vocab_size: int) -> str | None:
-    """Why a tokenizer is not that of a model, and what would be right; None if it may be.
+    """A message if a tokenizer does not match a model, with the fix; None if it does.
 
     An embedding may have more rows than the tokenizer has ids, and random weights have no tokenizer. Special tokens
     above all others may be missing in it, as in the published Gemma 3 1B: rows with them are refused one by one.
@@ -152,35 +154,43 @@ def mismatch(spec: Tokenizer, tokenizer: TokenizerBase, weights_dir: Path | None
     allows = isinstance(spec, Bytes | File) and spec.allow_mismatch
     if allows or isinstance(tokenizer, MissingTokenizer) or (isinstance(spec, Auto) and weights_dir is None):
         return None
-    own = next((weights_dir / name for name in _NAMES if weights_dir and (weights_dir / name).is_file()), None)
-    if isinstance(spec, Bytes) and own is not None:
+    if isinstance(spec, Bytes) and weights_dir is not None and (file := _file_in(weights_dir)) is not None:
         return (
-            f"Tokenizer.Bytes() has other ids than {own}, the tokenizer of the weights; leave it out to use that one, "
+            f"Tokenizer.Bytes() has other ids than {file}, the tokenizer of the weights; unset it to use that one, "
             f"or set Tokenizer.Bytes(allow_mismatch=True)"
         )
-    last = tokenizer.vocab_size - 1
-    while last in tokenizer.special_ids:
-        last -= 1
-    last = max(last, tokenizer.eos_id, tokenizer.bos_id or 0)
+    last = _last_id(tokenizer)
     if last < vocab_size:
         return None
-    named = repr(spec.path if isinstance(spec, File) else str(weights_dir)) + ", "
-    kind, named = ("Bytes", "") if isinstance(spec, Bytes) else ("File", named)
+    used = File(str(weights_dir)) if isinstance(spec, Auto) else spec
     return (
-        f"Tokenizer.{kind}({named.removesuffix(', ')}) has ids up to {last:,}, and the model's embedding "
-        f"{vocab_size:,} rows; name the tokenizer that belongs to the model with Tokenizer.File(path), or, if the data "
-        f"is token ids, set Tokenizer.{kind}({named}allow_mismatch=True)"
+        f"{render(used)} has ids up to {last:,}, but the model's embedding has {vocab_size:,} rows; set the tokenizer "
+        f"of the model with Tokenizer.File(path), or, if the data is token ids, set "
+        f"{render(evolve(used, {'allow_mismatch': True}))}"
     )
 
 
+def _last_id(tokenizer: TokenizerBase) -> int:
+    """The largest id that is not one of the special tokens above all others; EOS and BOS count."""
+    last = tokenizer.vocab_size - 1
+    while last in tokenizer.special_ids:
+        last -= 1
+    return max(last, tokenizer.eos_id, tokenizer.bos_id or 0)
+
+
+def _file_in(directory: Path) -> Path | None:
+    """The file of the tokenizer in a directory; None if there is none."""
+    return next((directory / name for name in _NAMES if (directory / name).is_file()), None)
+
+
 def _beside_weights(directory: Path) -> TokenizerBase:
-    if directory.is_dir() and not any((directory / name).is_file() for name in _NAMES):
+    if directory.is_dir() and _file_in(directory) is None:
         return cast("TokenizerBase", MissingTokenizer(directory, _NAMES))
     return _from_files(directory, None)
 
 
 def _from_files(path: Path, template: str | None) -> TokenizerBase:
-    file = next((path / name for name in _NAMES if (path / name).is_file()), path)
+    file = _file_in(path) or path
     if not file.exists():
         raise DataError(f"{path}: no such file or directory; a tokenizer is a directory with {' or '.join(_NAMES)}")
     if file.is_dir():
