@@ -43,9 +43,9 @@ def run_command(
     with distributed.on_peer_failure(lambda why: sys.stderr.write(f"ProcessError: {why}\n")):
         try:
             with distributed.Watch():
-                is_first = distributed.is_first()
+                is_process_0 = distributed.is_process_0()
                 code = _run(
-                    experiment, home, quiet=quiet or not is_first, restart=restart, as_json=as_json and is_first
+                    experiment, home, quiet=quiet or not is_process_0, restart=restart, as_json=as_json and is_process_0
                 )
                 if code == FAILED:
                     raise TrainingError("see the log")

@@ -57,8 +57,8 @@ class Outer(Spec):
             return
         if mesh.splits_unevenly:
             return
-        own_axis = worker_axis(self.workers, mesh)
-        axes = {axis: size for axis in BATCH_AXES if (size := mesh.sizes[axis]) > 1 and axis != own_axis}
+        worker_mesh_axis = worker_axis(self.workers, mesh)
+        axes = {axis: size for axis in BATCH_AXES if (size := mesh.sizes[axis]) > 1 and axis != worker_mesh_axis}
         if (rows // self.workers) % math.prod(axes.values()):
             cut = " x ".join(f"{axis}={size}" for axis, size in axes.items())
             message = f"{rows // self.workers} rows of each of outer.workers={self.workers} cannot be split over {cut}"

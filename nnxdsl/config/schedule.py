@@ -81,8 +81,8 @@ class WSD(Schedule):
     def problems(self) -> Iterable[Problem]:
         """Warm-up and decay must fit into one run, and what a decay ends at needs a decay."""
         if self.warmup_ratio + self.decay_ratio > 1:
-            together = f"{self.decay_ratio} and warmup_ratio={self.warmup_ratio} are more than the whole run"
-            yield Problem("decay_ratio", together)
+            message = f"{self.decay_ratio} and warmup_ratio={self.warmup_ratio} are more than the whole run"
+            yield Problem("decay_ratio", message)
         if self.decay_ratio == 0 and self.final_ratio != 0:
             yield Problem("final_ratio", "has no effect without a decay")
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import attrs
 
-from nnxdsl.config.core.base import Spec, gather
+from nnxdsl.config.core.base import Spec, declared, gather
 from nnxdsl.config.core.validators import filled
 from nnxdsl.errors import Problem
 
@@ -139,6 +139,25 @@ class Merged(Weights):
 ADAPTERS = PEFT | Checkpoint | From
 """Weights that may be an adapter."""
 ADAPTER_WEIGHTS = "Weights.PEFT, Weights.Checkpoint and Weights.From"
+
+
+def dependencies_of(experiment: Experiment) -> list[Experiment]:
+    """The experiments whose final weights (`Weights.From`) an experiment starts from, without duplicates.
+
+    They give the weights of its model, its adapter, its reference or its teacher.
+    """
+    return list({one.id: one for one in _dependencies_in(experiment)}.values())
+
+
+def _dependencies_in(value: object) -> Iterator[Experiment]:
+    if isinstance(value, From):
+        yield value.experiment
+    elif isinstance(value, Spec):
+        for name in declared(type(value)):
+            yield from _dependencies_in(getattr(value, name))
+    elif isinstance(value, tuple):
+        for item in cast("tuple[object, ...]", value):
+            yield from _dependencies_in(item)
 
 
 def parts(weights: Weights | None) -> tuple[Weights, ...]:

@@ -37,9 +37,9 @@ def sorted_pieces(blocks: Callable[[], Iterable[Values]], rows: int) -> Iterator
             chosen.append(within + begin)
             chosen_values.append(block[within])
             begin += len(block)
-        own, values = np.concatenate(chosen), np.concatenate(chosen_values)
+        piece, values = np.concatenate(chosen), np.concatenate(chosen_values)
         order = np.argsort(values, kind="stable")
-        yield own[order], values[order]
+        yield piece[order], values[order]
 
 
 def joined(pieces: Iterable[Rows], rows: int) -> Rows:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import attrs
 
-from nnxdsl.config.core.base import Spec, declared
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.weights import From
+from nnxdsl.config.weights import dependencies_of
 from nnxdsl.errors import NnxdslError
 from nnxdsl.launch.job import DIRECTORY, Engine, Job, prepare
 from nnxdsl.launch.outcome import Outcome, attempts_of, is_alive, outcome_from_status, outcome_of_job
@@ -397,19 +396,3 @@ def last_events(directory: Path) -> list[dict[str, Any]]:
         if isinstance(row.get("run"), str) and isinstance(row.get("event"), str):
             events[row["run"]] = row
     return list(events.values())
-
-
-def dependencies_of(experiment: Experiment) -> list[Experiment]:
-    """The experiments whose weights an experiment starts from, without duplicates: model, reference, teacher."""
-    return list({one.id: one for one in _dependencies_in(experiment)}.values())
-
-
-def _dependencies_in(value: object) -> Iterator[Experiment]:
-    if isinstance(value, From):
-        yield value.experiment
-    elif isinstance(value, Spec):
-        for name in declared(type(value)):
-            yield from _dependencies_in(getattr(value, name))
-    elif isinstance(value, tuple):
-        for item in cast("tuple[object, ...]", value):
-            yield from _dependencies_in(item)

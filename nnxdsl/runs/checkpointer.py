@@ -31,7 +31,7 @@ from nnxdsl.runs.checkpoint_format import (
 )
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.completeness import check_complete
-from nnxdsl.runtime.distributed import is_first
+from nnxdsl.runtime.distributed import is_process_0
 from nnxdsl.runtime.event_loops import use_patient_loops
 from nnxdsl.runtime.limits import descriptor_shortage
 from nnxdsl.storage import disk_space, manifest
@@ -89,7 +89,7 @@ class Checkpoints(CheckpointReader):
         self._saving: _Saving | None = None
         self._committed: int | None = None
         self._plain()  # refuses a path that cannot be used before anything is computed
-        if is_first():
+        if is_process_0():
             for name in (WRITING, TRASH):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 
@@ -134,7 +134,7 @@ class Checkpoints(CheckpointReader):
         checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         saving = _Saving(step, body, frozenset(protect), checkpointer)
         try:
-            if is_first():
+            if is_process_0():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
                 hit_failpoint("save-begun")
@@ -165,7 +165,7 @@ class Checkpoints(CheckpointReader):
         needed = sum(_bytes(array) for arrays in groups.values() for array in arrays.values())
         if why := descriptor_shortage():
             raise self._failed(step, why)
-        if is_first() and (why := disk_space.shortage(self.directory, needed)):
+        if is_process_0() and (why := disk_space.shortage(self.directory, needed)):
             raise self._failed(step, why)
 
     def wait(self) -> int | None:
@@ -203,7 +203,7 @@ class Checkpoints(CheckpointReader):
         try:
             saving.checkpointer.wait_until_finished()
             hit_failpoint("save-written")
-            if is_first():
+            if is_process_0():
                 self._commit(saving)
         except BaseException as error:  # raised by the next `wait` or `poll`
             saving.error = error
@@ -260,7 +260,7 @@ class Checkpoints(CheckpointReader):
     def _discard(self, saving: _Saving) -> None:
         with contextlib.suppress(Exception):  # its error, if any, has been recorded already
             saving.checkpointer.close()
-        if is_first():
+        if is_process_0():
             shutil.rmtree(self.directory / WRITING, ignore_errors=True)
 
     def _failed(self, step: int, error: BaseException | str) -> CheckpointError:

@@ -156,7 +156,7 @@ def join(args: DistributedArgs) -> bool:
     return True
 
 
-def is_first() -> bool:
+def is_process_0() -> bool:
     """Whether this is process 0, which writes files and prints."""
     return jax.process_index() == 0
 
@@ -180,7 +180,7 @@ def on_process_0(function: Callable[[], T]) -> T:
     if is_single_process():
         return function()
     key = f"nnxdsl/on_process_0/{next(_call_ids)}"
-    if not is_first():
+    if not is_process_0():
         reply = json.loads(_client().blocking_key_value_get(key, int(PROCESS_0_SECONDS * 1000)))
         if "refused" in reply:
             raise RunError(reply["refused"])

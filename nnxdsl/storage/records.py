@@ -119,7 +119,7 @@ COMPLETION: Mapping[str, Kind] = {
 """Fields of a completion in a row of `rollouts.jsonl`."""
 
 
-def _are_completions(value: Any) -> bool:
+def _is_completion_list(value: Any) -> bool:
     """Whether a JSON value is a list of completions with all of their fields."""
     return isinstance(value, list) and all(
         isinstance(one, dict) and problem_in(one, COMPLETION, required=tuple(COMPLETION)) is None for one in value
@@ -132,7 +132,7 @@ ROLLOUT: Mapping[str, Kind] = {
     "group": COUNT,
     "row": STRING,
     "prompt": STRING,
-    "completions": Kind("a list of completions", _are_completions),
+    "completions": Kind("a list of completions", _is_completion_list),
 }
 """Fields of a row of `rollouts.jsonl`: a prompt of a step with its group of completions."""
 

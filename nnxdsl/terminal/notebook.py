@@ -41,7 +41,7 @@ class NotebookProgress(Listener):
     def __init__(self) -> None:
         """Shows nothing yet."""
         self._handle: Any = None
-        self._last_drawn = -math.inf
+        self._last_draw = -math.inf
         self._thread = threading.get_ident()
         self._phases: list[Phase] = []
         self._messages: collections.deque[str] = collections.deque(maxlen=MAX_MESSAGES)
@@ -87,9 +87,9 @@ class NotebookProgress(Listener):
     def _draw(self, *, is_last: bool = False) -> None:
         # A kernel finds the cell of an output by the thread that writes it.
         now = time.monotonic()
-        if threading.get_ident() != self._thread or (now - self._last_drawn < EVERY_SECONDS and not is_last):
+        if threading.get_ident() != self._thread or (now - self._last_draw < EVERY_SECONDS and not is_last):
             return
-        self._last_drawn = now
+        self._last_draw = now
         page = {"text/html": self.page(), "text/plain": self._messages[-1] if self._messages else ""}
         if self._handle is None:
             self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nnxdsl.config.core.run_id import canonical
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.weights import From, parts
+from nnxdsl.config.weights import dependencies_of
 from nnxdsl.data.loaders.sources import content_digest
 from nnxdsl.data.loaders.token_cache import TOKENS
 from nnxdsl.data.sources.digests import REMEMBERED, Digests
@@ -33,21 +33,13 @@ def unfinished_reason(directory: RunDirectory) -> str | None:
         return ""
 
 
-def earlier_experiments(experiment: Experiment) -> list[Experiment]:
-    """The experiments whose weights one starts from: its model, adapter, teacher or reference names them."""
-    teacher, adapter = experiment.objective.teacher, experiment.adapter
-    optional = adapter and adapter.start, teacher and teacher.weights, experiment.reference.weights
-    starts = experiment.model.weights, *optional
-    return [start.experiment for weights in starts for start in parts(weights) if isinstance(start, From)]
-
-
 def require_same_data(experiment: Experiment, home: Path) -> None:
     """Refuses to reuse a finished run, or one that it started from, if a data file has changed.
 
     Raises:
         RunError: names the file, and what to do.
     """
-    for earlier in earlier_experiments(experiment):
+    for earlier in dependencies_of(experiment):
         require_same_data(earlier, home)
     directory, data = home / experiment.id, experiment.data
     if not is_finished(experiment, home):

@@ -120,7 +120,7 @@ class PrecomputeCache:
         distributed.barrier()  # no process writes before all have read
         if not missing:
             return arrays
-        if distributed.is_first():
+        if distributed.is_process_0():
             directory.mkdir(parents=True, exist_ok=True)
             write_json(directory / "key.json", dict(spec.key))
         with contextlib.ExitStack() as stack:
@@ -200,7 +200,7 @@ class _Shard:
 
     def save(self) -> None:
         """Writes the file, in the first process."""
-        if distributed.is_first():
+        if distributed.is_process_0():
             buffer = io.BytesIO()
             arrays: dict[str, Any] = {"is_computed": self.is_computed, **self.arrays}
             np.savez(buffer, rows=np.array([self.begin, self.end]), **arrays)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from nnxdsl import tracking
 from nnxdsl.config.experiment import Experiment
+from nnxdsl.config.weights import dependencies_of
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.errors import PlanError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.attempt import Attempt
-from nnxdsl.trainer.finished import earlier_experiments, is_finished, require_same_data
+from nnxdsl.trainer.finished import is_finished, require_same_data
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.hooks.checkpointing import Checkpointing
 from nnxdsl.trainer.hooks.evaluation import PeriodicEvaluation
@@ -55,7 +56,7 @@ def run(
         if session.finished is not None:
             require_same_data(experiment, home)
             display.say(f"{session.path}: already finished (use --restart to start again)")
-            return _earlier_outcome(session.finished)
+            return _outcome_of(session.finished)
         prepared = _prepare(experiment, home, display)
         if isinstance(prepared, Outcome):
             return prepared
@@ -71,7 +72,7 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Prepared |
     distributed.on_process_0(lambda: _require_trackers(experiment))
     sources.download(experiment, display)
     prepared = prepare(experiment, home, display)  # before the earlier runs, which may take hours
-    if (stopped := _run_earlier(experiment, home, display)) is not None:
+    if (stopped := _run_dependencies(experiment, home, display)) is not None:
         return stopped
     with display.phase("opening weights"):
         prepared.source = sources.open_source(prepared.program.blueprint, home)
@@ -121,9 +122,9 @@ def _require_trackers(experiment: Experiment) -> None:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
 
 
-def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcome | None:
+def _run_dependencies(experiment: Experiment, home: Path, display: Display) -> Outcome | None:
     """Runs what `Weights.From` names; returns how the first that did not finish ended."""
-    for earlier in earlier_experiments(experiment):
+    for earlier in dependencies_of(experiment):
         if is_finished(earlier, home):
             require_same_data(earlier, home)
             display.say(f"{experiment.id} starts from {earlier.id}, which has been run")
@@ -135,7 +136,7 @@ def _run_earlier(experiment: Experiment, home: Path, display: Display) -> Outcom
     return None
 
 
-def _earlier_outcome(directory: RunDirectory) -> Outcome:
+def _outcome_of(directory: RunDirectory) -> Outcome:
     step = directory.status().get("step") or 0
     evaluations, samples = evaluations_by_step(directory), samples_by_step(directory)
     return Outcome(directory.path, "finished", step, None, evaluations, samples)

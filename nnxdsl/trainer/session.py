@@ -94,14 +94,16 @@ class Session:
         except TrainingError:
             raise
         except NnxdslError:
-            if is_new and distributed.is_first():
+            if is_new and distributed.is_process_0():
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
 
     def _acquire_lock(self) -> None:
         """Takes the run's lock, which process 0 holds for all."""
         lock = distributed.on_process_0(lambda: RunLock(self.path))
-        self._lock = self._stack.enter_context(lock if distributed.is_first() else contextlib.nullcontext(self.path))
+        self._lock = self._stack.enter_context(
+            lock if distributed.is_process_0() else contextlib.nullcontext(self.path)
+        )
 
     def _open_directory(self) -> RunDirectory:
         """The run's directory, created by process 0 if it is missing, and read by the others."""
@@ -117,7 +119,7 @@ class Session:
             )
 
         directory = distributed.on_process_0(create)
-        return directory if distributed.is_first() else Follower(self.path, jax.process_index())
+        return directory if distributed.is_process_0() else Follower(self.path, jax.process_index())
 
     def _record_recovery(self, directory: RunDirectory) -> None:
         """Records what a crash left: a status that is wrong, the lock of a process that is gone."""

@@ -104,7 +104,7 @@ GUARDS = [
     ),
     Guard(
         "8", "the disk is asked before a save", "runs/checkpointer.py",
-        "if is_first() and (why := disk_space.shortage(self.directory, needed)):", "if why := None:",
+        "if is_process_0() and (why := disk_space.shortage(self.directory, needed)):", "if why := None:",
         f"{DISK}test_a_save_that_has_no_room_is_refused_before_it_is_written",
     ),
     Guard(

@@ -13,7 +13,8 @@ import pytest
 
 from nnxdsl import Data, Experiment, Launcher, Model, Objective, Optimizer, Schedule, Weights, cli, to_json
 from nnxdsl.config.core.run_id import canonical
-from nnxdsl.launch.driver import Driver, Task, dependencies_of, last_events
+from nnxdsl.config.weights import dependencies_of
+from nnxdsl.launch.driver import Driver, Task, last_events
 from nnxdsl.launch.job import Job, prepare
 from nnxdsl.launch.local import LocalEngine
 from nnxdsl.launch.outcome import Outcome, error_in_output, is_alive, outcome_from_status, outcome_of_job

@@ -31,9 +31,9 @@ def of_tokens(logp: Any, lengths: Any) -> TokenStats:
     return TokenStats(logp * mask, nothing, nothing, nothing, mask)
 
 
-def terms_of(objective: Any, figures: Any, logp: Any, *, is_first: bool = False) -> LossTerms:
+def terms_of(objective: Any, figures: Any, logp: Any, *, is_process_0: bool = False) -> LossTerms:
     rows = len(figures["lengths"])
-    limit, old = jnp.full(rows, LIMIT), None if is_first else jnp.asarray(figures["old"], jnp.float32)
+    limit, old = jnp.full(rows, LIMIT), None if is_process_0 else jnp.asarray(figures["old"], jnp.float32)
     policy, other = (of_tokens(x, figures["lengths"]) for x in (logp, jnp.asarray(figures["reference"], jnp.float32)))
     gain = jnp.asarray(figures["advantage"].reshape(-1), jnp.float32)
     compared = RolloutOutputs(other, gain, limit, old) if objective.beta else None
@@ -76,11 +76,11 @@ def test_the_first_update_has_the_gradient_of_reinforce(figures: Any) -> None:
     # With the policy that drew, ratios are 1 and the loss is minus the mean advantage; its gradient is -A / tokens.
     objective = Objective.GRPO(rewards=REWARDS, beta=0.0, loss_type="dapo")
     logp, lengths = jnp.asarray(figures["logp"], jnp.float32), figures["lengths"]
-    terms, back = jax.vjp(lambda x: terms_of(objective, figures, x, is_first=True).loss.total, logp)
+    terms, back = jax.vjp(lambda x: terms_of(objective, figures, x, is_process_0=True).loss.total, logp)
     gain, mask = figures["advantage"].reshape(-1, 1), np.arange(logp.shape[1]) < lengths[:, None]
     assert float(terms) == pytest.approx(float(-(gain * mask).sum()), rel=1e-5, abs=1e-5)
     np.testing.assert_allclose(back(jnp.ones(()))[0], -(gain * mask), rtol=1e-6, atol=1e-7)
-    assert not any(name.startswith("clip") for name in terms_of(objective, figures, logp, is_first=True).metrics)
+    assert not any(name.startswith("clip") for name in terms_of(objective, figures, logp, is_process_0=True).metrics)
 
 
 def test_estimates_of_the_divergence() -> None:
@@ -93,7 +93,7 @@ def test_estimates_of_the_divergence() -> None:
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_rows_that_fill_a_batch_do_not_count(loss_type: Any, figures: Any) -> None:
     objective = Objective.GRPO(rewards=REWARDS, loss_type=loss_type)
-    whole = terms_of(objective, figures, jnp.asarray(figures["logp"], jnp.float32), is_first=True)
+    whole = terms_of(objective, figures, jnp.asarray(figures["logp"], jnp.float32), is_process_0=True)
 
     def filled(x: Any) -> Any:
         return jnp.concatenate([x, x[:2]])

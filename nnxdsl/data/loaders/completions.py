@@ -95,8 +95,8 @@ def split_chat(
     Raises:
         RowError: There is nothing to learn from, or the template cannot render the chat.
     """
-    is_answered = is_prefill or context[-1]["role"] != "assistant"
-    if is_answered and all(len(messages) == 1 for messages in turns.values()):
+    ends_with_answer = is_prefill or context[-1]["role"] != "assistant"
+    if ends_with_answer and all(len(messages) == 1 for messages in turns.values()):
         answers = [_answer(name, message) for name, (message,) in turns.items()]
         split = encoder.split_chat(context, answers, tools)
         odd = [kind for one in answers for kind in encoder.check_chat(with_answer(context, one), tools)]

@@ -101,11 +101,11 @@ def mismatched(prompts: Ragged, desirable: npt.NDArray[np.float32]) -> npt.NDArr
     mismatch = np.full(len(prompts), -1, np.int64)
     for members in (*(np.flatnonzero(desirable == label) for label in (1, 0)), np.arange(len(prompts))):
         before = -1
-        for turn in range(2):  # the first turn finds the one before the first row
+        for cycle in range(2):  # the first turn finds the one before the first row
             for place, row in enumerate(members):
                 last = members[place - 1]
                 before = last if prompt_of[last] != prompt_of[row] else before
-                if turn and mismatch[row] < 0 and before >= 0:
+                if cycle and mismatch[row] < 0 and before >= 0:
                     mismatch[row] = before
     return mismatch
 

@@ -133,9 +133,9 @@ def _saved(path: str, place: Path, split: str | None) -> list[DataFile]:
         chosen = chosen_split(path, split, names)
         return _saved(f"{base}/{chosen}", place / chosen, None)
     if split is not None:
-        own = _read(f"{base}/{STATE}", place / STATE, "_split") or "no split"
-        if split != own:
-            raise DataError(f"data.split: {path} has {own!r} alone, not {split!r}")
+        saved_split = _read(f"{base}/{STATE}", place / STATE, "_split") or "no split"
+        if split != saved_split:
+            raise DataError(f"data.split: {path} has {saved_split!r} alone, not {split!r}")
     files = [entry["filename"] for entry in _read(f"{base}/{STATE}", place / STATE, "_data_files")]
     if not files:
         raise DataError(f"{path}: has no rows")

@@ -134,7 +134,7 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
         case Tokenizer.File(path=path, chat_template=template):
             return _from_files(Path(path).expanduser(), template)
         case Tokenizer.Auto():
-            return BytesTokenizer() if weights_dir is None else _beside_weights(weights_dir)
+            return BytesTokenizer() if weights_dir is None else _tokenizer_of_weights(weights_dir)
         case _:
             raise DataError(f"cannot open {spec!r}; use Tokenizer.Auto, Tokenizer.Bytes or Tokenizer.File")
 
@@ -183,7 +183,7 @@ def _file_in(directory: Path) -> Path | None:
     return next((directory / name for name in _NAMES if (directory / name).is_file()), None)
 
 
-def _beside_weights(directory: Path) -> TokenizerBase:
+def _tokenizer_of_weights(directory: Path) -> TokenizerBase:
     if directory.is_dir() and _file_in(directory) is None:
         return cast("TokenizerBase", MissingTokenizer(directory, _NAMES))
     return _from_files(directory, None)

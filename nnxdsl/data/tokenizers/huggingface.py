@@ -18,7 +18,7 @@ import tokenizers
 from nnxdsl.data.loaders.files import kind_of
 from nnxdsl.errors import DataError
 
-_ENDS_OF_TURN = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
+_END_OF_TURN_TOKENS = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
 """Usual end-of-turn tokens: generation stops at them even if no file names them."""
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
@@ -76,7 +76,7 @@ class FileTokenizer:
                 f"{file}: no file names the token that ends a text; add tokenizer_config.json with an "
                 f'"eos_token" beside it'
             )
-        ends_of_turn = {token for token in map(id_of, _ENDS_OF_TURN) if token is not None}
+        ends_of_turn = {token for token in map(id_of, _END_OF_TURN_TOKENS) if token is not None}
         self.bos_token, self.eos_token = config.bos_token or "", config.eos_token or token_of(eos_id) or ""
         self.eos_id, self.stop_ids = eos_id, frozenset({eos_id, *config.end_ids, *ends_of_turn})
         self.chat_template = config.chat_templates.get("default")
@@ -148,11 +148,11 @@ class HFTokenizer(FileTokenizer):
         self.special_ids = frozenset(
             token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
         )
-        beside = _read_tokenizer_config(file.parent, chat_template)
+        settings = _read_tokenizer_config(file.parent, chat_template)
         first = self._tokenizer.encode("a", add_special_tokens=True).ids[:1]
         self._split, self._segments = self._splitter(), dict[str, tokenizers.Encoding]()
-        bos_id = self._set_special_tokens(file, beside, vocabulary.get, self._tokenizer.id_to_token)
-        adds_bos = bos_id is not None and (first == [bos_id] if beside.add_bos is None else beside.add_bos)
+        bos_id = self._set_special_tokens(file, settings, vocabulary.get, self._tokenizer.id_to_token)
+        adds_bos = bos_id is not None and (first == [bos_id] if settings.add_bos is None else settings.add_bos)
         self.bos_id = bos_id if adds_bos else None
         self._set_fingerprint(source)
 
@@ -232,18 +232,18 @@ class SentencePieceTokenizer(FileTokenizer):
         self.vocab_size = self._model.get_piece_size()
         control = {self._model.id_to_piece(i): i for i in range(self.vocab_size) if self._model.is_control(i)}
         # Chat models define turn tokens as user-defined pieces, which count as special, too.
-        markers = {piece: self._id(piece) for piece in ("<start_of_turn>", *_ENDS_OF_TURN)}
+        markers = {piece: self._id(piece) for piece in ("<start_of_turn>", *_END_OF_TURN_TOKENS)}
         self._control = control
         self.special_ids = frozenset(control.values()) | {i for i in markers.values() if i is not None}
         self._split = re.compile("(" + "|".join(map(re.escape, control)) + ")").split if control else None
-        beside = _read_tokenizer_config(file.parent, chat_template)
+        settings = _read_tokenizer_config(file.parent, chat_template)
         config = attrs.evolve(
-            beside,
-            bos_token=beside.bos_token or self._piece(self._model.bos_id()),
-            eos_token=beside.eos_token or self._piece(self._model.eos_id()),
+            settings,
+            bos_token=settings.bos_token or self._piece(self._model.bos_id()),
+            eos_token=settings.eos_token or self._piece(self._model.eos_id()),
         )
         bos_id = self._set_special_tokens(file, config, self._id, self._piece)
-        self.bos_id = None if beside.add_bos is False else bos_id
+        self.bos_id = None if settings.add_bos is False else bos_id
         self._set_fingerprint(source)
 
     def encode(self, text: str) -> list[int]:

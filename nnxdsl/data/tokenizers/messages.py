@@ -240,10 +240,10 @@ def _tool_call(call: object, location: str) -> dict[str, Any]:
             "wrong type", f"{location}: 'arguments': expected an object or its JSON text, got {kind_of(arguments)}"
         )
     parts = {key: part for key, part in call.items() if part is not None}
-    own = parts if function is call else {key: part for key, part in function.items() if part is not None}
+    function_parts = parts if function is call else {key: part for key, part in function.items() if part is not None}
     if isinstance(arguments, str):
-        own["arguments"] = _object_of(arguments)
-    return own if function is call else {**parts, "function": own}
+        function_parts["arguments"] = _object_of(arguments)
+    return function_parts if function is call else {**parts, "function": function_parts}
 
 
 def _object_of(arguments: str) -> dict[str, Any] | str:
