@@ -159,7 +159,7 @@ GUARDS = [
     ),
     Guard(
         "16", "the data's digest is compared", "data/sampler.py",
-        '            "digest": "the data file has changed (sha256)",\n', "",
+        '    "digest": "the data file has changed (sha256)",\n', "",
         f"{CHANGES}test_data_that_have_changed_are_refused_by_name",
     ),
     Guard(
