@@ -93,8 +93,8 @@ MUTATIONS = (
     ),
     Mutation(
         "losses/lm_head/selected_logits.py",
-        "jnp.exp(top - now) * mass +",
-        "mass +",
+        "jnp.exp(running_max - new_max) * sum_exp\n",
+        "sum_exp\n",
         "losses/test_teacher_top_k.py",
     ),
     Mutation("optim/optimizers.py", "eps=optimizer.eps)\n", "eps=optimizer.eps * 100)\n", "program/test_replay.py"),

@@ -225,7 +225,10 @@ ALLOWED_GETATTR = {
 """Files and attributes of foreign objects that may be missing; a spec's family declares a default instead."""
 
 DIALECT = frozenset(
-    {"asked", "said", "kept", "known", "taught", "apart", "going", "appearing", "doubt", "settled", "standing"}
+    {
+        *("asked", "said", "kept", "known", "taught", "apart", "going", "appearing", "doubt", "settled", "standing"),
+        *("became", "noted", "complaint", "sunk", "says", "tells", "fewest"),
+    }
 )
 """Words of no field, which are in no name; see `names`."""
 

@@ -9,7 +9,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import dependencies_of
 from nnxdsl.data.loaders.sources import content_digest
 from nnxdsl.data.loaders.token_cache import TOKENS
-from nnxdsl.data.sources.digests import REMEMBERED, Digests
+from nnxdsl.data.sources.digests import DIGEST_CACHE, Digests
 from nnxdsl.errors import RunError
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
@@ -44,7 +44,7 @@ def require_same_data(experiment: Experiment, home: Path) -> None:
     directory, data = home / experiment.id, experiment.data
     if not is_finished(experiment, home):
         return
-    now = content_digest(data, Digests(home / TOKENS / REMEMBERED))
+    now = content_digest(data, Digests(home / TOKENS / DIGEST_CACHE))
     if now is None:
         return
     with CheckpointReader(directory / "checkpoints") as checkpoints:

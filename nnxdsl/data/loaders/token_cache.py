@@ -22,7 +22,7 @@ from nnxdsl.data.loaders.convert import Conversion
 from nnxdsl.data.loaders.sources import Source
 from nnxdsl.data.loaders.store import Arrays, ArrayStore, mapped
 from nnxdsl.data.loaders.tally import Tally
-from nnxdsl.data.sources.digests import LARGE, REMEMBERED, Digests
+from nnxdsl.data.sources.digests import DIGEST_CACHE, LARGE, Digests
 from nnxdsl.errors import DataError, RunError
 from nnxdsl.storage.atomic_dir import atomic_directory
 from nnxdsl.storage.file_mutex import file_lock
@@ -57,8 +57,8 @@ class TokenCache:
 
     @property
     def digests(self) -> Digests:
-        """Digests of the files of sources, remembered for those that would take long to read."""
-        return Digests(self.directory / REMEMBERED, min(LARGE, self.min_bytes))
+        """Digests of the files of sources, cached for those that would take long to read."""
+        return Digests(self.directory / DIGEST_CACHE, min(LARGE, self.min_bytes))
 
     def load_or_build(
         self, key: str, source: Source, build: Callable[[ArrayStore], tuple[Tally, str]]

@@ -14,9 +14,9 @@ import attrs
 
 from nnxdsl.errors import DataError
 
-REMEMBERED = "digests.json"
+DIGEST_CACHE = "digests.json"
 LARGE = 16 * 2**20
-"""Bytes from which a digest is remembered; smaller files are read in a moment."""
+"""Minimum size in bytes of files whose digests are cached; smaller files are read again."""
 _MAX_ENTRIES = 1000
 _STABLE_SECONDS = 2.0
 """Seconds since a file's last change after which a further change shows in its time, whatever the file system."""
@@ -32,8 +32,8 @@ class Digests:
     """Digests of files.
 
     Attributes:
-        memory: A JSON file in which those of large files are remembered; it may be deleted. None reads every file.
-        large: Bytes of files from which they are remembered.
+        memory: A JSON file that caches the digests of large files; it may be deleted. None reads every file.
+        large: Minimum size in bytes of files whose digests are cached.
     """
 
     memory: Path | None = None
@@ -44,12 +44,12 @@ class Digests:
         try:
             if path.stat().st_size < self.large:
                 return _digest(path)
-            return self.remembered([path], "sha256", lambda: _digest(path))
+            return self.cached([path], "sha256", lambda: _digest(path))
         except OSError as error:
             raise DataError(f"{name}: cannot be read: {error.strerror}") from error
 
-    def remembered(self, files: Iterable[Path], what: str, compute: Callable[[], str]) -> str:
-        """What `compute` gives for some files; remembered until one of them changes.
+    def cached(self, files: Iterable[Path], what: str, compute: Callable[[], str]) -> str:
+        """What `compute` gives for some files, cached until one of them changes.
 
         Raises:
             OSError: A file cannot be read.

@@ -53,9 +53,9 @@ class HubRows:
             number += len(values)
 
     def digest(self, digests: Digests) -> str:
-        """sha256 hex of the rows, remembered until the library's files change."""
+        """sha256 hex of the rows, cached until the library's files change."""
         files = [Path(file["filename"]) for file in self.dataset.cache_files]
-        return digests.remembered(files, f"rows {self.split}", self._digest) if files else self._digest()
+        return digests.cached(files, f"rows {self.split}", self._digest) if files else self._digest()
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
