@@ -41,18 +41,18 @@ def controls(view: View) -> Controls:
     """Adds smoothing, horizontal axis, logarithms, and whether all metrics are drawn."""
     with gr.Group() as group:
         with gr.Row():
-            smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Weight of the past")
-            over = gr.Dropdown(list(OVER), value="step", label="Over", info="Horizontal axis")
+            smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Exponential moving average")
+            over = gr.Dropdown(list(OVER), value="step", label="X axis", info="Of all charts")
         with gr.Row():
-            log = gr.Checkbox(label="Logarithmic", info="Losses, rates, speeds", min_width=140)
-            more = gr.Checkbox(label="All metrics", info="Not only those of the first charts", min_width=140)
+            log = gr.Checkbox(label="Log scale", info="Loss, gradient norm, rates", min_width=140)
+            more = gr.Checkbox(label="All metrics", info="Also those without a chart", min_width=140)
     view.control("smooth", smooth, "0")
     view.control("log", log)
     return Controls(group, view.control("x", over, "step"), view.control("all", more))
 
 
 def smoothing(query: Query) -> float:
-    """The weight of the past in a query; 0 without smoothing."""
+    """The weight of the moving average in a query; 0 without smoothing."""
     return float(query["smooth"]) if query.get("smooth") in SMOOTHING else 0.0
 
 

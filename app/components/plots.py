@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -16,6 +17,8 @@ from ..store.series import not_finite, thinned
 COLOURS = ("#2f6fed", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#087f8b")
 """Readable on light and dark backgrounds."""
 ROW_PIXELS, GAP_PIXELS, EDGE_PIXELS = 230, 60, 90
+BAR_PIXELS = 26
+"""Below the charts, where app.css puts plotly's buttons."""
 LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 45
 """Of a row of a chart's own legend, one of its letters, and what stands beside a name in it."""
 WIDE, NARROW = 560, 280
@@ -44,6 +47,7 @@ class Line:
         is_faint: Whether it stands behind a smoothed curve.
         missing: x coordinates of NaN or infinite values, `[M]`, which leave a gap and are marked.
         band: The spread of the runs that it is the mean of.
+        hover_name: Its name beside the value under the pointer; empty for `name`.
     """
 
     name: str
@@ -54,11 +58,12 @@ class Line:
     is_faint: bool = False
     missing: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
     band: Band | None = None
+    hover_name: str = ""
 
     @classmethod
-    def of(cls, name: str, x: np.ndarray, values: np.ndarray, colour: int = 0, *, is_dashed: bool = False) -> Line:
+    def of(cls, name: str, x: np.ndarray, values: np.ndarray, **more: Any) -> Line:
         """The curve of a series, thinned out."""
-        return cls(name, *thinned(x, values), colour, is_dashed, missing=not_finite(x, values))
+        return cls(name, *thinned(x, values), missing=not_finite(x, values), **more)
 
 
 @attrs.frozen(eq=False)
@@ -125,7 +130,7 @@ def figure(
     drawn.update_xaxes(matches="x")
     drawn.layout.xaxis.matches = None  # the one that the others match
     drawn.update_layout(hovermode="x unified")
-    styled(drawn, inner + EDGE_PIXELS + above)
+    styled(drawn, inner + EDGE_PIXELS + BAR_PIXELS + above)
     if own_legends:
         drawn.update_layout(margin={"t": 30 + above}, **placed)
     return drawn
@@ -159,7 +164,7 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
     """Gives a figure the looks of all: readable on light and dark backgrounds, the legend above."""
     drawn.update_layout(
         height=height,
-        margin={"l": 50, "r": 10, "t": 50, "b": 40},
+        margin={"l": 50, "r": 10, "t": 50, "b": BAR_PIXELS + 40},
         legend={"orientation": "h", "y": 1, "yref": "container", "yanchor": "top"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -191,6 +196,7 @@ def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
         fill = {"fill": "toself", "fillcolor": f"{colour}30"}  # the last two digits are its opacity
         yield go.Scatter(x=x, y=y, mode="lines", line={"color": colour, "width": 0}, hoverinfo="skip", **fill, **group)
         texts = np.insert(np.array(line.band.texts, dtype=object), gaps, "").tolist()
+    reading = f"%{{y:{_format(line.y)}}}{' %{text}' if texts else ''}"
     yield go.Scatter(
         x=np.insert(line.x.astype(float), gaps, line.missing[first]),
         y=np.insert(line.y.astype(float), gaps, np.nan),
@@ -201,7 +207,7 @@ def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
         hoverinfo="skip" if line.is_faint else None,
         connectgaps=False,
         text=texts,
-        hovertemplate="%{y} %{text}" if texts else None,
+        hovertemplate=f"{reading}<extra>{_text(line.hover_name) or name}</extra>",
         **{**group, "showlegend": is_new and not line.is_faint},
     )
     if len(line.missing):
@@ -210,6 +216,11 @@ def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
         yield go.Scatter(
             x=line.missing, y=y, mode="markers", marker={"symbol": "x", "size": 8, "color": "#c92a2a"}, **missing
         )
+
+
+def _format(values: np.ndarray) -> str:
+    """The notation of values under the pointer: that of `words.number`."""
+    return ",.0f" if 1000 <= np.max(np.abs(values[np.isfinite(values)]), initial=0.0) < 1e7 else ".4~g"
 
 
 def _polygons(x: np.ndarray, band: Band) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from ..html import Html, tag
 SIGNS = {
     "queued": "◷", "starting": "◌", "compiling": "◌", "running": "▶", "stopping": "◼", "silent": "?",
     "stopped": "◼", "finished": "✔", "failed": "✘", "lost": "✘", "refused": "✘", "damaged": "!",
+    "missing": "✘",
 }  # fmt: skip
 
 BARS = "▁▂▃▄▅▆▇█"

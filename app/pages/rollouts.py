@@ -164,7 +164,7 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
 
     def lines(*names: str) -> list[Line]:
         both = [(one, colour) for colour, name in enumerate(names) for one in (name, f"eval/{name}") if one in series]
-        return [Line.of(one, *series[one].arrays(), at, is_dashed=one.startswith("eval/")) for one, at in both]
+        return [Line.of(one, *series[one].arrays(), colour=at, is_dashed=one.startswith("eval/")) for one, at in both]
 
     charts = [Chart("Mean reward", lines(*rewards)), *(Chart(name, lines(name)) for name in SAMPLED)]
     charts = [chart for chart in charts if chart.lines]

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ class Row:
     state: str  # queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or damaged
     status: Status = attrs.Factory(lambda: Status())
     facts: dict[str, str] = attrs.Factory(dict)  # objective, model, mesh and adapter as text
-    metrics: dict[str, Any] = attrs.Factory(dict)  # last row of training
+    metrics: dict[str, Any] = attrs.Factory(dict)  # last row of training, of the attempt that is running if one is
     created: str | None = None  # ISO 8601
     problem: str | None = None  # which file is damaged
     inconsistency: str | None = None  # why it has not finished, if its status wrongly says so
@@ -65,6 +66,7 @@ class Index:
         """Creates an empty cache; files are read on first use."""
         self.home = home
         self._rows: dict[str, tuple[tuple[Any, ...], Row]] = {}
+        self._seen: dict[str, float] = {}  # when the directory of each run was last there
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
@@ -96,8 +98,13 @@ class Index:
         with self._lock:
             return self._row(run)
 
+    def vanished_since(self, run: str, began: float) -> bool:
+        """Whether the directory of a run was there at or after a time, in seconds since the epoch, and is gone."""
+        return self._seen.get(run, -1.0) >= began and self.row(run) is None
+
     def _row(self, name: str) -> Row:
         path = self.home / name
+        self._seen[name] = time.time()
         signature = tuple(_stamp(path / file) for file in FILES)
         before = self._rows.get(name)
         if before is None or before[0] != signature:
@@ -108,9 +115,12 @@ class Index:
             return cached
         beat, began = cached.status.get("heartbeat") or {}, parsed(cached.created)
         is_timed = began is not None and isinstance(beat.get("wall"), int | float)
+        state, attempt = "lost" if cached.inconsistency else state_of(cached.status), cached.metrics.get("attempt")
+        is_earlier = state in LIVE and attempt is not None and attempt != cached.status.get("attempt")
         return attrs.evolve(
             cached,
-            state="lost" if cached.inconsistency else state_of(cached.status),
+            state=state,
+            metrics={} if is_earlier else cached.metrics,
             seconds=beat["wall"] - began.timestamp() if began is not None and is_timed else None,
             quiet=process_info.seconds_since(beat),
         )

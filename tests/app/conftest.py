@@ -260,7 +260,8 @@ class Watched:
         # A request that is under way when its page is left has no answer, which gradio logs.
         assert [lost for lost in self.lost if all(abs(lost - left) > LEAVING_SECONDS for left in self.left)] == []
         # gradio aborts its requests when a page is left, and its plots log that as an error.
-        allowed = (*self.allowed, "AbortError: signal is aborted without reason")
+        aborts = ("AbortError: signal is aborted without reason", "AbortError: BodyStreamBuffer was aborted")
+        allowed = (*self.allowed, *aborts)
         assert [error for error in self.errors if not any(part in error for part in allowed)] == []
 
 

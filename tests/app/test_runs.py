@@ -405,3 +405,24 @@ def test_a_damaged_last_row_leaves_the_metrics_of_the_one_before_it(tmp_path: Pa
         file.write('{"step": 3, "loss": \n{"kind": "evaluation", "step": 3, "eval/loss": 1.0}\n')
     (row,) = Index(tmp_path).rows()
     assert row.metrics["step"] == 2
+
+
+def test_a_running_attempt_has_no_metrics_of_the_one_before_it(tmp_path: Path) -> None:
+    me = {"pid": os.getpid(), "pid_started": process_info.started(os.getpid()), "host": process_info.hostname()}
+    write_run(tmp_path, experiment(0), "running", 3, attempt=2, **me)
+    (row,) = Index(tmp_path).rows()
+    assert (row.state, row.metrics) == ("running", {})
+    write_run(tmp_path, experiment(1), "running", 3, attempt=1, **me)
+    assert Index(tmp_path).row(experiment(1).id).metrics["step"] == 2
+
+
+def test_a_run_whose_directory_is_gone_is_missing(settings: Settings) -> None:
+    site = Site(attrs.evolve(settings, read_only=True))
+    path = write_run(settings.home, experiment(0), "finished", 3)
+    built = native.Built(run_page.PAGE, site)
+    assert updates(built, id=path.name)["Column"]["visible"]
+    shutil.rmtree(path)
+    shown = updates(built, id=path.name)
+    assert not shown["Column"]["visible"]
+    assert "missing" in shown["HTML"]["value"]
+    site.close()

@@ -43,7 +43,7 @@ def build(site: Site) -> None:
         )
     head, offer = gr.Markdown(), Offer(site, view)
     parts: dict[str, Tab] = {}
-    with gr.Tabs(visible=False) as tabs:
+    with gr.Column(visible=False) as body, gr.Tabs() as tabs:  # Tabs themselves cannot be shown later
         for kind in (Generate, Tokens, Pairs, Chat, Checkpoints):
             with gr.Tab(kind.title, id=kind.name):
                 parts[kind.name] = kind(site, view)
@@ -62,7 +62,8 @@ def build(site: Site) -> None:
             step: gr.update(choices=steps, value=str(here.step), visible=here.model is not None),
             against: gr.update(choices=others, value=here.against, visible=here.model is not None),
             head: _head(site, here, rows, query),
-            tabs: gr.update(visible=here.model is not None, selected=here.tab),
+            body: gr.update(visible=here.model is not None),
+            tabs: gr.update(selected=here.tab),
             **offer.shown(not rows and not site.index.rows()),
         }
         for part in parts.values():
@@ -91,7 +92,7 @@ def build(site: Site) -> None:
         outputs += part.outputs
         for button in part.cancels:
             view.does(button.click, cancelled)
-    view.shows(shown, [run, step, against, head, tabs, *offer.outputs, *fields])
+    view.shows(shown, [run, step, against, head, body, tabs, *offer.outputs, *fields])
     view.shows(answered, [timer, *outputs, spoken], every=timer)
 
 

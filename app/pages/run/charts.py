@@ -82,11 +82,11 @@ def _lines(name: str, names: Sequence[str], column: Columns, axis: Axis, weight:
     called = own.rpartition("/")[2] if len(trained) > 1 else "" if is_held_out else own
     called = ", ".join(filter(None, (called, "held out" if is_held_out else "")))
     colour = trained.index(own)
-    line = Line.of(f"{called} {last}", places, values, colour, is_dashed=is_held_out)
+    line = Line.of(f"{called} {last}", places, values, colour=colour, is_dashed=is_held_out, hover_name=called)
     if not weight or is_held_out:
         return [line]
     x, y = thinned(places, smoothed(values, weight))
-    smooth = Line(line.name, x, y, colour, missing=line.missing)
+    smooth = Line(line.name, x, y, colour, missing=line.missing, hover_name=f"{called}, smoothed")
     return [Line(called, line.x, line.y, colour, is_faint=True), smooth]
 
 

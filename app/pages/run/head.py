@@ -31,12 +31,13 @@ class Chosen:
 
     Attributes:
         id: Its id.
-        state: One word, as of `Row`, or `starting`, `stopping` and `refused`; empty if there is no such run.
+        state: One word, as of `Row`, or `starting`, `stopping`, `refused`, and `missing` for a run whose directory was
+            moved or deleted; empty if there is no such run.
         row: Its row in the list of runs; None without a directory.
         newest: The newest start by the app.
         directory: Its directory, if its files are sound.
         place: Its position in the queue, from 1.
-        problem: Which of its files is damaged.
+        problem: Which of its files is damaged or gone.
     """
 
     id: str
@@ -76,13 +77,15 @@ def chosen(site: Site, run: str) -> Chosen:
         queue = [one.run for one in site.launcher.waiting()]
         if run in queue:
             return Chosen(run, "queued", place=queue.index(run) + 1)
+        if site.index.vanished_since(run, 0.0 if newest is None else newest.began):
+            return Chosen(run, "missing", problem=f"Its directory {site.settings.home / run} was moved or deleted.")
         return Chosen(run, "" if newest is None else "starting" if is_alive else "refused", newest=newest)
     try:
         found = Chosen(run, row.state, row, newest, site.run(run), problem=row.problem or "")
     except RunError as error:
         return Chosen(run, "damaged", row, newest, problem=str(error))
     if is_alive and not row.is_live and found.is_restarted:
-        return attrs.evolve(found, state="starting")
+        return attrs.evolve(found, state="starting", row=attrs.evolve(row, metrics={}))
     if is_alive and row.state in ("stopped", "failed"):  # final, but its process is still exiting: no resume yet
         return attrs.evolve(found, state="stopping")
     return found
@@ -153,10 +156,10 @@ def _time_left(site: Site, row: Row) -> str:
 def trouble(run: Chosen) -> Trouble:
     """Why the run is not progressing, and the remedy."""
     row, newest = run.row, run.newest
-    if row is None:
-        return _refused(newest) if newest is not None and run.state == "refused" else Trouble()
     if run.problem:
         return Trouble(run.problem)
+    if row is None:
+        return _refused(newest) if newest is not None and run.state == "refused" else Trouble()
     status = row.status
     if run.state == "failed":
         error = str(status.get("error") or "No error was recorded.")
@@ -220,8 +223,8 @@ def field_to_blame(paths: Sequence[str], error: str) -> str | None:
 
 def figures(row: Row, zone: str) -> str:
     """What the run trains, and its latest metrics, as Markdown."""
-    metrics, saved = row.metrics, row.status.get("checkpoint")
-    figures = {
+    saved = row.status.get("checkpoint")
+    metrics = {
         "Loss": ("loss", ""),
         "Tokens/s": ("tokens/s", ""),
         "Pairs/s": ("pairs/s", ""),
@@ -229,17 +232,18 @@ def figures(row: Row, zone: str) -> str:
         "Tokens": ("num_tokens", ""),
         "Memory": ("peak_memory_gib", " GiB"),
     }
-    found = {
+    facts = {
         "Objective": row.facts.get("objective"),
         "Model": row.facts.get("model"),
         "Trained": row.facts.get("adapter"),
         "Devices": row.facts.get("mesh"),
-        **{name: number(metrics[key]) + unit for name, (key, unit) in figures.items() if key in metrics},
-        "Checkpoint": f"step {saved:,}" if saved else None,
         "Attempt": row.status.get("attempt"),
-        "Made": local_time(row.created, zone),
-        "Took": duration(row.seconds),
+        "Created": local_time(row.created, zone),
     }
-    return " · ".join(
-        f"{name} **{plain(str(value))}**" for name, value in found.items() if value not in (None, "", "-")
+    latest = {name: number(row.metrics[key]) + unit for name, (key, unit) in metrics.items() if key in row.metrics}
+    latest |= {"Checkpoint": f"step {saved:,}" if saved else None, "Duration": duration(row.seconds)}
+    lines = (
+        " · ".join(f"{name} **{plain(str(value))}**" for name, value in line.items() if value not in (None, "", "-"))
+        for line in (facts, latest)
     )
+    return "\n\n".join(lines)

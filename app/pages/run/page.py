@@ -52,13 +52,14 @@ def build(site: Site) -> None:
     trouble = gr.Markdown(elem_classes=["problem"])
     words, progress = gr.Markdown(), gr.HTML(padding=False)
     figures, tags = gr.Markdown(), gr.Markdown()
-    edited = _tagging(site, view) if writes else ()
     output = gr.Textbox(label="Output", lines=4, max_lines=24, interactive=False, visible=False, elem_classes=["log"])
     parts: dict[str, Shows] = {}
-    with gr.Tabs() as tabs:
-        for name, part in TABS.items():
-            with gr.Tab(name.capitalize(), id=name):
-                parts[name] = part(view)
+    with gr.Column(visible=False) as body:  # gr.Tabs themselves cannot be shown or hidden once they are rendered
+        edited = _tagging(site, view) if writes else None
+        with gr.Tabs() as tabs:
+            for name, part in TABS.items():
+                with gr.Tab(name.capitalize(), id=name):
+                    parts[name] = part(view)
     view.tabs("tab", tabs)
 
     def shown(query: Query) -> Values:
@@ -83,21 +84,26 @@ def build(site: Site) -> None:
             figures: "" if row is None or directory is None else head.figures(row, query.get("_zone", "")),
             tags: gr.update(value=f"Tags: {', '.join(tag_links)}", visible=bool(own_tags)),
             output: gr.update(value=newest.output() if newest else "", visible=newest is not None),
-            tabs: gr.update(selected=tab, visible=directory is not None),
+            body: gr.update(visible=directory is not None),
+            tabs: gr.update(selected=tab),
             timer: gr.update(value=LIVE_SECONDS if run.is_live or run.place else IDLE_SECONDS),
             **_offered(run, wrong.field, buttons),
         }
-        if edited:
-            box, field = edited
-            found |= {box: gr.update(visible=directory is not None), field: ", ".join(own_tags)}
+        if edited is not None:
+            found[edited] = ", ".join(own_tags)
         for question in questions:
             found |= question.shown(query)
         if directory is not None and row is not None:
             found |= parts[tab](site, directory, row, query)
         return found
 
-    outputs = [title, state, other, words, progress, trouble, error, figures, tags, output, tabs, timer]
-    outputs += [*buttons.values(), *edited, *inside(tabs), *(one for question in questions for one in question.outputs)]
+    outputs = [title, state, other, words, progress, trouble, error, figures, tags, output, body, tabs, timer]
+    outputs += [
+        *buttons.values(),
+        *([] if edited is None else [edited]),
+        *inside(tabs),
+        *(one for question in questions for one in question.outputs),
+    ]
     view.shows(shown, outputs, every=timer)
 
 
@@ -160,14 +166,14 @@ def _offered(run: head.Chosen, blamed: str | None, buttons: dict[str, gr.Button]
     }
 
 
-def _tagging(site: Site, view: View) -> tuple[gr.Accordion, gr.Textbox]:
+def _tagging(site: Site, view: View) -> gr.Textbox:
     """Adds the field of the run's tags."""
-    with gr.Accordion("Change the tags", open=False, visible=False) as box, gr.Row(elem_classes=["buttons"]):
+    with gr.Accordion("Edit tags", open=False), gr.Row(elem_classes=["buttons"]):
         label = "Tags, separated by commas"
         field = gr.Textbox(label=label, show_label=False, placeholder="baseline, sweep-3", max_lines=1, scale=0)
         save = gr.Button("Save", scale=0, min_width=90)
     view.does(partial(gr.on, [save.click, field.submit]), partial(retag, site), [field])
-    return box, field
+    return field
 
 
 # Actions

@@ -85,6 +85,6 @@ def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> g
         kind = point.changes.get(field, "")
         for name in lines.keys() & series.keys():
             label = f"{field}={kind}" if field else point.run
-            lines[name].append(Line.of(label, *series[name].arrays(), kinds.index(kind)))
+            lines[name].append(Line.of(label, *series[name].arrays(), colour=kinds.index(kind)))
     drawn = [Chart(name, each) for name, each in lines.items() if each]
     return figure(drawn, "step", columns) if drawn else None
