@@ -6,6 +6,7 @@ that rewards and classes which the file defines are available.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import time
 from collections.abc import Iterable
@@ -40,6 +41,12 @@ class Presets:
             with contextlib.suppress(OSError, UnicodeError):
                 found += [path.stem] if "Experiment(" in path.read_text("utf-8")[:READ] else []
         return found[:MOST]
+
+    def summary(self, name: str) -> str:
+        """The first line of a preset's docstring; empty without one. The file is parsed, not executed."""
+        with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError):
+            return (ast.get_docstring(ast.parse(self.file(name).read_text("utf-8"))) or "").partition("\n")[0]
+        return ""
 
     def file(self, name: str) -> Path:
         """Path of a preset."""

@@ -62,6 +62,7 @@
       }
     },
   });
+  document.addEventListener("click", ({ target }) => target.closest?.(".group .info-text")?.classList.toggle("unfolded"));
   /* After one failed request gradio passes no event on until it reloads the page: what is typed then is written here. */
   document.addEventListener("input", ({ target: input }) => {
     const isText = input.matches?.(".spec-field :is(input[type=text]:not([role]), input[type=number], textarea)");

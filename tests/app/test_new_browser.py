@@ -178,6 +178,7 @@ def test_a_file_is_read_into_the_text_box(emptied_app: RunningApp, open_page: Op
     shown = open_page(emptied_app.url("/new"))
     file = {"name": "mine.json", "mimeType": "application/json", "buffer": to_json(experiment(5)).encode()}
     shown.get_by_role("heading", name="Recipes").wait_for()
+    shown.get_by_role("button", name="Import Python or JSON").click()
     shown.locator("main input[type=file]").set_input_files(file)
     shown.wait_for_function("document.querySelector('textarea[placeholder^=from]').value.startsWith('{')")
     shown.get_by_role("button", name="Load", exact=True).click()

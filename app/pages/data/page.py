@@ -54,7 +54,7 @@ def build(site: Site) -> None:
     found = [part, retry, bad, table, plot, examples]
 
     def shown(query: Query) -> Values:
-        job = _job(site, query)
+        job = rows_job(site, query)
         values: dict[Any, Any] = {
             of: gr.update(choices=choices(site), value=query.get("of")),
             file: query.get("file", ""),
@@ -82,7 +82,7 @@ def build(site: Site) -> None:
         return {**values, words: facts(parts[name])}
 
     def read_again(query: Query, _client: str) -> None:
-        _job(site, query, again=True)
+        rows_job(site, query, again=True)
 
     view.shows(shown, [of, file, tokenizer, rows, words, *found, timer], every=timer)
     view.does(retry.click, read_again)
@@ -90,7 +90,7 @@ def build(site: Site) -> None:
     view.does(part.input, lambda query, client, name: Done(query={"part": name}), [part])
 
 
-def _job(site: Site, query: Query, *, again: bool = False) -> Job | None:
+def rows_job(site: Site, query: Query, *, again: bool = False) -> Job | None:
     """The child process that reads the rows, which is started `again` if it failed; None if the query names none."""
     settings, stamp = site.settings, ""
     words = ["--json", "--rows", str(_rows(query)), "--home", str(site.settings.home)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -288,15 +289,29 @@ def model_path(settings: Settings, text: str) -> str:
 
 def models_in(project: Path) -> list[str]:
     """Returns directories of a project that have a `config.json`; only the upper levels are searched."""
-    found: list[str] = []
-    for count, (place, names, files) in enumerate(os.walk(project)):
-        path = Path(place).relative_to(project)
-        names[:] = [] if len(path.parts) >= MODEL_DEPTH else sorted(name for name in names if not name.startswith("."))
-        if CONFIG in files and path.parts:
-            found.append(str(path))
-        if count >= MOST_DIRECTORIES:
-            break
+    found = [str(path) for path, files in _upper(project) if CONFIG in files and path.parts]
     return found[:MOST_MODELS]
+
+
+def project_files(settings: Settings, ends: tuple[str, ...]) -> list[str]:
+    """Returns files of a project whose names end in one of these, but those of runs; upper levels alone."""
+    there = (
+        str(path / file)
+        for path, files in _upper(settings.project, settings.home)
+        for file in sorted(files)
+        if file.endswith(ends)
+    )
+    return list(itertools.islice(there, MOST_MODELS))
+
+
+def _upper(project: Path, without: Path | None = None) -> Iterator[tuple[Path, list[str]]]:
+    """The directories of a project's upper levels, relative to it, with the names of their files."""
+    for place, names, files in itertools.islice(os.walk(project), MOST_DIRECTORIES):
+        path = Path(place).relative_to(project)
+        names[:] = sorted(name for name in names if not name.startswith(".") and Path(place, name) != without)
+        if len(path.parts) >= MODEL_DEPTH:
+            names.clear()
+        yield path, files
 
 
 # Its plans

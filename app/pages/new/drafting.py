@@ -19,7 +19,7 @@ from ...store.drafts import Draft
 from ...store.experiments import from_text, from_tree
 from ...view import Done, Query, json_object
 from .. import demo
-from . import form_texts
+from . import basics, form_texts
 
 BEGINNINGS = ("demo", "preset", "from")
 """Parts of a query that a draft begins from."""
@@ -65,6 +65,13 @@ def begin(site: Site, query: Query) -> Done | None:
         return None
     experiment, name, recipe = found
     return _begun(site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), name, recipe))
+
+
+def edited(site: Site, query: Query, _client: str, _form: str) -> Done:
+    """Creates a draft of what the first screen shows, with all settings."""
+    experiment = basics.experiment(site, query)
+    draft = site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), experiment.name)
+    return _begun(draft, **dict.fromkeys(("model", "data", "method", *basics.NUMBERS), ""))
 
 
 def _begun(draft: Draft, **more: str) -> Done:
@@ -131,8 +138,11 @@ def enqueue(site: Site, query: Query, client: str, form: str) -> Done:
 
 
 def _started(site: Site, start: Callable[..., object], query: Query, client: str, form: str) -> Done:
-    draft, experiment = require(site, query, form)
-    start(experiment, client, draft.recipe)
+    if query.get("draft"):
+        draft, experiment = require(site, query, form)
+        start(experiment, client, draft.recipe)
+    else:
+        start(experiment := basics.experiment(site, query), client)
     return Done(goto=link("/run", id=experiment.id))
 
 

@@ -199,8 +199,8 @@ def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Com
         chosen = [word.strip() for word in text.split(",") if word.strip()]
         choices = list(dict.fromkeys([*map(str, typing.get_args(items)), *chosen]))
         return gr.Dropdown(choices, value=chosen, multiselect=True, **named)
-    if kind is int and re.fullmatch(r"(-?\d{1,15})?", text):
-        return gr.Number(int(text) if text else None, precision=0, placeholder="none" if optional else " ", **named)
+    if kind is int and re.fullmatch(r"-?\d{1,15}", text):  # an empty gr.Number shows 0
+        return gr.Number(int(text), precision=0, placeholder="none" if optional else " ", **named)
     is_long = path.endswith("notes") or kind is JsonObject or any(typing.get_origin(each) is tuple for each in kinds)
     lines = 2 if is_long else 1
     hint = "name: value, one a line" if form_texts.is_named(field.type) else "one a line" if items is str else ""

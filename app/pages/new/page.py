@@ -31,6 +31,7 @@ from ..layout import plan_texts
 from ..layout.report import plan_report
 from ..layout.request import NO_DEVICE, plan_job
 from . import drafting, form_texts
+from .basics import Basics, templates
 from .drafting import Opened
 from .form import GROUPS, OPEN, Look, differs, draw, gist, shape
 
@@ -60,7 +61,8 @@ def build(site: Site) -> None:
     opened, origin, form, saved, marks = (gr.Textbox(visible="hidden") for _ in range(5))
     states = {title: gr.Textbox(visible="hidden") for title in GROUPS}
     reading = gr.Timer(0.7, active=False)  # asks for the draft until there is one
-    about, buttons = _head(site, view, form)
+    about, buttons, edit = _head(site, view, form)
+    first = Basics(site, view)
     begun, fill_begun = _beginning(site, view)
     with gr.Row(visible=False) as body:
         with gr.Column(scale=11, min_width=320, elem_id="new-form"):
@@ -80,10 +82,16 @@ def build(site: Site) -> None:
         view.does(trigger, lambda query, client: drafting.begin(site, query))
 
     def shown(query: Query) -> Values:
-        hidden = dict.fromkeys((*buttons, begun[0], body), HIDDEN)
+        hidden = dict.fromkeys((*buttons, edit, begun[0], body, first.components[0]), HIDDEN)
         if not query.get("draft"):
             values, is_reading = fill_begun(query)
-            return {**hidden, about: "", **values, reading: gr.update(active=is_reading)}
+            if any(query.get(name) for name in drafting.BEGINNINGS):
+                return {**hidden, about: "", **values, reading: gr.update(active=is_reading)}
+            basic, missing, is_busy = first.fill(query)
+            usable = gr.update(visible=True, interactive=not missing)
+            told = plain(missing) or "Ready to launch; everything else is under All settings."
+            shows = dict.fromkeys((*buttons[1:], edit), usable)
+            return {**hidden, **values, **basic, **shows, about: told, reading: gr.update(active=is_busy)}
         try:
             found = Opened.of(site, query["draft"])
             values, is_busy = fill_panel(query, found)
@@ -104,12 +112,12 @@ def build(site: Site) -> None:
         except Exception as error:  # the file may come from another version of the app: it can be discarded
             return {**hidden, about: "", reading: gr.update(active=False), **fill_begun(query, error)[0]}
 
-    parts = [opened, marks, reading, about, *buttons, *begun, body, only, problems, *panel]
-    view.shows(shown, [*parts, *groups.values(), *states.values()])
+    parts = [opened, marks, reading, about, *buttons, edit, *begun, body, only, problems, *panel]
+    view.shows(shown, [*parts, *groups.values(), *states.values(), *first.components])
 
 
-def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[gr.Button]]:
-    """Adds what stays in sight: the buttons that plan and start the draft, and what is known of it."""
+def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[gr.Button], gr.Button]:
+    """Adds what stays in sight: what is known of the run, and buttons that plan and start it, or show all settings."""
 
     def plan(site: Site, query: Query, _client: str, form: str) -> Done:  # again, if it could not be planned
         plan_job(site, drafting.require(site, query, form)[1], _device(query), start=True)
@@ -120,11 +128,12 @@ def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[g
         with gr.Row():
             with gr.Column(min_width=300):
                 gr.Markdown("# New run")
-            for text, act in (("Plan", plan), ("Queue", drafting.enqueue), ("Launch", drafting.launch)):
+            acts = {"All settings": drafting.edited, "Plan": plan, "Queue": drafting.enqueue, "Launch": drafting.launch}
+            for text, act in acts.items():
                 variant = "primary" if text == "Launch" else "secondary"
-                buttons.append(gr.Button(text, variant=variant, scale=0, min_width=90, visible=False))
+                buttons.append(gr.Button(text, variant=variant, scale=0, min_width=130, visible=False))
                 view.does(buttons[-1].click, partial(act, site), [form])
-        return gr.Markdown(), buttons
+        return gr.Markdown(), buttons[1:], buttons[0]
 
 
 def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[..., tuple[Updates, bool]]]:
@@ -134,7 +143,7 @@ def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[..., tuple[U
         retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
         discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160, visible=False)
         contents = gr.Code(label="Contents of the draft's file", interactive=False, max_lines=20, visible=False)
-        with gr.Column() as pasted:
+        with gr.Accordion("Import Python or JSON", open=False) as pasted:
             paste(view, "Load", partial(drafting.loaded, site))
 
     def again(query: Query, _client: str) -> None:
@@ -148,8 +157,7 @@ def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[..., tuple[U
     view.does(discard.click, discarded)
 
     def fill(query: Query, error: Exception | None = None) -> tuple[Updates, bool]:
-        about = "Start from a copy: a recipe, an earlier run, or pasted text."
-        parts = [about, beginnings(site, "/new", "preset", "from")]
+        parts = ["", templates(), beginnings(site, "/new", "preset", "from")]
         is_failed, is_begun, stored = False, False, ""
         if error is not None:
             message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
