@@ -45,8 +45,9 @@ def main() -> None:
 
     steps(turns, one)
     shapes = {tuple(part.shape for part in jax.tree.leaves(batch)): batch for batch in batches}
+    reports = [program.lower(batch).compile().memory_analysis() for batch in shapes.values()]
     turns.about = {
-        "temporaries": max(program.memory_compiled(batch).temp_size_in_bytes for batch in shapes.values()),
+        "temporaries": max(report.temp_size_in_bytes for report in reports),
         "shapes": len(shapes),
         "versions": {name: importlib.metadata.version(name) for name in ("nnxdsl", "jax", "jaxlib", "flax", "qwix")},
     }

@@ -32,6 +32,7 @@ from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import sequence
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program import init, xla_options
+from nnxdsl.program.checkpoint_views import checkpoint_targets
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.forward import ForwardOutput, Leaves
@@ -295,7 +296,7 @@ class _Saved:
         if number not in steps:
             raise RunError(f"{self.directory} has no checkpoint of step {number}; there are {steps}")
         self.tell(f"reading the checkpoint of step {number} of {self.directory.name}")
-        found = self.checkpoints.restore(number, {group: self.program.checkpoint_targets()[group]})[group]
+        found = self.checkpoints.restore(number, {group: checkpoint_targets(self.program)[group]})[group]
         return self.state(number, found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from nnxdsl.program.policy_loss import PolicyLoss
 from nnxdsl.program.reference import OwnWeights
 from nnxdsl.program.step import Batch, DonatedState, Step, TrainStep, guarded, offloaded
 from nnxdsl.runtime.distributed import is_single_process
-from nnxdsl.sharding.layout import Layout
+from nnxdsl.sharding.layout import Layout, abstract_arrays
 from nnxdsl.sharding.mesh import device_mesh, on_devices, own_device, usable_memory
 
 
@@ -113,7 +113,7 @@ class Program:
             source = initial.open_source(self.blueprint)
         trainable, frozen, reference = initial.init_arrays(self.blueprint, source, self.mesh)
         begin = jax.jit(self.blueprint.update.init, out_shardings=optimizer_shardings(self.blueprint, self.mesh))
-        step = self._number(0)
+        step = on_devices(np.int32(0), self.replicated)
         return TrainState(step, trainable, begin(trainable), frozen, reference)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -257,60 +257,9 @@ class Program:
             return leaves
         return {p: jax.device_put(x, self.layout.sharding(part, p, self.mesh, fetched=True)) for p, x in leaves.items()}
 
-    def checkpoint_targets(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
-        """What a checkpoint holds: abstract arrays with their shardings, by group and path."""
-
-        def abstract(part: str) -> dict[str, jax.ShapeDtypeStruct]:
-            placed = self.layout.arrays.get(part, {})
-            return {
-                path: jax.ShapeDtypeStruct(
-                    p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(part, path, self.mesh)
-                )
-                for path, p in placed.items()
-            }
-
-        parts = ("trainable", "optimizer", *(("reference",) if self.blueprint.reference.is_synced else ()))
-        return {part: abstract(part) for part in parts}
-
-    def checkpoint_arrays(self, state: TrainState) -> dict[str, dict[str, jax.Array]]:
-        """The arrays of a checkpoint, by group and path, in the form of `targets`."""
-        leaves = jax.tree.leaves(state.optimizer)
-        return {
-            "trainable": dict(state.trainable),
-            "optimizer": dict(zip(self.layout.arrays.get("optimizer", {}), leaves, strict=True)),
-            **({"reference": dict(state.reference)} if self.blueprint.reference.is_synced else {}),
-        }
-
-    def with_restored(self, state: TrainState, step: int, groups: Mapping[str, Mapping[str, jax.Array]]) -> TrainState:
-        """`state` with what a checkpoint of `step` holds in its place."""
-        structure = jax.tree.structure(state.optimizer)
-        placed = self.layout.arrays.get("optimizer", {})
-        optimizer_state = jax.tree.unflatten(structure, [groups["optimizer"][path] for path in placed])
-        return TrainState(
-            self._number(step),
-            initial.sort_like(groups["trainable"], self.blueprint.trainable),
-            optimizer_state,
-            state.frozen,
-            initial.sort_like(groups["reference"], state.reference)
-            if self.blueprint.reference.is_synced
-            else state.reference,
-        )
-
-    def _number(self, step: int) -> jax.Array:
-        return on_devices(np.int32(step), self.replicated)
-
     def abstract(self) -> TrainState:
         """The abstract state: shapes, dtypes and shardings."""
-
-        def part(name: str) -> dict[str, Any]:
-            placed = self.layout.arrays.get(name, {})
-            return {
-                path: jax.ShapeDtypeStruct(
-                    p.shape, jnp.dtype(p.dtype), sharding=self.layout.sharding(name, path, self.mesh)
-                )
-                for path, p in placed.items()
-            }
-
+        part = partial(abstract_arrays, self.layout, self.mesh)
         step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
         optimizer = jax.tree.unflatten(optimizer_structure(self.blueprint), list(part("optimizer").values()))
         return TrainState(step, part("trainable"), optimizer, part("frozen"), part("reference") or part("teacher"))  # pyright: ignore[reportArgumentType]
@@ -338,10 +287,6 @@ class Program:
         state = self.abstract()
         donated, reference = self._donated(state)
         return self._jitted.step.lower(donated, state.frozen, reference, batch)
-
-    def memory_compiled(self, batch: Batch | None = None) -> Any:
-        """XLA's own report of the compiled step (`argument_size_in_bytes`, `temp_size_in_bytes`, ..., per device)."""
-        return self.lower(batch).compile().memory_analysis()
 
 
 def optimizer_structure(blueprint: Blueprint) -> Any:

@@ -20,6 +20,7 @@ from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.kv_cache import init_cache, mtp_cache
@@ -422,3 +423,36 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
     trainable = blueprint.layout.device_bytes().get("trainable", 0)
     return RolloutMemory(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)
+
+
+MARGIN = 1.1
+"""Estimates are within 10% of XLA's figures (docs/guides/memory.md): a program that exceeds memory by less is run."""
+
+_GIB = 2**30
+
+
+def require_fit(blueprint: Blueprint, usable: int | None) -> None:
+    """Raise for a program that would run out of memory.
+
+    Args:
+        blueprint: The program without devices.
+        usable: Bytes that it may use on each device; None if unknown.
+
+    Raises:
+        PlanError: with the bytes of each part.
+    """
+    if usable is None:
+        return
+    parts = [part for part in memory(blueprint, lengths(blueprint.experiment.data)) if part.memory == "device"]
+    needed = sum(part.bytes for part in parts)
+    if needed <= MARGIN * usable:
+        return
+    width = max(len(part.name) for part in parts)
+    table = [f"    {part.name:{width}}  {part.bytes / _GIB:12,.4f} GiB  {part.tag}: {part.how}" for part in parts]
+    message = (
+        f"a step takes {needed / _GIB:,.4f} GiB on each device, of which {usable / _GIB:,.4f} GiB are usable:\n"
+        + "\n".join(table)
+        + "\n    `plan --device NAME --count N --search` finds placements that fit; less takes microbatch_size, "
+        "memory.remat=full,\n    an adapter, quantization, more devices. NNXDSL_DEVICE_GIB=N says that N GiB are usable"
+    )
+    raise PlanError([Problem("memory", message)], f"Experiment '{blueprint.experiment.name}'")

@@ -401,3 +401,11 @@ def bits(dtype: str) -> int:
 def starred(path: str) -> str:
     """A path with a star for the number of its block."""
     return re.sub(r"\bblocks\.\d+\.", "blocks.*.", path)
+
+
+def abstract_arrays(layout: Layout, mesh: jax.sharding.Mesh, part: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of a part's arrays, by path; empty without the part."""
+    return {
+        path: jax.ShapeDtypeStruct(p.shape, jnp.dtype(p.dtype), sharding=layout.sharding(part, path, mesh))
+        for path, p in layout.arrays.get(part, {}).items()
+    }

@@ -23,8 +23,8 @@ from nnxdsl.errors import PlanError, Problem
 from nnxdsl.planning.plan import warnings
 from nnxdsl.program.compile import Program
 from nnxdsl.program.compile import compile as compile_experiment
-from nnxdsl.program.fits import require_fit
 from nnxdsl.program.init import Source
+from nnxdsl.program.memory import require_fit
 from nnxdsl.program.teacher import teacher_of
 from nnxdsl.runtime.distributed import is_single_process, process_0_first
 from nnxdsl.sharding.mesh import own_device, usable_memory

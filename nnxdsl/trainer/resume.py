@@ -9,6 +9,7 @@ from nnxdsl.config.weights import Random
 from nnxdsl.errors import RunError
 from nnxdsl.models.params import ParamSpec
 from nnxdsl.program.blueprint import Blueprint
+from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.runs.checkpointer import Checkpoints
@@ -84,7 +85,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     if step is None or saved is None:
         return Start(state, 0, 0, provenance, damage)
     with attempt.display.phase(f"reading checkpoint step {step}"):
-        state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
+        state = with_restored(program, state, step, checkpoints.restore(step, checkpoint_targets(program)))
     return Start(state, step, saved["tokens"], provenance, damage)
 
 
@@ -146,7 +147,7 @@ def require_free_space(checkpoints: Checkpoints, program: Program, step: int) ->
     """
     every, total = program.experiment.checkpoint.every_steps, program.blueprint.total_steps
     if step < total:
-        checkpoints.require_free_space(min((step // every + 1) * every, total), program.checkpoint_targets())
+        checkpoints.require_free_space(min((step // every + 1) * every, total), checkpoint_targets(program))
 
 
 def evaluations_by_step(

@@ -20,6 +20,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.data.tokenizers.base import open_tokenizer
+from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.runs.checkpoint_format import CheckpointError
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 
@@ -47,7 +48,7 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
     # The step that the other mesh saved comes back on one device.
     program = compile(tiny(killed))
     with CheckpointReader(killed.checkpoints) as checkpoints:
-        state = program.with_restored(program.init(), 12, checkpoints.restore(12, program.checkpoint_targets()))
+        state = with_restored(program, program.init(), 12, checkpoints.restore(12, checkpoint_targets(program)))
     assert all(np.isfinite(leaf).all() for leaf in state.trainable.values())
 
 
@@ -82,7 +83,7 @@ def test_another_shape_is_refused_in_few_words(killed: Lab, model: dict[str, int
     fields = {"layers": 1, "pattern": 1, "vocab_size": 512, "tokenizer": Tokenizer.Bytes(), **model}
     program = compile(attrs.evolve(tiny(killed), model=Small(**fields)))
     with CheckpointReader(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
-        checkpoints.restore(9, program.checkpoint_targets())
+        checkpoints.restore(9, checkpoint_targets(program))
     said = str(raised.value)
     assert said.startswith(f"checkpoint step 9 in {killed.checkpoints} does not fit: ")
     assert message in said
@@ -115,7 +116,7 @@ def test_another_dtype_is_refused_and_never_cast(killed: Lab) -> None:
     program = compile(tiny(killed))
     targets = {
         group: {name: jax.ShapeDtypeStruct(one.shape, jnp.bfloat16) for name, one in asked.items()}
-        for group, asked in program.checkpoint_targets().items()
+        for group, asked in checkpoint_targets(program).items()
     }
     with CheckpointReader(killed.checkpoints) as checkpoints, pytest.raises(CheckpointError) as raised:
         checkpoints.restore(9, {"trainable": targets["trainable"]})

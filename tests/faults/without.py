@@ -204,7 +204,7 @@ GUARDS = [
         f"{STEPS}test_a_spike_is_skipped_and_written_down",
     ),
     Guard(
-        "23", "the estimate is compared before anything is compiled", "program/fits.py",
+        "23", "the estimate is compared before anything is compiled", "program/memory.py",
         "    if usable is None:\n", "    if usable:\n",
         f"{CHANGES}test_a_program_that_does_not_fit_is_refused_before_it_is_compiled",
     ),

@@ -40,6 +40,7 @@ from nnxdsl.models.config.mixer import HeadColumns
 from nnxdsl.optim.qk_clip import QKClip
 from nnxdsl.program.batches.pairs import pair_positions
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 REPLAYS: dict[str, Any] = json.loads((REFERENCE / "qk_clip" / "expected.json").read_text())
@@ -101,14 +102,14 @@ def test_a_resumed_run_goes_on_with_equal_bits(experiment: Callable[..., Experim
     program = compile(experiment(model=model, objective=SFT, optimizer=muon(tau)))
     first, second = (batch_of(batch) for batch in stored["batches"][:2])
     state, _ = program.step(program.init(), first)
-    saved = jax.tree.map(np.asarray, program.checkpoint_arrays(state))
+    saved = jax.tree.map(np.asarray, checkpoint_arrays(program, state))
     state, metrics = program.step(state, second)
-    targets = program.checkpoint_targets()
+    targets = checkpoint_targets(program)
     groups = {
         group: {path: jax.device_put(leaf, targets[group][path].sharding) for path, leaf in leaves.items()}
         for group, leaves in saved.items()
     }
-    resumed, again = program.step(program.with_restored(program.init(), 1, groups), second)
+    resumed, again = program.step(with_restored(program, program.init(), 1, groups), second)
     assert int(metrics["qk_clipped_heads"]) > 0
     for one, other in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves((resumed, again)), strict=True):
         np.testing.assert_array_equal(one, other)

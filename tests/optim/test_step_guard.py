@@ -17,6 +17,7 @@ from small_lab.model import Small
 
 from nnxdsl import Data, Experiment, Guard, Objective, Optimizer, Order, Schedule, Tokenizer, compile
 from nnxdsl.optim import step_guard
+from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.terminal.display import Display
@@ -87,9 +88,9 @@ def test_a_skipped_step_is_no_step(program: Callable[[Guard], Program], sequence
         # What was counted is saved with the state, and goes on from there.
         saved = {
             part: {path: jnp.copy(x) for path, x in group.items()}
-            for part, group in skipping.checkpoint_arrays(state).items()
+            for part, group in checkpoint_arrays(skipping, state).items()
         }
-        state = skipping.with_restored(state, int(state.step), saved)
+        state = with_restored(skipping, state, int(state.step), saved)
     assert told == [(0, 0, 0), (1, 1, 1), (1, 2, 2), (0, 0, 2)]
     assert int(state.step) == 4
     expected, unguarded, plain_rates = skipping.init(), plain.init(), []
@@ -168,7 +169,7 @@ def test_a_run_that_diverges_ends_with_the_weights_that_it_had(tmp_path: Path) -
     with CheckpointReader(tmp_path / experiment.id / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [bad]
         program = compile(experiment)
-        arrays = checkpoints.restore(bad, program.checkpoint_targets())
+        arrays = checkpoints.restore(bad, checkpoint_targets(program))
         assert all(np.isfinite(leaf).all() for leaf in arrays["trainable"].values())
         assert checkpoints.meta(bad)["tokens"] == rows[bad - 1]["num_tokens"]
 

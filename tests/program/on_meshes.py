@@ -25,6 +25,7 @@ from nnxdsl import (
     Schedule,
     compile,
 )
+from nnxdsl.program.checkpoint_views import checkpoint_arrays
 from nnxdsl.program.compile import Program, TrainState
 
 MESHES = {"one": Mesh(), "fsdp4-tensor2": Mesh(fsdp=4, tensor=2), "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2)}
@@ -64,7 +65,7 @@ def misplaced(program: Program, state: TrainState) -> list[str]:
         "trainable": state.trainable,
         "frozen": state.frozen,
         "reference": state.reference,
-        "optimizer": program.checkpoint_arrays(state)["optimizer"],
+        "optimizer": checkpoint_arrays(program, state)["optimizer"],
     }
     assert {part: set(leaves) for part, leaves in groups.items() if leaves} == {
         part: set(leaves) for part, leaves in program.layout.arrays.items()

@@ -25,6 +25,7 @@ from nnxdsl import (
     Schedule,
     compile,
 )
+from nnxdsl.program.checkpoint_views import checkpoint_arrays
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.sharding.layout import bits
 from nnxdsl.terminal.plan_format import format_shape
@@ -93,7 +94,7 @@ def groups(program: Program, state: TrainState) -> dict[str, dict[str, jax.Array
         "frozen": state.frozen,
         "trainable": state.trainable,
         "reference": state.reference,
-        "optimizer": program.checkpoint_arrays(state)["optimizer"],
+        "optimizer": checkpoint_arrays(program, state)["optimizer"],
     }
     return {part: leaves for part, leaves in found.items() if leaves}
 

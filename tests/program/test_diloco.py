@@ -34,6 +34,7 @@ from nnxdsl.data.batch import Batch
 from nnxdsl.optim import step_guard
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.diloco import DiLoCoState
 from nnxdsl.program.memory import memory
@@ -175,14 +176,14 @@ def test_a_resume_between_two_meetings_is_bit_equal(program: Program, sequences:
         state, _ = program.step(state, batch)
     saved = {
         part: {path: jnp.copy(x) for path, x in group.items()}
-        for part, group in program.checkpoint_arrays(state).items()
+        for part, group in checkpoint_arrays(program, state).items()
     }
     assert {part: set(group) for part, group in saved.items()} == {
-        part: set(group) for part, group in program.checkpoint_targets().items()
+        part: set(group) for part, group in checkpoint_targets(program).items()
     }
     leaves = step_guard.inner(state.optimizer).workers.leaves
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in leaves.values())
-    resumed = program.with_restored(program.init(), int(state.step), saved)
+    resumed = with_restored(program, program.init(), int(state.step), saved)
     straight, _ = program.step(state, batches[3])
     resumed, _ = program.step(resumed, batches[3])
     assert same(resumed, straight)

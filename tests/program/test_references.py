@@ -37,6 +37,7 @@ from nnxdsl.losses.base import PairLogps
 from nnxdsl.planning.plan import plan
 from nnxdsl.program import init
 from nnxdsl.program.batches import kind_of
+from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -73,7 +74,7 @@ def test_it_follows_every_so_many_steps(
     state, batch = trained(program), pairs(4)
     first = jax.device_get(state.trainable)
     assert state.reference.keys() == state.trainable.keys()
-    assert program.checkpoint_targets().keys() == {"trainable", "optimizer", "reference"}
+    assert checkpoint_targets(program).keys() == {"trainable", "optimizer", "reference"}
     expected = first
     for step in range(1, 6):
         state, metrics = program.step(state, batch)
@@ -108,9 +109,9 @@ def test_it_says_what_its_weights_say_and_is_saved(
     assert float(program.evaluate(state, batch)["loss"].total) == pytest.approx(float(terms.loss.total), rel=1e-5)
 
     # A checkpoint has it, and what goes on from one is what went on without.
-    saved = jax.device_get(program.checkpoint_arrays(state))
-    assert saved.keys() == program.checkpoint_targets().keys()
-    again = program.with_restored(trained(program), 5, saved)
+    saved = jax.device_get(checkpoint_arrays(program, state))
+    assert saved.keys() == checkpoint_targets(program).keys()
+    again = with_restored(program, trained(program), 5, saved)
     one, other = (program.step(s, batch) for s in (state, again))
     for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -38,6 +38,7 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.config.core.base import members
+from nnxdsl.program.checkpoint_views import checkpoint_targets
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.display import Display
@@ -282,7 +283,7 @@ def result(experiment: Experiment, home: Path) -> tuple[list[float], dict[str, n
     """Losses and final weights of a run."""
     directory = home / experiment.id
     with CheckpointReader(directory / "checkpoints") as checkpoints:
-        arrays = checkpoints.restore(experiment.steps, compile(experiment).checkpoint_targets())
+        arrays = checkpoints.restore(experiment.steps, checkpoint_targets(compile(experiment)))
     losses = [row["loss"] for row in RunDirectory(directory).metrics()]
     return losses, {path: np.asarray(jax.device_get(leaf)) for path, leaf in arrays["trainable"].items()}
 

@@ -23,6 +23,7 @@ from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import peft, quantize
 from nnxdsl.formats.hf import INDEX, SINGLE, HubReader
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.storage.atomic_dir import atomic_directory
@@ -40,7 +41,7 @@ def logits_of_run(run: Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
     state = program.init(sources.open_source(program.blueprint, run.parent))
     with CheckpointReader(run / "checkpoints") as checkpoints:
         step = checkpoints.steps()[-1]
-        state = program.with_restored(state, step, checkpoints.restore(step, program.checkpoint_targets()))
+        state = with_restored(program, state, step, checkpoints.restore(step, checkpoint_targets(program)))
     template, leaves = program.policy(state)
 
     @jax.jit

@@ -22,6 +22,7 @@ from nnxdsl.formats import hf
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program import init
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
@@ -53,8 +54,8 @@ def adapted_logits(experiment: Experiment, home: Path, run: Path, step: int) -> 
     program = compile_experiment(experiment)
     state = program.init(sources.open_source(program.blueprint, home))
     with CheckpointReader(run / "checkpoints") as checkpoints:
-        groups = checkpoints.restore(step, program.checkpoint_targets())
-    return logits(program, program.with_restored(state, step, groups))
+        groups = checkpoints.restore(step, checkpoint_targets(program))
+    return logits(program, with_restored(program, state, step, groups))
 
 
 def merged_logits(experiment: Experiment, path: Path, home: Path) -> np.ndarray:
@@ -123,7 +124,7 @@ def test_a_run_that_saved_infinity_is_refused_unless_asked(finished: Any, tmp_pa
     run, saved = tmp_path / "run", saved_experiment(finished.run("sft"))
     run.mkdir()
     shutil.copyfile(finished.run("sft") / "experiment.json", run / "experiment.json")
-    targets = {"trainable": compile_experiment(saved).checkpoint_targets()["trainable"]}
+    targets = {"trainable": checkpoint_targets(compile_experiment(saved))["trainable"]}
     with CheckpointReader(finished.run("sft") / "checkpoints") as checkpoints:
         leaves, meta = checkpoints.restore(60, targets)["trainable"], checkpoints.meta(60)
     leaves["norm.scale"] = leaves["norm.scale"].at[0].set(np.inf)
@@ -145,7 +146,7 @@ def hub_directory(finished: Any, tmp_path: Path) -> Path:
     """What the first stage learnt, as a directory of the Hub's format with a tokenizer of its own."""
     program = compile_experiment(saved_experiment(finished.run("sft")))
     with CheckpointReader(finished.run("sft") / "checkpoints") as checkpoints:
-        leaves = checkpoints.restore(60, {"trainable": program.checkpoint_targets()["trainable"]})["trainable"]
+        leaves = checkpoints.restore(60, {"trainable": checkpoint_targets(program)["trainable"]})["trainable"]
     directory = tmp_path / "hub"
     hf.write(directory, program.blueprint.config, {path: np.asarray(leaf) for path, leaf in leaves.items()})
     tokenizer = tokenizers.Tokenizer(models.BPE())

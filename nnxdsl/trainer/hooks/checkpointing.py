@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from nnxdsl.config.recording.checkpointing import Checkpoint
+from nnxdsl.program.checkpoint_views import checkpoint_arrays
 from nnxdsl.runtime import distributed
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.hooks.base import Hook
@@ -102,7 +103,7 @@ class Checkpointing(Hook):
             "tokens": self.metrics.tokens,
         }
         with self.attempt.display.phase(f"saving checkpoint step {step}"):  # less what is written in the background
-            self.attempt.checkpoints.save(step, trainer.program.checkpoint_arrays(trainer.state), meta)
+            self.attempt.checkpoints.save(step, checkpoint_arrays(trainer.program, trainer.state), meta)
 
     def _record_committed(self, step: int | None) -> None:
         if step != self._committed:
