@@ -104,13 +104,13 @@ def speculative(steps: int, tokens: int, repeat: int) -> dict[str, Any]:
         batches = [prompts[start : start + rows] for start in range(0, 16, rows)]
         kinds = [Sampling(tokens, temperature, seed=1, num_speculative_tokens=drafts) for drafts in range(4)]
         times: list[list[float]] = [[] for _ in kinds]
-        answers = [[sampler.drawn_in_passes(model.leaves, batch, kind) for batch in batches] for kind in kinds]
+        answers = [[sampler.complete(model.leaves, batch, kind) for batch in batches] for kind in kinds]
         for _ in range(repeat):
             for kind, took in zip(kinds, times, strict=True):
-                took.append(sum(seconds(lambda b=b, k=kind: sampler.drawn(model.leaves, b, k)) for b in batches))
-        plain = [row for ids, _ in answers[0] for row in ids]
+                took.append(sum(seconds(lambda b=b, k=kind: sampler.complete(model.leaves, b, k)) for b in batches))
+        plain = [one.ids for part in answers[0] for one in part]
         for kind, own, took in zip(kinds, answers, times, strict=True):
-            ids, passes = [row for part, _ in own for row in part], [count for _, part in own for count in part]
+            ids, passes = zip(*((one.ids, one.passes) for part in own for one in part), strict=True)
             equal = sum(one == other for one, other in zip(ids, plain, strict=True))
             rate = sum(len(row) - 1 for row in ids) / sum(passes)
             name = f"{rows} rows, temperature {temperature:g}, {kind.num_speculative_tokens} drafts"
@@ -150,7 +150,7 @@ def main() -> None:
     prompts = np.random.default_rng(1).integers(0, config.vocab_size, (options.rows, options.prompt)).tolist()
 
     def answers(models: list[Leaves], tokens: int) -> None:
-        sampler.together(models, prompts, Sampling(tokens))
+        sampler.sample_models(models, prompts, Sampling(tokens))
 
     def apart(tokens: int) -> None:
         for model in (policy, reference):

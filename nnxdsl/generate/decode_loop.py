@@ -1,18 +1,29 @@
-"""The decoding loop: prefill, then one token at a time with a KV cache, as a whole or in pieces."""
+"""The decoding loop: a batch of slots, each with a completion of its own, and the prefill of prompts that fills them.
+
+A slot's completion has its own length, limit and random numbers, so that one that has ended makes room for the next
+while the others go on. Each pass chooses tokens from the hidden states of the pass before, and computes the next ones:
+
+    choose from `hidden`  ->  append to the completion  ->  forward pass of the chosen token  ->  `hidden`
+
+A slot is filled with the keys, values and last hidden state of a prefilled prompt, and its first token is chosen as all
+others are. With speculative decoding (see `speculative`) a pass has some drafts beside the token.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from nnxdsl.generate.sampling import draw, streams
-from nnxdsl.models.attention.kv_cache import Cache, CacheUpdate, append, init_cache
+from nnxdsl.generate.sampling import Draws, Selection, select
+from nnxdsl.generate.speculative import accept, draft
+from nnxdsl.models.attention.kv_cache import KV, Cache, CacheUpdate, IndexedKV, append, init_cache, mtp_cache, rewind
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -20,150 +31,365 @@ from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.program.forward import Leaves
 
-# vmap axis of the models in a cache: after the axis of the scanned layers, so that the scan needs no transpose.
-# Token positions are shared by all models.
-_CACHE: Any = Cache(layers=1, suffix=0, positions=None, length=None, prefix=0)  # pyright: ignore[reportArgumentType]
-_NEW: Any = CacheUpdate(layers=1, suffix=0, positions=None, prefix=0)  # pyright: ignore[reportArgumentType]
+TreeT = TypeVar("TreeT")
 
 
-class Inputs(NamedTuple):
-    """Arrays of a call.
+class Weights(NamedTuple):
+    """Arrays of M models.
 
     Attributes:
-        shared: Arrays shared by all models.
-        own: Arrays of each model.
-        tokens: Prompts `[B, P]`, padded on the left.
-        lengths: Prompt lengths `[B]`.
-        numbers: Per-row RNG stream numbers `[B, 2]`, from `numbers_of`.
-        key: Key data of the base PRNG key.
-        temperature: Scalar.
-        top_p: Scalar or None.
+        shared: Those shared by all models.
+        own: Those of each model, stacked along a leading axis if there is more than one.
     """
 
-    shared: Leaves
-    own: list[Leaves]
-    tokens: jax.Array
-    lengths: jax.Array
-    numbers: jax.Array
-    key: ArrayLike
-    temperature: ArrayLike
-    top_p: ArrayLike | None
+    shared: dict[str, Any]
+    own: dict[str, Any]
 
 
-class Carry(NamedTuple):
-    """The state of the loop between two tokens.
+class Prefilled(NamedTuple):
+    """Prompts `[U]` that were computed.
 
     Attributes:
-        length: Scalar, tokens decoded so far.
-        cache: KV cache of prompts and new tokens, without the last one.
-        token: The last token `[M, B]`.
-        done: Whether a stop token was decoded `[M, B]`.
-        out: New tokens `[M, B, new_tokens]`.
-        counts: Their number before the stop token `[M, B]`.
+        cache: Their keys, values and states.
+        mtp_cache: Those of the MTP layer; None without drafts.
+        hidden: Hidden states of their last tokens `[U, D]`.
     """
 
-    length: jax.Array
     cache: Cache
-    token: jax.Array
+    mtp_cache: Cache | None
+    hidden: jax.Array
+
+
+class Fill(NamedTuple):
+    """New completions of slots, `[B]` each, of which the first `size` are to begin.
+
+    Attributes:
+        size: Scalar.
+        slot: The slot.
+        prompt: Its prompt's row among those prefilled.
+        length: Tokens of the prompt.
+        numbers: RNG stream numbers `[B, 2]`, from `numbers_of`.
+        limit: Most tokens of the completion.
+    """
+
+    size: ArrayLike
+    slot: ArrayLike
+    prompt: ArrayLike
+    length: ArrayLike
+    numbers: ArrayLike
+    limit: ArrayLike
+
+
+class Slots(NamedTuple):
+    """The state of the loop between two passes; with several models each array has a leading axis of models.
+
+    Attributes:
+        cache: KV cache of the tokens before those of `hidden`, padding included.
+        update: What the cache takes of the tokens of `hidden`. It is appended before the next pass reads the cache: XLA
+            copies a cache that a pass reads first and then writes.
+        mtp_cache: That of the MTP layer; None without drafts.
+        hidden: Hidden states that the next tokens are chosen from `[B, 1 + k, D]`, of k drafts.
+        drafts: Tokens that the states after the first are of `[B, k]`; -1 for none.
+        padding: Padding before the prompt `[B]`.
+        numbers: RNG stream numbers `[B, 2]`.
+        limit: Most tokens of the completion `[B]`.
+        length: Tokens of the completion so far `[B]`, a stop token included.
+        done: Whether the completion has ended, or the slot is empty `[B]`.
+        out: The completion `[B, new_tokens]`.
+        logps: See `Draws`, `[B, new_tokens]`.
+        log_mass: See `Draws`, `[B, new_tokens]`.
+        passes: Passes so far, the choice of the first token not counted `[B]`.
+    """
+
+    cache: Cache
+    update: CacheUpdate
+    mtp_cache: Cache | None
+    hidden: jax.Array
+    drafts: jax.Array
+    padding: jax.Array
+    numbers: jax.Array
+    limit: jax.Array
+    length: jax.Array
     done: jax.Array
     out: jax.Array
-    counts: jax.Array
+    logps: jax.Array
+    log_mass: jax.Array
+    passes: jax.Array
 
 
 @attrs.frozen
 class DecodeLoop:
-    """The jitted generation loop of one model structure; arrays are arguments."""
+    """The functions of the loop of one model structure, to be jitted; arrays are arguments."""
 
     template: AbstractModel
     config: DecoderConfig
     dtype: Any
     stop_ids: tuple[int, ...]
+    row_sharding: Callable[[int], jax.sharding.NamedSharding] | None = None
 
-    def run(
-        self, inputs: Inputs, *, new_tokens: int, is_greedy: bool, top_k: int | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """New tokens `[M, B, new_tokens]` of M models, and their number before the stop token `[M, B]`.
+    def prefill(
+        self, shared: Leaves, own: list[Leaves], tokens: jax.Array, lengths: jax.Array, *, drafts: int
+    ) -> Prefilled:
+        """Computes prompts.
 
         Args:
-            inputs: Arrays of models and prompts.
-            new_tokens: Maximum number of new tokens.
+            shared: Arrays shared by all models.
+            own: Arrays of each model.
+            tokens: Prompts `[U, P]`, padded on the left.
+            lengths: Their tokens `[U]`.
+            drafts: Drafts of a pass.
+        """
+        axes = {path: int(is_stacked(path)) for path in own[0]}
+        joined = own[0]
+        if len(own) > 1:  # after the axis of the scanned layers, so that the scan needs no transpose
+            joined = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
+        found = self._each(len(own), axes, partial(self._prefill, tokens, lengths, drafts), Weights(shared, joined))
+        return self._sharded(found, len(own))
+
+    def _prefill(self, tokens: jax.Array, lengths: jax.Array, drafts: int, decoder: Decoder) -> Prefilled:
+        rows, size = tokens.shape
+        positions = positions_left_padded(lengths, size)
+        given = {"return_kv": True, "dtype": self.dtype, "method": AttentionMethod("chunked", sequence(size))}
+        out = decoder(tokens, positions, **given)
+        assert out.cache_update is not None  # return_kv=True
+        cache = append(init_cache(self.config, rows, size, self.dtype, spare=drafts), out.cache_update)
+        if not drafts:
+            return Prefilled(cache, None, out.hidden[:, -1])
+        # Of the last token the following one is not chosen yet: the slots replace its keys and values.
+        following = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
+        _, _, update = decoder.mtp_states(out.hidden, following, positions, **given)
+        assert update is not None
+        return Prefilled(cache, append(mtp_cache(self.config, rows, size, self.dtype), update), out.hidden[:, -1])
+
+    def empty(self, *, models: int, slots: int, room: int, new_tokens: int, drafts: int) -> Slots:
+        """Empty slots.
+
+        Args:
+            models: Number of models.
+            slots: Number of slots.
+            room: Tokens of a slot's cache, prompt and padding included.
+            new_tokens: Most tokens of a completion.
+            drafts: Drafts of a pass.
+        """
+        none, floats = jnp.zeros(slots, jnp.int32), jnp.zeros((slots, new_tokens), jnp.float32)
+        cache = init_cache(self.config, slots, room, self.dtype, spare=drafts)._replace(length=none)
+        ahead = mtp_cache(self.config, slots, room, self.dtype)._replace(length=none) if drafts else None
+        hidden = jnp.zeros((slots, 1 + drafts, self.config.embed_dim), self.dtype)
+        update = init_cache(self.config, slots, 1 + drafts, self.dtype)
+        found = Slots(
+            cache,
+            CacheUpdate(update.layers, update.positions),
+            ahead,
+            hidden,
+            jnp.zeros((slots, drafts), jnp.int32),
+            none,
+            jnp.zeros((slots, 2), jnp.uint32),
+            none,
+            none,
+            none == 0,
+            floats.astype(jnp.int32),
+            floats,
+            floats,
+            none,
+        )
+        return self._sharded(
+            found if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), found), models
+        )
+
+    def grown(self, slots: Slots, *, room: int, models: int) -> Slots:
+        """The slots with caches of `room` tokens."""
+
+        def pad(part: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+            sizes = zip(part.shape[-wanted.ndim :], wanted.shape, strict=True)
+            before = ((0, 0),) * (part.ndim - wanted.ndim)
+            return jnp.pad(part, (*before, *((0, new - old) for old, new in sizes)))
+
+        drafts, rows = slots.drafts.shape[-1], slots.length.shape[-1]
+        sizes = {"room": room, "new_tokens": slots.out.shape[-1], "drafts": drafts, "slots": rows, "models": 1}
+        wanted = jax.eval_shape(partial(self.empty, **sizes))
+        caches = jax.tree.map(pad, (slots.cache, slots.mtp_cache), (wanted.cache, wanted.mtp_cache))
+        return slots._replace(cache=caches[0], mtp_cache=caches[1])
+
+    def advance(
+        self,
+        weights: Weights,
+        selection: Selection,
+        slots: Slots,
+        prompts: Prefilled,
+        fill: Fill,
+        passes: ArrayLike,
+        *,
+        models: int,
+        is_greedy: bool,
+        top_k: int | None,
+    ) -> tuple[Slots, tuple[jax.Array, jax.Array]]:
+        """Fills slots, and runs some passes, fewer if no slot has anything to do.
+
+        Args:
+            weights: Arrays of the models, with the stacked ones taken apart, see `unstacked`.
+            selection: How tokens are chosen.
+            slots: The state, without the new completions.
+            prompts: The prompts of the new completions.
+            fill: The new completions.
+            passes: The number of passes, scalar.
+            models: Number of models.
             is_greedy: Whether to take the argmax instead of sampling.
             top_k: See `Sampling`.
+
+        Returns:
+            The state, and of each slot the length of its completion and whether it has ended.
         """
-        carry = self.begin(inputs, new_tokens=new_tokens, is_greedy=is_greedy, top_k=top_k)
-        until = jnp.array(new_tokens, jnp.int32)
-        carry = self.advance(inputs, carry, until, is_greedy=is_greedy, top_k=top_k)
-        return carry.out, carry.counts
+        each = (lambda function: jax.vmap(function, (0, 0, None))) if models > 1 else lambda function: function
 
-    def begin(self, inputs: Inputs, *, new_tokens: int, is_greedy: bool, top_k: int | None) -> Carry:
-        """The state after prefill and the first new token; for the arguments see `run`."""
-        models, (rows, prompt) = len(inputs.own), inputs.tokens.shape
-        stacked, forward = self._models(inputs)
-        places = positions_left_padded(inputs.lengths, prompt)
-        logits, new = forward(None, None)(stacked, inputs.tokens, places, None)
-        cache = append(self._empty(models, rows, prompt + new_tokens - 1), new)
-        none = jnp.zeros((models, rows), jnp.int32)
-        zero, out = jnp.zeros((), jnp.int32), jnp.zeros((models, rows, new_tokens), jnp.int32)
-        empty = Carry(zero, cache, none, none.astype(bool), out, none)
-        return self._added(empty, cache, chooser(inputs, is_greedy, top_k)(logits, zero))
+        def put(at: jax.Array, slots: Slots) -> Slots:
+            one = Fill(fill.size, *(jnp.asarray(part)[at] for part in fill[1:]))
+            return each(_filled)(slots, prompts, one)
 
-    def advance(self, inputs: Inputs, carry: Carry, until: jax.Array, *, is_greedy: bool, top_k: int | None) -> Carry:
-        """The state after `until` new tokens, or once all rows are done; for the other arguments see `run`."""
-        stacked, forward = self._models(inputs)
-        following, choose = forward(0, _CACHE), chooser(inputs, is_greedy, top_k)
+        slots = jax.lax.fori_loop(0, jnp.asarray(fill.size), put, slots)
+        axes, choose = dict.fromkeys(weights.own, 0), partial(select, selection, top_k, is_greedy=is_greedy)
 
-        def step(carry: Carry) -> Carry:
-            position = (inputs.lengths + carry.length - 1)[:, None]  # [B, 1]
-            places = TokenPositions(position, jnp.ones_like(position), jnp.zeros_like(position))
-            logits, new = following(stacked, carry.token[:, :, None], places, carry.cache)
-            # Updated outside of vmap, which would copy the cache; here the update is in place.
-            return self._added(carry, append(carry.cache, new), choose(logits, carry.length))
+        def step(turn: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
+            return turn[0] + 1, self._each(models, axes, partial(self._pass, choose), weights, turn[1])
 
-        def is_unfinished(carry: Carry) -> jax.Array:
-            return (carry.length < until) & ~jnp.all(carry.done)
+        def goes_on(turn: tuple[jax.Array, Slots]) -> jax.Array:
+            return (turn[0] < passes) & jnp.any(~turn[1].done)
 
-        return jax.lax.while_loop(is_unfinished, step, carry)
+        _, slots = jax.lax.while_loop(goes_on, step, (jnp.zeros((), jnp.int32), slots))
+        return self._sharded(slots, models), (slots.length, slots.done)
 
-    def _models(self, inputs: Inputs) -> tuple[Leaves, Callable[..., Any]]:
-        """Stacked arrays of the models, and a function from the batch axes of tokens and cache to their forward."""
-        own = inputs.own
-        axes = {path: int(is_stacked(path)) for path in own[0]}
-        stacked = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
-        forward = partial(jax.vmap, partial(self._forward, inputs.shared), out_axes=(0, _NEW), axis_size=len(own))
-        return stacked, lambda tokens, cache: forward(in_axes=(axes, tokens, None, cache))
+    def _pass(self, choose: Callable[..., Draws], decoder: Decoder, slots: Slots) -> Slots:
+        """Chooses from the hidden states, and computes the next ones."""
+        drafts = slots.drafts.shape[-1]
+        steps, base = jnp.arange(1 + drafts), slots.cache.length
+        at = slots.length[:, None] + steps  # [B, 1 + k] the positions of the chosen tokens in their completions
+        found = choose(slots.numbers, decoder.logits(slots.hidden), at)
+        accepted = accept(found.ids, slots.drafts, ~slots.done, at < slots.limit[:, None], self.stop_ids)
+        row, column = jnp.arange(len(base))[:, None], jnp.where(accepted.is_in, at, slots.out.shape[-1])
+        out, logps, log_mass = (
+            old.at[row, column].set(new, mode="drop")  # out of bounds: dropped
+            for old, new in zip((slots.out, slots.logps, slots.log_mass), found, strict=True)
+        )
+        length = slots.length + accepted.added
+        cache = rewind(append(slots.cache, slots.update), base + accepted.added)
+        slots = slots._replace(
+            cache=cache,
+            length=length,
+            done=slots.done | accepted.has_stopped | (length >= slots.limit),
+            out=out,
+            logps=logps,
+            log_mass=log_mass,
+            passes=slots.passes + (accepted.added > 0),
+        )
+        tokens = accepted.last[:, None]
+        if slots.mtp_cache is not None:
+            places = partial(_places, slots.padding)
+            new, ahead = draft(
+                decoder, partial(choose, slots.numbers), places, slots.hidden, found.ids, accepted, slots.mtp_cache,
+                length, self.dtype,
+            )  # fmt: skip
+            slots, tokens = slots._replace(drafts=new, mtp_cache=ahead), jnp.concatenate([tokens, new], axis=1)
+        places = _places(slots.padding, cache.length[:, None] + steps)
+        result = decoder(tokens, places, cache=cache, return_kv=True, dtype=self.dtype)
+        assert result.cache_update is not None  # return_kv=True
+        # How many of these tokens stay is known when the next ones are chosen.
+        update = jax.tree.map(lambda new, old: new.astype(old.dtype), result.cache_update, slots.update)
+        return slots._replace(update=update, hidden=result.hidden)
 
-    def _added(self, carry: Carry, cache: Cache, token: jax.Array) -> Carry:
-        """The state with one more token of each row, `[M, B]`."""
-        done = carry.done | jnp.isin(token, jnp.array(self.stop_ids, jnp.int32))
-        out, counts = carry.out.at[:, :, carry.length].set(token), carry.counts + (~done).astype(jnp.int32)
-        return Carry(carry.length + 1, cache, token, done, out, counts)
+    def _sharded(self, arrays: TreeT, models: int) -> TreeT:
+        """Arrays of rows, with each row on the devices of `row_sharding`."""
+        if self.row_sharding is None:
+            return arrays
+        rows_of, before = self.row_sharding, () if models == 1 else (None,)
 
-    def _forward(
-        self, shared: Leaves, own: Leaves, tokens: jax.Array, places: TokenPositions, cache: Cache | None
-    ) -> tuple[jax.Array, CacheUpdate]:
-        """Next-token logits `[B, V]` after tokens `[B, T]`, and their cache update."""
-        model = self.template.merge({**shared, **own})
-        assert isinstance(model, Decoder)
-        method = AttentionMethod("chunked", sequence(tokens.shape[1])) if cache is None else AttentionMethod()
-        hidden, new, *_ = model(tokens, places, cache=cache, return_kv=True, dtype=self.dtype, method=method)
-        assert new is not None  # return_kv=True
-        return model.logits(hidden[:, -1]), new
+        def constrain(part: jax.Array) -> jax.Array:
+            if part.ndim == len(before):  # no rows
+                return part
+            sharding = rows_of(part.shape[len(before)])
+            spec = (*before, *sharding.spec, *(PartitionSpec.UNCONSTRAINED for _ in part.shape))[: part.ndim]
+            return jax.lax.with_sharding_constraint(part, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
 
-    def _empty(self, models: int, rows: int, length: int) -> Cache:
-        """An empty KV cache for several models."""
-        empty = init_cache(self.config, rows, length, self.dtype)
-        return jax.vmap(lambda _: empty, out_axes=_CACHE)(jnp.zeros(models))
+        return jax.tree.map(constrain, arrays)
+
+    def _each(
+        self, models: int, axes: dict[str, int], function: Callable[..., TreeT], weights: Weights, *carried: Any
+    ) -> TreeT:
+        """What a function of a decoder and of a state gives for each model."""
+
+        def one(own: dict[str, Any], *carried: Any) -> TreeT:
+            decoder = self.template.merge({**weights.shared, **own})
+            assert isinstance(decoder, Decoder)
+            return function(decoder, *carried)
+
+        if models == 1:
+            return one(weights.own, *carried)
+        return jax.vmap(one, (axes, *(0 for _ in carried)), axis_size=models)(weights.own, *carried)
 
 
-def chooser(inputs: Inputs, is_greedy: bool, top_k: int | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A function from logits `[M, B, V]` and the number of tokens so far to the next token of each row `[M, B]`."""
-    keys = streams(jax.random.wrap_key_data(jnp.asarray(inputs.key)), inputs.numbers)
-    temperature, top_p = jnp.asarray(inputs.temperature), None if inputs.top_p is None else jnp.asarray(inputs.top_p)
+def unstacked(shared: Leaves, own: list[Leaves]) -> Weights:
+    """Arrays for `DecodeLoop.advance`: of stacks of layers a tuple with an array for each, so that a pass copies none.
 
-    def choose(logits: jax.Array, count: jax.Array) -> jax.Array:
-        if is_greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        now = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
-        return jax.vmap(lambda logits: draw(now, logits, temperature, top_k, top_p))(logits)
+    Args:
+        shared: Arrays shared by all models.
+        own: Arrays of each model.
+    """
 
-    return choose
+    def per_period(path: str, leaf: jax.Array) -> Any:
+        return tuple(leaf[at] for at in range(len(leaf))) if is_stacked(path) else leaf
+
+    each = [{path: per_period(path, leaf) for path, leaf in leaves.items()} for leaves in own]
+    joined = each[0] if len(each) == 1 else jax.tree.map(lambda *parts: jnp.stack(parts), *each)
+    return Weights({path: per_period(path, leaf) for path, leaf in shared.items()}, joined)
+
+
+def _filled(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
+    """The slots with one new completion; the arrays of `fill` are scalars, of `numbers` `[2]`."""
+    size = prompts.cache.positions.positions.shape[1]
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        row = jax.lax.dynamic_index_in_dim(new, fill.prompt, 0).astype(old.dtype)
+        return jax.lax.dynamic_update_slice(old, row, (fill.slot, *(0 for _ in old.shape[1:])))
+
+    def put_cache(old: Cache, new: Cache) -> Cache:
+        spare = old.positions.positions.shape[1] - size
+        positions = (jnp.pad(part, ((0, 0), (0, spare))) for part in new.positions)  # clears what was in the slot
+        # The last token is one whose state the next token is chosen from.
+        length = old.length.at[fill.slot].set(size - 1)
+        layers = jax.tree.map(put, old.layers, new.layers)
+        return Cache(layers, TokenPositions(*map(put, old.positions, positions)), length)
+
+    def last(old: Any, new: Any) -> Any:
+        """Of a layer the update that has the last token of a prompt alone, or the state after it."""
+        if not isinstance(old, KV | IndexedKV):
+            return new
+
+        def keep(old: jax.Array, new: jax.Array) -> jax.Array:
+            width = old.shape[2]
+            if width < slots.hidden.shape[1]:  # a window that is shorter than the tokens of a pass
+                return jnp.zeros((len(new), *old.shape[1:]), old.dtype)
+            at = (size - 1) % new.shape[2]
+            return jnp.pad(new[:, :, at : at + 1], ((0, 0), (0, 0), (0, width - 1), (0, 0)))
+
+        return jax.tree.map(keep, old, new)
+
+    pairs = zip(slots.update.layers, prompts.cache.layers, strict=True)
+    layers = jax.tree.map(put, slots.update.layers, tuple(last(old, new) for old, new in pairs))
+    spare = slots.hidden.shape[1] - 1
+    ends = TokenPositions(*(jnp.pad(part[:, -1:], ((0, 0), (0, spare))) for part in prompts.cache.positions))
+    return slots._replace(
+        cache=put_cache(slots.cache, prompts.cache),
+        update=CacheUpdate(layers, TokenPositions(*map(put, slots.update.positions, ends))),
+        mtp_cache=slots.mtp_cache and prompts.mtp_cache and put_cache(slots.mtp_cache, prompts.mtp_cache),
+        hidden=put(slots.hidden, prompts.hidden[:, None]),
+        drafts=slots.drafts.at[fill.slot].set(-1),
+        padding=slots.padding.at[fill.slot].set(size - fill.length),
+        numbers=slots.numbers.at[fill.slot].set(fill.numbers),
+        limit=slots.limit.at[fill.slot].set(fill.limit),
+        length=slots.length.at[fill.slot].set(0),
+        done=slots.done.at[fill.slot].set(False),
+        passes=slots.passes.at[fill.slot].set(-1),
+    )
+
+
+def _places(padding: jax.Array, slots: jax.Array) -> TokenPositions:
+    """Positions of tokens in the slots `[B, T]` of caches that begin with padding `[B]`."""
+    return TokenPositions(slots - padding[:, None], jnp.ones_like(slots), jnp.zeros_like(slots))

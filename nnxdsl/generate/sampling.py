@@ -1,15 +1,17 @@
-"""Next-token selection from logits: greedy, or sampling with temperature, top-k and top-p."""
+"""Next-token selection from logits: greedy, or sampling with temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 
 @attrs.frozen
@@ -23,6 +25,8 @@ class Sampling:
         top_p: After `top_k`, sample from the smallest set of most likely tokens whose probabilities sum to at least
             `top_p` (nucleus sampling: Holtzman et al., arXiv:1904.09751); None for all.
         seed: Random seed; the same seed and prompt give the same completion.
+        min_p: Leave out tokens whose probability is below `min_p` times that of the most likely one (arXiv:2407.01082);
+            None for none.
         num_speculative_tokens: Tokens that the model's multi-token-prediction (MTP) layer drafts for each pass of the
             model (speculative decoding); 0 for none. Completions are the same, up to the rounding of logits.
 
@@ -36,6 +40,7 @@ class Sampling:
     top_p: float | None = None
     seed: int = 0
     num_speculative_tokens: int = 0
+    min_p: float | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -46,10 +51,12 @@ class Sampling:
             raise ValueError(f"top_k: expected at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p < 1:
             raise ValueError(f"top_p: expected a value between 0 and 1, got {self.top_p}")
+        if self.min_p is not None and not 0 < self.min_p < 1:
+            raise ValueError(f"min_p: expected a value between 0 and 1, got {self.min_p}")
         if self.num_speculative_tokens < 0:
             raise ValueError(f"num_speculative_tokens: expected at least 0, got {self.num_speculative_tokens}")
-        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("top_k and top_p have no effect with temperature 0 (greedy decoding)")
+        if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (None, None, None):
+            raise ValueError("top_k, top_p and min_p have no effect with temperature 0 (greedy decoding)")
 
 
 def numbers_of(prompts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -72,35 +79,113 @@ def streams(key: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row[0]), row[1]))(numbers)
 
 
-def likeliest(logits: jax.Array, top_k: int | None, top_p: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Filter logits by top-k and top-p.
+def likeliest(
+    logits: jax.Array, top_k: int | None, top_p: jax.Array | None, min_p: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Filter logits by top-k, top-p and min-p.
 
     Args:
         logits: `[..., V]`, divided by the temperature.
         top_k: See `Sampling`; at most V.
         top_p: See `Sampling`; applies to the probabilities renormalized over the `top_k` tokens.
+        min_p: See `Sampling`.
 
     Returns:
         Logits `[..., k]` in descending order, -inf for tokens that are filtered out, and their token ids. Among equal
         logits the smaller id comes first. The most likely token is never filtered out.
     """
     top_logits, ids = jax.lax.top_k(logits, logits.shape[-1] if top_k is None else top_k)
+    is_in = jnp.ones(top_logits.shape, bool)
     if top_p is not None:
         mass = jax.nn.softmax(top_logits, axis=-1)
         before = jnp.cumsum(mass, axis=-1) - mass
         # The token that crosses the threshold is included: the mass before it is still below top_p.
         is_in = (before < top_p).at[..., 0].set(True)
-        top_logits = jnp.where(is_in, top_logits, -jnp.inf)
-    return top_logits, ids
+    if min_p is not None:
+        is_in &= top_logits >= top_logits[..., :1] + jnp.log(min_p)
+    return jnp.where(is_in, top_logits, -jnp.inf), ids
+
+
+class Draws(NamedTuple):
+    """Chosen tokens, each of any leading axes.
+
+    Attributes:
+        ids: Token ids, int32.
+        logps: Their log-probabilities at the sampling temperature (at 1 if greedy), among all tokens, float32.
+        log_mass: Log of the probability mass of the tokens that top-k, top-p and min-p leave, float32; 0 without them.
+            `logps - log_mass` is the log-probability with which the token was drawn.
+    """
+
+    ids: jax.Array
+    logps: jax.Array
+    log_mass: jax.Array
+
+
+class Selection(NamedTuple):
+    """Traced settings of a draw; see `Sampling`."""
+
+    key: ArrayLike
+    temperature: ArrayLike
+    top_p: ArrayLike | None = None
+    min_p: ArrayLike | None = None
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Selection:
+        """Those of `sampling`, as host arrays, which are not committed to a device."""
+        top_p, min_p = (None if one is None else np.float32(one) for one in (sampling.top_p, sampling.min_p))
+        key = np.asarray(jax.random.key_data(jax.random.key(sampling.seed)))
+        return cls(key, np.float32(sampling.temperature), top_p, min_p)
+
+
+def greedy(logits: jax.Array) -> Draws:
+    """The most likely tokens of logits `[..., V]`."""
+    ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logps = _at(logits, ids) - jax.nn.logsumexp(logits, axis=-1)
+    return Draws(ids, logps, jnp.zeros_like(logps))
 
 
 def draw(
-    keys: jax.Array, logits: jax.Array, temperature: jax.Array, top_k: int | None, top_p: jax.Array | None
-) -> jax.Array:
-    """Sample one token id per row, `[B]`, from logits `[B, V]` and keys `[B]`."""
+    keys: jax.Array,
+    logits: jax.Array,
+    temperature: jax.Array,
+    top_k: int | None,
+    top_p: jax.Array | None,
+    min_p: jax.Array | None = None,
+) -> Draws:
+    """Sample one token per row, `[B]`, from logits `[B, V]` and keys `[B]`."""
     logits = logits / temperature
-    if top_k is None and top_p is None:
-        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-    top_logits, ids = likeliest(logits, top_k, top_p)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    if top_k is None and top_p is None and min_p is None:
+        ids = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+        return Draws(ids, _at(logits, ids) - total, jnp.zeros_like(total))
+    top_logits, ids = likeliest(logits, top_k, top_p, min_p)
     place = jax.vmap(jax.random.categorical)(keys, top_logits)
-    return jnp.take_along_axis(ids, place[:, None], axis=1)[:, 0].astype(jnp.int32)
+    mass = jnp.minimum(jax.nn.logsumexp(top_logits, axis=-1) - total, 0.0)  # not above 0 by rounding
+    return Draws(_at(ids, place).astype(jnp.int32), _at(top_logits, place) - total, mass)
+
+
+def select(
+    selection: Selection, top_k: int | None, numbers: jax.Array, logits: jax.Array, at: jax.Array, *, is_greedy: bool
+) -> Draws:
+    """Chosen tokens of rows, which depend on the key, the row's numbers and the position alone.
+
+    Args:
+        selection: Settings.
+        top_k: See `Sampling`.
+        numbers: `[B, 2]`, from `numbers_of`.
+        logits: `[B, T, V]`.
+        at: `[B, T]`, positions of the tokens in their completions.
+        is_greedy: Whether to take the argmax instead of sampling.
+    """
+    if is_greedy:
+        return greedy(logits)
+    keys = streams(jax.random.wrap_key_data(jnp.asarray(selection.key)), numbers)
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, at)  # [B, T]
+    top_p, min_p = (None if one is None else jnp.asarray(one) for one in (selection.top_p, selection.min_p))
+    temperature = jnp.asarray(selection.temperature)
+    return jax.vmap(lambda keys, logits: draw(keys, logits, temperature, top_k, top_p, min_p))(keys, logits)
+
+
+def _at(values: jax.Array, index: jax.Array) -> jax.Array:
+    """`values[..., index]` of `[..., V]` and `[...]`."""
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]

@@ -18,7 +18,6 @@ from nnxdsl.models.attention.kv_cache import (
     KV,
     Cache,
     CacheUpdate,
-    LayerCaches,
     SharedKV,
     empty_kv,
     shared_past,
@@ -73,7 +72,7 @@ class LayerGroup(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, context: Context, past: LayerCaches | None = None, *, return_kv: bool = False
+        self, x: jax.Array, context: Context, past: Sequence[Any] | None = None, *, return_kv: bool = False
     ) -> GroupOutput:
         """The layers' output and what else they give.
 
@@ -83,26 +82,22 @@ class LayerGroup(nnx.Module):
             past: the caches of these layers, or None.
             return_kv: also return this call's keys and values; of local layers those within the window.
         """
-        news: dict[LayerKind, list[Any]] = {"local": [], "global": [], "linear": [], "nope": [], "none": []}
+        news: list[Any] = []
         routing, indexing, given, last, max_logits = None, None, context.per_layer, {}, []
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
         context = context._replace(per_layer=None, shared_kv=None)
         for number, (block, run) in enumerate(zip(self.blocks, _runners(self.blocks), strict=True)):
-            own = news[block.kind]
-            cached = None if past is None else past.layer(block.kind, len(own))
+            cached = None if past is None else past[number]
             vectors = None if given is None else given[:, :, number]
             x, new, stats = run(x, context, shared.get(block.kind, cached), vectors)
             routing, indexing = add_stats(routing, stats.router), add_stats(indexing, stats.indexer)
             max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
                 last[block.kind] = new
-            own.append(_newest(new, context) if block.kind == "local" and return_kv else new)
-        if not return_kv or self.shares_kv:
-            return GroupOutput(x, None, routing, last, tuple(max_logits), indexing)
-        del news["none"]
-        stacked = (jax.tree.map(lambda *parts: jnp.stack(parts), *own) if own else None for own in news.values())
-        return GroupOutput(x, LayerCaches(*stacked), routing, last, tuple(max_logits), indexing)
+            news.append(_newest(new, context) if block.kind == "local" and return_kv else new)
+        caches = tuple(news) if return_kv and not self.shares_kv else None
+        return GroupOutput(x, caches, routing, last, tuple(max_logits), indexing)
 
 
 class GroupOutput(NamedTuple):
@@ -110,7 +105,7 @@ class GroupOutput(NamedTuple):
 
     Attributes:
         x: the residual stream, `[B, T, D]`.
-        caches: the update of their caches; None unless asked for.
+        caches: the update of the cache of each layer; None unless asked for.
         router_stats: the sum over the layers; None without experts.
         last_kv: with `kv_sharing`, the keys and values of the last layer of each kind that later layers share; else
             empty.
@@ -120,7 +115,7 @@ class GroupOutput(NamedTuple):
     """
 
     x: jax.Array
-    caches: LayerCaches | None
+    caches: tuple[Any, ...] | None
     router_stats: RouterStats | None
     last_kv: dict[LayerKind, KV]
     max_logits: tuple[jax.Array | None, ...]
@@ -298,7 +293,12 @@ class Decoder(nnx.Module):
             return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
 
         config = self.config
-        lead, layers, tail = (None, None, None) if cache is None else (cache.prefix, cache.layers, cache.suffix)
+        past = None if cache is None else cache.layers
+
+        def own_past(first: int, count: int) -> tuple[Any, ...] | None:
+            return None if past is None else past[first : first + count]
+
+        updates: list[Any] = []
         routing = last = indexing = None
         last_kv: dict[LayerKind, KV] = {}
         max_logits: dict[str, jax.Array] = {}
@@ -311,39 +311,45 @@ class Decoder(nnx.Module):
             with at_layer(LEAD):
                 given = of_layers(0, config.dense_layers)
                 run = _group_runner(self.lead, remat, return_kv)
-                x, lead, _, _, found, indexing = run(nnx.state(self.lead), x, given, lead)
+                cached = own_past(0, config.dense_layers)
+                x, new, _, _, found, indexing = run(nnx.state(self.lead), x, given, cached)
+                updates += new or ()
                 note("lead", found)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            given = of_layers(config.dense_layers, config.periods * config.period)
+            scanned = config.dense_layers, config.periods * config.period
+            given = of_layers(*scanned)
             rows, length = tokens.shape
             for kind in self.layers.gives_kv:
                 if kind in config.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
-            out = _run_stack(self.layers, x, given, layers, remat, return_kv, last_kv)
-            x, layers, routing, last_kv, found, more = out
+            out = _run_stack(self.layers, x, given, own_past(*scanned), remat, return_kv, last_kv)
+            x, new, routing, last_kv, found, more = out
+            updates += new or ()
             indexing = add_stats(indexing, more)
             note("layers", found)
         if self.tail is not None:
             with at_layer(TAIL):
-                given = of_layers(config.own_layers - len(config.suffix_layers), len(config.suffix_layers))
+                suffix = config.own_layers - len(config.suffix_layers), len(config.suffix_layers)
                 run = _group_runner(self.tail, remat, return_kv)
-                x, tail, last, tail_kv, found, more = run(nnx.state(self.tail), x, given, tail)
+                x, new, last, tail_kv, found, more = run(nnx.state(self.tail), x, of_layers(*suffix), own_past(*suffix))
+                updates += new or ()
                 indexing = add_stats(indexing, more)
                 note("tail", found)
                 last_kv |= tail_kv
         if self.kv_sharing is not None:
-            past = {} if cache is None else shared_past(config, cache)
+            shares = {} if cache is None else shared_past(config, cache)
             given = of_layers(config.own_layers, len(config.sharing_layers))._replace(
-                shared_kv={kind: SharedKV(past.get(kind), new) for kind, new in last_kv.items()}
+                shared_kv={kind: SharedKV(shares.get(kind), new) for kind, new in last_kv.items()}
             )
-            x = _run_stack(self.kv_sharing, x, given, None, remat, False, {}, "kv_sharing", config.periods).x
+            no_caches = None if cache is None else (None,) * len(config.sharing_layers)
+            x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", config.periods).x
         x = self.norm(x)
         if self.config.logits_scaling != 1.0:
             x = x / self.config.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
-        update = CacheUpdate(layers, tail, positions, lead) if return_kv else None
+        update = CacheUpdate(tuple(updates), positions) if return_kv else None
         return DecoderOutput(hidden, update, add_stats(routing, last), max_logits, indexing)
 
     def mtp_hidden(
@@ -412,7 +418,7 @@ class Decoder(nnx.Module):
         assert self.mtp is not None
         state, graphdef = nnx.state(self.mtp), nnx.graphdef(self.mtp)
         vectors = constrain(self.embed(following, dtype), "batch", "length", "activation_embed")  # [B, T, D]
-        past = None if cache is None or cache.suffix is None else cache.suffix.layer("global", 0)
+        past = None if cache is None else cache.layers[0]
 
         def run(state: nnx.State, *given: Any) -> tuple[jax.Array, LayerStats, Any]:
             states, stats, new = nnx.merge(graphdef, state)(*given)
@@ -420,10 +426,7 @@ class Decoder(nnx.Module):
 
         shared = context(self.config, positions, cache, method)
         states, stats, new = with_remat(run, remat)(state, hidden, vectors, shared, past)
-        if new is None:
-            return states, stats, None
-        layers = LayerCaches(None, jax.tree.map(lambda part: part[None], new))
-        return states, stats, CacheUpdate(None, layers, positions)
+        return states, stats, None if new is None else CacheUpdate((new,), positions)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Logits `[..., V]` of hidden states `[..., D]`, float32, not tiled: for few tokens."""
@@ -458,7 +461,7 @@ def _run_stack(
     layers: LayerGroup,
     x: jax.Array,
     context: Context,
-    past: LayerCaches | None,
+    past: Sequence[Any] | None,
     remat: Remat,
     return_kv: bool,
     last_kv: dict[LayerKind, KV],
@@ -467,11 +470,14 @@ def _run_stack(
 ) -> GroupOutput:
     """Runs the periods as a scan over their weights, so that compile time does not grow with depth.
 
+    With a cache, or with weights that `unstacked` has taken apart, the periods are not scanned: each reads its own
+    arrays in place, where a scan would copy them out of their stacks at every token.
+
     Args:
         layers: the stack.
         x: the residual stream, `[B, T, D]`.
         context: the positions and masks of this call, and the layers' vectors of the tokens.
-        past: the caches of these layers, or None.
+        past: the cache of each layer, or None.
         remat: rematerialization policy.
         return_kv: also return the update of the caches.
         last_kv: zeros of the shapes of the `last_kv` of each period.
@@ -479,9 +485,8 @@ def _run_stack(
         first: the number of its first period, for dropout.
     """
     run = _group_runner(layers, remat, return_kv)
-    # The cache is only read here; `append` writes the new tokens of all layers at once, in place.
     state = nnx.state(layers)
-    count = len(jax.tree.leaves(state)[0])
+    count, is_unstacked = _periods(state)
     vectors, context = context.per_layer, context._replace(per_layer=None)
     if vectors is not None:  # [periods, B, T, layers of a period, P]
         vectors = jnp.moveaxis(vectors.reshape(*vectors.shape[:2], count, -1, vectors.shape[-1]), 2, 0)
@@ -494,12 +499,37 @@ def _run_stack(
         return (x, last_kv), (caches, (routing, indexing), max_logits)
 
     # They are carried from one period to the next: only those of the last one are read.
-    zeros = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
+    zeros: dict[LayerKind, KV] = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
              for kind, kv in last_kv.items()}  # fmt: skip
-    numbers = layer_numbers(count, first)
-    (x, last_kv), (caches, stats, max_logits) = jax.lax.scan(step, (x, zeros), (state, past, numbers, vectors))
-    routing, indexing = jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
-    return GroupOutput(x, caches, routing, last_kv, max_logits, indexing)
+    numbers, carry = layer_numbers(count, first), (x, zeros)
+    if past is None and not is_unstacked:
+        carry, (stacked, stats, max_logits) = jax.lax.scan(step, carry, (state, None, numbers, vectors))
+        caches = [jax.tree.map(lambda part, at=at: part[at], stacked) for at in range(count)]
+    else:
+        size, found = len(layers.blocks), []
+        for at in range(count):
+            own = None if past is None else past[at * size : (at + 1) * size]
+            state_at, number, vector = (
+                jax.tree.map(lambda part, at=at: part[at], parts, is_leaf=_is_tuple)
+                for parts in (state, numbers, vectors)
+            )
+            carry, out = step(carry, (state_at, own, number, vector))
+            found.append(out)
+        caches, stats, max_logits = zip(*found, strict=True)
+        stats, max_logits = (jax.tree.map(lambda *parts: jnp.stack(parts), *parts) for parts in (stats, max_logits))
+    (x, last_kv), (routing, indexing) = carry, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
+    update = tuple(new for period in caches for new in period) if return_kv and not layers.shares_kv else None
+    return GroupOutput(x, update, routing, last_kv, max_logits, indexing)
+
+
+def _is_tuple(value: Any) -> bool:
+    return type(value) is tuple
+
+
+def _periods(state: nnx.State) -> tuple[int, bool]:
+    """The number of periods of a stack, and whether its arrays are tuples with one for each period."""
+    first = next(iter(nnx.to_flat_state(state)))[1].get_value()
+    return len(first), isinstance(first, tuple)
 
 
 def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: Stages, remat: Remat) -> jax.Array:
@@ -517,7 +547,7 @@ def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: S
 def _group_runner(period: LayerGroup, remat: Remat, return_kv: bool) -> Callable[..., GroupOutput]:
     graphdef = nnx.graphdef(period)
 
-    def run(state: nnx.State, x: jax.Array, context: Context, past: LayerCaches | None) -> Any:
+    def run(state: nnx.State, x: jax.Array, context: Context, past: Sequence[Any] | None) -> Any:
         return nnx.merge(graphdef, state)(x, context, past, return_kv=return_kv)
 
     # A scan's body is not merged with its own recomputation, so the barrier against that is not needed; the tail is

@@ -154,7 +154,7 @@ class Evaluator:
             self.program.experiment.seed,
             evaluation.num_speculative_tokens,
         )
-        completions = self._samplers[name].together(models, self._prompts, sampling)
+        completions = self._samplers[name].sample_models(models, self._prompts, sampling)
         return [[self.tokenizer.decode(ids) for ids in answers] for answers in completions]
 
     def _batches(self) -> Iterator[PairBatch | SequenceBatch]:

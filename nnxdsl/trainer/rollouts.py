@@ -28,7 +28,6 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.losses.grpo import advantages
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import distributed
-from nnxdsl.sharding.mesh import on_devices
 
 
 class Completions(NamedTuple):
@@ -238,16 +237,12 @@ class Rollouts:
         template, leaves = self.program.policy(state)
         if self._sampler is None:
             config, compute, whole = blueprint.config, blueprint.compute, self.program.replicated
-            self._sampler = Sampler(template, config, compute, self._stops, self._place, whole)
+            self._sampler = Sampler(template, config, compute, self._stops, self.program.batch_sharding, whole)
         drawn = objective.temperature, objective.top_k, objective.top_p
         sampling = Sampling(prompts.max_completion_length, *drawn, seed, objective.num_speculative_tokens)
         ids = [prompts.row(row)["prompt"].tolist() for row in rows]
-        return self._sampler.drawn(leaves, ids, sampling, prompts.shapes["prompt"])
-
-    def _place(self, rows: Any) -> Any:
-        """Arrays with a row for each answer, cut over the devices that rows of a batch are cut over."""
-        sharding = self.program.batch_sharding(len(rows[0]))
-        return on_devices(rows, sharding)
+        found = self._sampler.complete(leaves, ids, sampling, prompt_length=prompts.shapes["prompt"])
+        return [one.ids for one in found]
 
     def _texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each completion, without the token that ends it."""

@@ -151,17 +151,18 @@ def test_models_answer_together_as_each_alone(
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
     greedy = Sampling(NEW)
     alone = [sampler(model, PROMPTS, greedy) for model in (leaves, changed)]
-    assert sampler.together([leaves, changed], PROMPTS, greedy) == alone
+    assert sampler.sample_models([leaves, changed], PROMPTS, greedy) == alone
     assert alone[0] != alone[1]
     # A weight of both stands in products over the rows of both, and never twice beside itself.
     seen: list[str] = []
+    advance = sampler._advance
 
-    def lowered(*args: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        seen.append(jax.jit(sampler._loop.run, static_argnames=[*options]).lower(*args, **options).as_text())
-        return np.zeros((2, 3, NEW), np.int32), np.zeros((2, 3), np.int32)
+    def lowered(*args: Any, **options: Any) -> Any:
+        seen.append(jax.jit(sampler._loop.advance, static_argnames=[*options]).lower(*args, **options).as_text())
+        return advance(*args, **options)
 
-    monkeypatch.setattr(sampler, "_generate", lowered)
-    sampler.together([leaves, changed], PROMPTS, greedy)
+    monkeypatch.setattr(sampler, "_advance", lowered)
+    sampler.sample_models([leaves, changed], PROMPTS, greedy)
     products = [line for line in seen[0].splitlines() if "dot_general" in line]
     assert any("tensor<2x32x16xf32>" in line for line in products)  # the changed one
     assert any("tensor<32x64xf32>" in line for line in products)
@@ -176,7 +177,7 @@ def test_a_stream_has_the_tokens_of_one_loop(
     whole = sampler(leaves, PROMPTS, sampling)
     ending = Sampler(template, CONFIG, jnp.float32, {whole[0][3], whole[1][0]})
     for one in (sampler, ending):
-        wanted = one.drawn(leaves, PROMPTS, sampling)
+        wanted = [each.ids for each in one.complete(leaves, PROMPTS, sampling)]
         for every in (1, 2, 4, NEW, 100):
             pieces = list(one.stream(leaves, PROMPTS, sampling, every))
             assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
@@ -193,11 +194,12 @@ def test_a_stream_has_the_tokens_of_one_loop(
 
 @pytest.mark.extended
 def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> None:
-    _, advance = sampler._pieces
+    advance = sampler._advance
+    list(sampler.stream(leaves, PROMPTS, Sampling(7), 2))
     compiled = advance._cache_size()
     for every in (1, 3):
         list(sampler.stream(leaves, PROMPTS, Sampling(7), every))
-    assert advance._cache_size() == compiled + 1
+    assert advance._cache_size() == compiled
 
 
 @pytest.mark.extended

@@ -53,7 +53,7 @@ def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: 
     keys = jax.random.split(jax.random.key(2), ROWS)
     rows = jnp.broadcast_to(logits, (ROWS, 12))
     mass = None if top_p is None else jnp.float32(top_p)
-    drawn = jax.jit(partial(draw, top_k=top_k, top_p=mass))(keys, rows, jnp.float32(temperature))
+    drawn = jax.jit(partial(draw, top_k=top_k, top_p=mass))(keys, rows, jnp.float32(temperature)).ids
     counted = np.bincount(np.asarray(drawn), minlength=12) / ROWS
     wanted = np.zeros(12)
     may = allowed(logits / np.float32(temperature), top_k, top_p)
@@ -80,7 +80,7 @@ def test_draws_go_by_the_prompt_and_not_by_its_place() -> None:
         ({"temperature": -1.0}, "temperature: expected at least 0, got -1.0"),
         ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0"),
         ({"temperature": 1.0, "top_p": 1.0}, "top_p: expected a value between 0 and 1, got 1.0"),
-        ({"top_p": 0.5}, "top_k and top_p have no effect with temperature 0"),
+        ({"top_p": 0.5}, "top_k, top_p and min_p have no effect with temperature 0"),
     ],
 )
 def test_settings_that_are_refused(values: dict[str, Any], message: str) -> None:

@@ -35,9 +35,9 @@ from nnxdsl import compile as compile_experiment
 from nnxdsl.data import Prompts, load
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.data.tokenizers.encode import Encoder
+from nnxdsl.generate.decode_loop import DecodeLoop
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.generate.speculative import SpeculativeLoop
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
@@ -83,6 +83,12 @@ def build() -> Callable[[str], Built]:
     return make
 
 
+def complete(sampler: Sampler, leaves: dict[str, jax.Array], prompts: Any, sampling: Sampling) -> Any:
+    """Completions, and the passes of each."""
+    found = sampler.complete(leaves, prompts, sampling)
+    return [one.ids for one in found], [one.passes for one in found]
+
+
 def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
     return attrs.evolve(sampling, num_speculative_tokens=drafts)
 
@@ -112,10 +118,10 @@ def test_tokens_are_those_without_drafts(
 ) -> None:
     template, config, leaves = build(name)
     plain = Sampler(template, config, jnp.float32, stop_ids=())
-    wanted, passes = plain.drawn_in_passes(leaves, PROMPTS, sampling)
+    wanted, passes = complete(plain, leaves, PROMPTS, sampling)
     assert passes == [NEW - 1] * len(PROMPTS)
     assert max(len(set(row)) for row in wanted) > 3
-    found, passes = plain.drawn_in_passes(leaves, PROMPTS, with_drafts(sampling, drafts))
+    found, passes = complete(plain, leaves, PROMPTS, with_drafts(sampling, drafts))
     assert found == wanted
     assert plain(leaves, PROMPTS, with_drafts(sampling, drafts)) == plain(leaves, PROMPTS, sampling)
     # Rows are accepted in other places; no pass yields more than it can, and some draft is right.
@@ -130,9 +136,9 @@ def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -
     whole = plain(leaves, PROMPTS, HOT)
     stops = {whole[0][5], whole[1][0]}
     ending = Sampler(template, config, jnp.float32, stops)
-    wanted, asked = ending.drawn(leaves, PROMPTS, HOT), with_drafts(HOT, 3)
+    wanted, asked = complete(ending, leaves, PROMPTS, HOT)[0], with_drafts(HOT, 3)
     assert {len(row) for row in wanted} != {NEW}
-    assert ending.drawn(leaves, PROMPTS, asked) == wanted
+    assert complete(ending, leaves, PROMPTS, asked)[0] == wanted
     for every in (1, 5, 100):
         pieces = list(ending.stream(leaves, PROMPTS, asked, every))
         assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
@@ -142,12 +148,12 @@ def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -
 def test_a_row_does_not_depend_on_others_nor_on_what_they_accept(build: Callable[[str], Built]) -> None:
     template, config, leaves = build("windowed")
     ending, asked = Sampler(template, config, jnp.float32, stop_ids=(5,)), with_drafts(HOT, 3)
-    wanted = ending.drawn(leaves, PROMPTS, asked)
+    wanted = complete(ending, leaves, PROMPTS, asked)[0]
     assert {len(row) for row in wanted} != {NEW}
-    assert [ending.drawn(leaves, [prompt], asked)[0] for prompt in PROMPTS[:2]] == wanted[:2]
+    assert [complete(ending, leaves, [prompt], asked)[0][0] for prompt in PROMPTS[:2]] == wanted[:2]
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
-    together = ending.together([leaves, changed], PROMPTS, asked)
-    assert together == ending.together([leaves, changed], PROMPTS, HOT)
+    together = ending.sample_models([leaves, changed], PROMPTS, asked)
+    assert together == ending.sample_models([leaves, changed], PROMPTS, HOT)
 
 
 @pytest.mark.extended
@@ -162,7 +168,7 @@ def test_a_perfect_draft_is_always_accepted(build: Callable[[str], Built]) -> No
     still |= ones | {"mtp.join.kernel": jnp.asarray(join)}
     sampler = Sampler(template, config, jnp.float32, stop_ids=())
     for drafts, least in ((1, 10), (4, 4)):
-        found, passes = sampler.drawn_in_passes(still, PROMPTS, with_drafts(Sampling(NEW), drafts))
+        found, passes = complete(sampler, still, PROMPTS, with_drafts(Sampling(NEW), drafts))
         assert found == [[row[-1]] * NEW for row in PROMPTS]
         assert passes == [least] * len(PROMPTS)
 
@@ -184,13 +190,14 @@ def test_what_cannot_draft_is_refused(build: Callable[[str], Built]) -> None:
 @pytest.mark.extended
 def test_an_evaluation_and_a_pretrained_model_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    speculate = SpeculativeLoop.begin
+    empty = DecodeLoop.empty
 
-    def counted(loop: SpeculativeLoop, *args: Any, **options: Any) -> Any:
-        asked.append(options["drafts"])
-        return speculate(loop, *args, **options)
+    def counted(loop: DecodeLoop, **options: Any) -> Any:
+        if options["drafts"]:
+            asked.append(options["drafts"])
+        return empty(loop, **options)
 
-    monkeypatch.setattr(SpeculativeLoop, "begin", counted)
+    monkeypatch.setattr(DecodeLoop, "empty", counted)
     model = nnxdsl.load(FIGURES, mtp=True, tokenizer=Tokenizer.Bytes(allow_mismatch=True))
     assert model.config.mtp_layers == 1
     tokens = [[5, 6, 7], [8]]

@@ -78,7 +78,7 @@ def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
 
     def size(length: int) -> int:
         cache = jax.eval_shape(lambda: init_cache(config, rows, length, jnp.bfloat16))
-        return sum(leaf.size * 2 for leaf in jax.tree.leaves((cache.layers, cache.suffix)))
+        return sum(leaf.size * 2 for leaf in jax.tree.leaves(cache.layers))
 
     # Two periods of two local layers and a global one, and a local layer after them; keys and values.
     assert size(1000) == 2 * 2 * rows * kv * head * (5 * 4 + 2 * 1000)
@@ -88,4 +88,4 @@ def test_local_layers_hold_their_window_alone(config: DecoderConfig) -> None:
 def test_more_tokens_than_slots(config: DecoderConfig) -> None:
     eight, four = (init_cache(config, 3, length, jnp.float32) for length in (8, 4))
     with pytest.raises(ValueError, match="8 tokens do not fit a cache of 4 slots"):
-        append(four, CacheUpdate(eight.layers, eight.suffix, eight.positions))
+        append(four, CacheUpdate(eight.layers, eight.positions))

@@ -149,9 +149,7 @@ def test_blocks_of_queries_select_as_one_product(config: DecoderConfig, leaves: 
 
 def test_caches_hold_the_keys_of_indexers(config: DecoderConfig) -> None:
     cache = init_cache(config, 3, 10, jnp.float32)
-    assert cache.layers is not None
-    kept: Any = cache.layers.global_layers
-    assert kept.index_key.shape == (config.periods, config.period, 3, 1, 10, 10)
+    assert [kept.index_key.shape for kept in cache.layers] == [(3, 1, 10, 10)] * config.num_layers
     plain = init_cache(attrs.evolve(config, mla=attrs.evolve(config.mla, indexer=None)), 3, 10, jnp.float32)
     assert len(jax.tree.leaves(plain)) < len(jax.tree.leaves(cache))
 

@@ -59,11 +59,10 @@ def main() -> None:
             if name == "grpo":
                 template, leaves = program.policy(state)
                 blueprint = program.blueprint
-                sharding = program.batch_sharding(8)
-                place = lambda rows, sharding=sharding: jax.device_put(rows, sharding)  # noqa: E731
-                sampler = Sampler(template, blueprint.config, blueprint.compute, (0,), place)
+                sampler = Sampler(template, blueprint.config, blueprint.compute, (0,), program.batch_sharding)
                 prompts = [[3, 5, 7 + row] for row in range(8)]
-                said = sampler.drawn(leaves, prompts, Sampling(6, temperature=1.0), 8)
+                found = sampler.complete(leaves, prompts, Sampling(6, temperature=1.0), prompt_length=8)
+                said = [one.ids for one in found]
             if name == "taught once":
                 batch = program.with_teacher_top_k(program.load_teacher(), batch)
             found = []

@@ -96,13 +96,13 @@ def test_policy_and_reference_are_asked_together_and_before_any_step_once(
     dpo = compile(attrs.evolve(evolve(found, {"model.weights": Weights.Random()}), evaluation=asked))
     evaluator = Evaluator(dpo, asked, None, BytesTokenizer(), is_chat=False)
     calls: list[int] = []
-    together = Sampler.together
+    together = Sampler.sample_models
 
     def counted(sampler: Sampler, models: Any, *args: Any) -> Any:
         calls.append(len(models))
         return together(sampler, models, *args)
 
-    monkeypatch.setattr(Sampler, "together", counted)
+    monkeypatch.setattr(Sampler, "sample_models", counted)
     state = dpo.init()
     evaluator.prepare(state)
     assert not calls  # the reference is the base, which stays

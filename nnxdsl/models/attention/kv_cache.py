@@ -7,7 +7,6 @@ rotation, so the slots' positions alone determine the mask, in any order of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,61 +53,31 @@ class SharedKV(NamedTuple):
     new: KV
 
 
-class LayerCaches(NamedTuple):
-    """Keys and values of the layers of one period; any leading axes, then those below.
-
-    Attributes:
-        local_layers: `[layers, B, kv_heads, ring, head_dim]`; None without local layers.
-        global_layers: `[layers, B, kv_heads, length, head_dim]`; None without global ones. With an indexer its keys as
-            well.
-        states: of linear layers, with a leading axis of layers, of constant size; None without linear layers.
-        nope_layers: as `global_layers`, of layers without rotary positions.
-    """
-
-    local_layers: KV | None
-    global_layers: KV | IndexedKV | None
-    states: Any = None
-    nope_layers: KV | None = None
-
-    def layer(self, kind: LayerKind, layer: int) -> Any:
-        """The cache of one layer, counted from 0 among those of its kind; None of a layer without mixer."""
-        caches = {"local": self.local_layers, "global": self.global_layers, "linear": self.states}
-        caches |= {"nope": self.nope_layers, "none": None}
-        return jax.tree.map(lambda part: part[layer], caches[kind])
-
-
 class Cache(NamedTuple):
     """Caches of all layers; rows of fewer tokens than others begin with padding, or have a length of their own.
 
     Attributes:
-        layers: of the scanned layers, with a leading axis of `periods`; None without periods.
-        suffix: of the layers after them; None without any.
+        layers: of each layer with keys and values of its own, in their order: `KV` `[B, kv_heads, slots, head_dim]`,
+            `IndexedKV`, or the state of a linear layer, of constant size; None of a layer without mixer.
         positions: of all tokens, `[B, length]`; unused slots are padding.
         length: int32, the number of tokens so far, padding included: a scalar, or `[B]` where rows differ.
-        prefix: of the layers before the scanned ones; None without any.
     """
 
-    layers: LayerCaches | None
-    suffix: LayerCaches | None
+    layers: tuple[Any, ...]
     positions: TokenPositions
     length: jax.Array
-    prefix: LayerCaches | None = None
 
 
 class CacheUpdate(NamedTuple):
     """The keys and values of one call's tokens, for `append`.
 
     Attributes:
-        layers: of the scanned layers as in the cache, with a slot for each token; local layers may have only the last.
-        suffix: of the layers after them.
+        layers: as in the cache, with a slot for each token; local layers may have only the last.
         positions: of the tokens, `[B, T]`.
-        prefix: of the layers before them.
     """
 
-    layers: LayerCaches | None
-    suffix: LayerCaches | None
+    layers: tuple[Any, ...]
     positions: TokenPositions
-    prefix: LayerCaches | None = None
 
 
 def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, spare: int = 0) -> Cache:
@@ -127,53 +96,35 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike,
     # A dropped token has replaced one that had left the window before, so that none is missing then.
     ring = min(config.window + spare, length) if config.window else length
 
-    def slots(kinds: Sequence[LayerKind], *leading: int) -> LayerCaches:
-        def stacked(kind: LayerKind) -> Any:
-            mixer = mixer_class(config, kind) if kind in kinds else None
-            if mixer is None:
-                return None
-            one = mixer.init_cache(config.of(kind), batch, ring if kind == "local" else length, dtype)
-            axes = (*leading, kinds.count(kind))
-            return jax.tree.map(lambda part: jnp.zeros((*axes, *part.shape), part.dtype), one)
+    def empty(kind: LayerKind) -> Any:
+        mixer = mixer_class(config, kind)
+        slots = ring if kind == "local" else length
+        return None if mixer is None else mixer.init_cache(config.of(kind), batch, slots, dtype)
 
-        return LayerCaches(stacked("local"), stacked("global"), stacked("linear"), stacked("nope"))
-
-    layers = slots(config.pattern, config.periods) if config.periods else None
-    tail = slots(config.suffix_layers) if config.suffix_layers else None
-    positions = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
-    return Cache(
-        layers, tail, positions, jnp.zeros((), jnp.int32), slots(config.prefix_layers) if config.prefix_layers else None
-    )
+    layers = tuple(map(empty, config.layers[: config.own_layers]))
+    return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
 
 
 def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
     """An empty cache of the multi-token-prediction (MTP) layer; arguments as of `init_cache`."""
     mixer = mixer_class(config, "global")
     assert mixer is not None  # a global layer has one
-    one = mixer.init_cache(config.of("global"), batch, length, dtype)
-    layers = LayerCaches(None, jax.tree.map(lambda part: part[None], one))
-    positions = TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
-    return Cache(None, layers, positions, jnp.zeros((), jnp.int32))
+    layers = (mixer.init_cache(config.of("global"), batch, length, dtype),)
+    return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
+
+
+def _no_positions(batch: int, length: int) -> TokenPositions:
+    return TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
 
 
 def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV]:
     """The caches that the layers of `kv_sharing` read, by kind: those of the last layer of their kind before them."""
-    found: dict[LayerKind, KV] = {}
-    for kind in dict.fromkeys(config.sharing_layers):
-        if kind in config.suffix_layers:
-            assert cache.suffix is not None  # there are such layers
-            found[kind] = cache.suffix.layer(kind, config.suffix_layers.count(kind) - 1)
-        else:
-            last: LayerCaches = jax.tree.map(lambda part: part[-1], cache.layers)
-            found[kind] = last.layer(kind, config.pattern.count(kind) - 1)
-    return found
+    own = zip(config.layers, cache.layers, strict=False)  # in their order: the last one of a kind stays
+    return {kind: kv for kind, kv in own if kind in config.sharing_layers}
 
 
-def ring_positions(cache: Cache, window: int) -> TokenPositions:
-    """Positions of the tokens in the ring buffer of local layers `[B, ring]`; padding in empty slots."""
-    groups = (group for group in (cache.layers, cache.suffix, cache.prefix) if group is not None)
-    rings = [group.local_layers.key.shape[-2] for group in groups if group.local_layers is not None]
-    size = rings[0] if rings else min(window, cache.positions.positions.shape[1])
+def ring_positions(cache: Cache, size: int) -> TokenPositions:
+    """Positions of the tokens in the ring buffers of local layers `[B, size]`; padding in empty slots."""
     newest = cache.length - 1 if cache.length.ndim == 0 else cache.length[:, None] - 1
     # [ring] or [B, ring], negative where nothing was written
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size
@@ -200,24 +151,19 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
     end = cache.length + length
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        start, rows = end - new.shape[-2], old.ndim - 4
-        return _write(old, new, start) if end.ndim == 0 else jax.vmap(_write, (rows, rows, 0), rows)(old, new, start)
+        start = end - new.shape[-2]
+        return _write(old, new, start) if end.ndim == 0 else jax.vmap(_write)(old, new, start)
 
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
         if end.ndim == 0:
             return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
         return jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(old, new, cache.length, 0)
 
-    def put_layers(old: LayerCaches | None, new: LayerCaches | None) -> LayerCaches | None:
-        if old is None or new is None:
-            return None
-        appended = jax.tree.map(put, old._replace(states=None), new._replace(states=None))
-        return appended._replace(states=new.states)  # states are replaced as a whole
+    def put_layer(old: Any, new: Any) -> Any:
+        return jax.tree.map(put, old, new) if isinstance(old, KV | IndexedKV) else new  # states are replaced as a whole
 
-    layers, tail, lead = map(
-        put_layers, (cache.layers, cache.suffix, cache.prefix), (new.layers, new.suffix, new.prefix)
-    )
-    return Cache(layers, tail, TokenPositions(*map(put_place, cache.positions, new.positions)), end, lead)
+    layers = tuple(map(put_layer, cache.layers, new.layers))
+    return Cache(layers, TokenPositions(*map(put_place, cache.positions, new.positions)), end)
 
 
 def rewind(cache: Cache, length: jax.Array) -> Cache:

@@ -77,7 +77,10 @@ def context(
     def view(window: int | None, rope: tuple[jax.Array, jax.Array]) -> View:
         keys = positions
         if cache is not None:
-            keys = concat_positions(cache.positions if window is None else ring_positions(cache, window), positions)
+            before = cache.positions
+            if window is not None:
+                before = ring_positions(cache, cache.layers[config.layers.index("local")].key.shape[-2])
+            keys = concat_positions(before, positions)
         is_chunked = window is not None and config.window_kind == "chunks"
         own = attrs.evolve(method, window=window, is_chunked=is_chunked)
         mask = attention_mask(positions, keys, window, is_chunked=is_chunked) if own.kernel == "dense" else None

@@ -1,0 +1,180 @@
+"""Slots change no draw: whoever has them, in whatever order; and log-probabilities are those of the whole forward."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxdsl.generate import sampler as module
+from nnxdsl.generate.sampler import Completion, Sampler
+from nnxdsl.generate.sampling import Sampling, likeliest
+from nnxdsl.models import params
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
+from nnxdsl.models.families.gemma3 import GEMMA3
+from nnxdsl.models.families.gemma4 import GEMMA4
+from nnxdsl.models.families.gpt_oss import GPT_OSS
+from nnxdsl.models.families.qwen3_next import QWEN3_NEXT
+
+NEW = 12
+CONFIGS = {
+    "sliding windows": attrs.evolve(GEMMA3["tiny"], window=6),
+    "recurrent layers and experts": QWEN3_NEXT["tiny"],
+    "latent attention": DEEPSEEK_V3["tiny"],
+    "shared keys and values": GEMMA4["tiny-e"],
+    "sinks": GPT_OSS["tiny"],
+}
+HOT = Sampling(NEW, temperature=1.3, seed=7)
+Built = tuple[params.AbstractModel, DecoderConfig, dict[str, jax.Array]]
+
+
+def groups() -> list[list[int]]:
+    """Three prompts of other lengths, with 3, 2 and 2 answers."""
+    draw = np.random.default_rng(3)
+    found = [draw.integers(8, 200, size).tolist() for size in (5, 19, 9)]
+    return [found[0]] * 3 + [found[1]] * 2 + [found[2]] * 2
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[[str], Built]:
+    built: dict[str, Built] = {}
+
+    def of(name: str) -> Built:
+        if name not in built:
+            config = CONFIGS[name]
+            template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+            # Token vectors are small, or each would only say itself.
+            draw, spread = np.random.default_rng(0), {"embedding": 0.03}
+            leaves = {
+                path: jnp.asarray(draw.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.2), leaf.dtype)
+                for path, leaf in template.variables.items()
+            }
+            built[name] = template, config, leaves
+        return built[name]
+
+    return of
+
+
+def ids(found: list[Completion]) -> list[list[int]]:
+    return [one.ids for one in found]
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize("name", ["sliding windows", "recurrent layers and experts"])
+def test_draws_depend_neither_on_slots_nor_on_neighbours_nor_on_order(build: Callable[[str], Built], name: str) -> None:
+    template, config, leaves = build(name)
+    prompts = groups()
+    whole = ids(Sampler(template, config, jnp.float32, (), slots=16).complete(leaves, prompts, HOT))
+    stops = {whole[0][4], whole[3][1], whole[6][7]}  # completions have other lengths
+    wanted = ids(Sampler(template, config, jnp.float32, stops, slots=16).complete(leaves, prompts, HOT))
+    assert len({len(one) for one in wanted}) > 2
+    assert len({tuple(one) for one in wanted}) == len(prompts)  # answers of one prompt differ
+    few = Sampler(template, config, jnp.float32, stops, slots=2)
+    assert ids(few.complete(leaves, prompts, HOT)) == wanted
+    assert ids(few.complete(leaves, prompts[::-1], HOT))[::-1] == [*wanted[2::-1], *wanted[4:2:-1], *wanted[:4:-1]]
+    assert ids(few.complete(leaves, prompts[2:5], HOT))[1:] == wanted[3:5]
+    limits = [1, 5, NEW, 2, NEW, 3, 4]
+    assert ids(few.complete(leaves, prompts, HOT, limits=limits)) == [
+        one[:limit] for one, limit in zip(wanted, limits, strict=True)
+    ]
+    pieces = list(few.stream(leaves, prompts, HOT, every=3))
+    assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built], name: str) -> None:
+    template, config, leaves = build(name)
+    sampling = attrs.evolve(HOT, top_k=40, top_p=0.9, min_p=0.02)
+    prompts, sampler = groups(), Sampler(template, config, jnp.float32, stop_ids=(), slots=3)
+    found = sampler.complete(leaves, prompts, sampling)
+    size = 19 + NEW
+    rows = np.zeros((len(prompts), size), np.int32)
+    for row, prompt, one in zip(rows, prompts, found, strict=True):
+        row[: len(prompt) + NEW] = [*prompt, *one.ids]
+    places = positions_right_padded(jnp.array([len(prompt) + NEW for prompt in prompts]), size)
+
+    @jax.jit
+    def forward(leaves: Any) -> tuple[jax.Array, jax.Array]:
+        model: Any = template.merge(leaves)
+        logits = model.logits(model(rows, places, dtype=jnp.float32).hidden) / HOT.temperature
+        top, _ = likeliest(logits, 40, jnp.float32(0.9), jnp.float32(0.02))
+        total = jax.nn.logsumexp(logits, axis=-1)
+        return logits - total[..., None], jax.nn.logsumexp(top, axis=-1) - total
+
+    logps, mass = map(np.asarray, forward(leaves))
+    for row, (prompt, one) in enumerate(zip(prompts, found, strict=True)):
+        at = np.arange(len(prompt) - 1, len(prompt) - 1 + NEW)
+        np.testing.assert_allclose(one.logps, logps[row, at, one.ids], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(one.log_mass, mass[row, at], atol=1e-4, rtol=0)
+        assert (one.log_mass < 0).any()
+        assert (one.logps <= one.log_mass + 1e-6).all()
+
+
+def test_log_mass_is_zero_where_nothing_is_left_out(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("sliding windows")
+    sampler = Sampler(template, config, jnp.float32, stop_ids=())
+    for sampling in (HOT, Sampling(NEW)):
+        (one, *_) = sampler.complete(leaves, groups(), sampling)
+        assert not one.log_mass.any()
+        assert (one.logps < 0).all()
+
+
+def test_a_prompt_is_computed_once(build: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    template, config, leaves = build("sliding windows")
+    sampler, seen = Sampler(template, config, jnp.float32, stop_ids=(), slots=2), list[np.ndarray]()
+    prefill = sampler._prefill
+
+    def counted(shared: Any, own: Any, tokens: np.ndarray, *rest: Any, **options: Any) -> Any:
+        seen.append(tokens)
+        return prefill(shared, own, tokens, *rest, **options)
+
+    monkeypatch.setattr(sampler, "_prefill", counted)
+    sampler.complete(leaves, groups(), HOT)
+    # Two at a time; the second time one that was computed fills the shape.
+    assert [len(tokens) for tokens in seen] == [2, 2]
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 3
+
+
+@pytest.mark.extended
+def test_a_cache_that_grows_changes_no_draw(build: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    template, config, leaves = build("sliding windows")
+    long = attrs.evolve(HOT, max_new_tokens=40)
+    whole = ids(Sampler(template, config, jnp.float32, (), slots=3).complete(leaves, groups(), long))
+    monkeypatch.setattr(module, "LEAST_ROOM", 32)
+    sampler = Sampler(template, config, jnp.float32, (), slots=3)
+    assert ids(sampler.complete(leaves, groups(), long)) == whole
+    assert sampler._grown._cache_size() > 0
+
+
+@pytest.mark.extended
+def test_a_pass_copies_neither_caches_nor_weights(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("sliding windows")
+    sampler = Sampler(template, config, jnp.float32, stop_ids=(), slots=3)
+    advance, seen = sampler._advance, list[str]()
+
+    def compiled(*args: Any, **options: Any) -> Any:
+        if not seen:
+            seen.append(advance.lower(*args, **options).compile().as_text())
+        return advance(*args, **options)
+
+    sampler._advance = compiled
+    sampler.complete(leaves, groups(), HOT)
+    width, heads = config.of("global").head_dim, config.of("global").num_kv_heads
+    caches = {f"3,{heads},{slots},{width}" for slots in (32 + NEW - 1, config.window)}
+    copies = re.findall(r"= \w+\[([\d,]*)\][^ ]* (?:copy|slice|dynamic-slice)\(", seen[0])
+    weights = {",".join(map(str, leaf.shape[1:])) for path, leaf in leaves.items() if params.is_stacked(path)}
+    assert caches & set(re.findall(r"f32\[([\d,]*)\]", seen[0]))  # they are in the program
+    assert not caches & set(copies)
+    assert not {shape for shape in weights if "," in shape} & set(copies)
