@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,27 +25,36 @@ from ..html import link
 from ..page import Page
 from ..state import Site
 from ..store.index import Row
-from ..store.run_filter import filter_text, is_found, kind_of
+from ..store.run_filter import filter_text, is_found, kind_of, number_of
 from ..store.series import sampled
 from ..store.tags import words_of
 from ..view import Done, Query, Values, View
-from ..words import age, duration, local_time
+from ..words import age, duration, local_time, whole
 from .compare.runs import LEAST, MOST, filtered
 from .demo import Offer
 
-SHOWN = 1_000
+SHOWN = 50
+"""Runs of a page of the table."""
 STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged")
 FEW = 200
 LAUNCHES = 20
 REFUSED_SECONDS = 24 * 3600.0
 TICK, RUN = 0, 1
 """Columns whose cells do something when they are selected."""
-COLUMNS = {
-    "": 44, "Run": 210, "State": 130, "Progress": 190, "Loss": 90, "Accuracy": 96, "Margin": 90, "Curve": 170,
-    "Objective": 110, "Trained": 130, "Model": 150, "Mesh": 120, "Tags": 150, "Started": 160, "Took": 110,
-    "Heartbeat": 110,
-}  # fmt: skip
-"""Columns of the table and their widths in pixels."""
+METRICS = {
+    "Loss": ("loss",),
+    "Accuracy": ("rewards/accuracies", "mean_token_accuracy"),
+    "Margin": ("rewards/margins",),
+    "Reward": ("reward",),
+}
+FACTS = {"Objective": "objective", "Adapter": "adapter", "Model": "model", "Mesh": "mesh"}
+BEFORE, AFTER = ("State", "Progress", *METRICS, "Curve"), ("Tags", "Created", "Duration", "Heartbeat")
+"""Columns before and after those of settings."""
+OF_FACTS = re.compile(r"(objective|model|adapter)\.type|model\.size|mesh\..*|.*\.every_(steps|minutes)|log_.*")
+"""Settings that are columns as facts, or change nothing that is learnt: no columns unless they are chosen."""
+MOST_DIFFERING = 6
+LETTER_PIXELS, CELL_PIXELS, LEAST_PIXELS, MOST_PIXELS = 8.5, 34, 64, 340
+"""Of a letter in the table, what is around a cell's text, and of a column."""
 QUESTION = "The ticked runs will be moved to the directory .trash next to the runs."
 
 
@@ -57,32 +67,44 @@ def build(site: Site) -> None:
     with gr.Column(visible=False) as body:
         state = view.control("state", gr.Radio([("all", "")], value="", label="State", container=False))
         with gr.Row():
-            hint = "Search name, objective, model, mesh, tag; state:failed, tag:baseline"
+            hint = "Name, objective, model, tag; state:failed, tag:baseline, lr>1e-4, loss<0.5"
             search = view.control("q", gr.Textbox(label="Search runs", placeholder=hint, max_lines=1, scale=3))
             tag = view.control("tag", gr.Dropdown([("any tag", "")], value="", label="Tag", min_width=140))
             ticked = view.control(
                 "ids", gr.Dropdown([], multiselect=True, label="Ticked runs", scale=3, info="Here, or in the table")
             )
+        with gr.Accordion("Columns, order and groups", open=False), gr.Row():
+            columns = view.control("columns", gr.Dropdown([], multiselect=True, label="Columns", scale=3))
+            sort = view.control("sort", gr.Dropdown([("newest first", "")], value="", label="Sort by"))
+            descending = view.control("desc", gr.Checkbox(label="Descending", min_width=120))
+            group = view.control("group", gr.Dropdown([("none", "")], value="", label="Group by"))
         queue, questions = _actions(site, view)
         table = gr.Dataframe(
             interactive=False,
-            column_widths=list(COLUMNS.values()),
             pinned_columns=2,
             max_height=640,
             elem_id="runs-table",
             show_search="none",
         )
+        with gr.Row(elem_classes=["buttons"]):
+            turn = {text: gr.Button(text, size="sm", scale=0, visible=False) for text in ("Previous", "Next")}
+            for places, button in zip((-1, 1), turn.values(), strict=True):
+                view.does(button.click, partial(_turned, places=places))
         view.does(table.select, _selected, has_event=True)
 
     def shown(query: Query) -> Values:
         rows = [*_without_directory(site), *site.index.rows()]
         wanted = _filter(query)
-        found = [row for row in rows if is_found(row, site.tags.of(row.id), wanted)]
+        own_tags = site.tags.by_run()
+        found = [row for row in rows if is_found(row, own_tags.get(row.id, ()), wanted)]
+        listed = Listed(site, found, own_tags, query)
         counts = Counter(kind_of(row) for row in rows)
         states = [one for one in STATES if counts[one] or query.get("state") == one]
-        tags = sorted({*site.tags.used(row.id for row in rows), *filter(None, [query.get("tag")])})
+        ids = {row.id for row in rows}
+        used = {one for run, tags in own_tags.items() if run in ids for one in tags}
+        tags = sorted({*used, *filter(None, [query.get("tag")])})
         is_live = any(row.is_live or row.state == "queued" for row in rows)
-        more = f", the newest {SHOWN:,} are listed: search for others" if len(found) > SHOWN else ""
+        more = f", page {listed.page + 1} of {listed.pages}" if listed.pages > 1 else ""
         what = f"{pluralize(len(found), 'run')} in {site.settings.home}{more}"
         return {
             **offer.shown(not rows),
@@ -93,14 +115,25 @@ def build(site: Site) -> None:
             ),
             search: query.get("q", ""),
             tag: gr.update(choices=[("any tag", ""), *((one, one) for one in tags)], value=query.get("tag", "")),
-            ticked: gr.update(choices=[*dict.fromkeys([*(row.id for row in rows), *_ids(query)])], value=_ids(query)),
-            table: gr.update(value=_table(site, found[:SHOWN], query), label=what),
+            ticked: gr.update(
+                choices=[*dict.fromkeys([*(row.id for row in listed.rows), *_ids(query)])], value=_ids(query)
+            ),
+            columns: gr.update(choices=listed.offered, value=list(listed.columns)),
+            sort: gr.update(choices=[("newest first", ""), *listed.offered], value=listed.sort),
+            descending: query.get("desc") == "1",
+            group: gr.update(
+                choices=[("none", ""), *(one for one in listed.offered if one != "Curve")], value=listed.group
+            ),
+            table: gr.update(value=(frame := listed.frame()), column_widths=widths(frame), label=what),
+            turn["Previous"]: gr.update(visible=listed.pages > 1, interactive=listed.page > 0),
+            turn["Next"]: gr.update(visible=listed.pages > 1, interactive=listed.page + 1 < listed.pages),
             timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
             **{button: gr.update(visible=bool(counts["queued"])) for button in queue},
             **{name: value for question in questions for name, value in question.shown(query).items()},
         }
 
-    outputs = [body, state, search, tag, ticked, table, timer, *offer.outputs, *queue]
+    outputs = [body, state, search, tag, ticked, columns, sort, descending, group, table, *turn.values(), timer]
+    outputs += [*offer.outputs, *queue]
     view.shows(shown, [*outputs, *(one for question in questions for one in question.outputs)], every=timer)
 
 
@@ -123,7 +156,7 @@ def _actions(site: Site, view: View) -> tuple[list[gr.Button], list[Confirmation
         queue = [
             button("↑ Earlier", partial(move, site, places=-1), visible=False),
             button("↓ Later", partial(move, site, places=1), visible=False),
-            button("Do not run", partial(unqueue, site), visible=False),
+            button("Remove from the queue", partial(unqueue, site), visible=False),
         ]
         remove = button("Delete", variant="stop")
         button("New run", variant="primary", link="/new")
@@ -146,6 +179,12 @@ def _selected(query: Query, _client: str, event: gr.SelectData) -> Done:
     if column == TICK:
         ids = [one for one in ids if one != run] if run in ids else [*ids, run]
     return Done(query={"ids": ",".join(ids)})
+
+
+def _turned(query: Query, _client: str, places: int) -> Done:
+    """Shows another page of the table; gradio itself reads a part `page` of queries."""
+    page = max(0, (whole(query.get("p", "")) or 1) - 1 + places)
+    return Done(query={"p": str(page + 1) if page else ""})
 
 
 def _compare(query: Query, _client: str) -> Done:
@@ -251,33 +290,106 @@ def _filter(query: Query) -> str:
     return filter_text(query.get("q", ""), query.get("state", ""), query.get("tag", ""))
 
 
-def _table(site: Site, rows: Sequence[Row], query: Query) -> pd.DataFrame:
-    ids, zone = set(_ids(query)), query.get("_zone", "")
-    lines = [["☑" if row.id in ids else "☐", *_cells(site, row, zone)] for row in rows]
-    return pd.DataFrame(lines, columns=list(COLUMNS), dtype=object)
+class Listed:
+    """The runs that a query finds, as a page of a table whose columns it chooses.
+
+    Attributes:
+        offered: All columns that may be chosen.
+        columns: Those that are shown; without a choice those of every list, and settings in which the runs differ.
+        rows: The runs of the page.
+    """
+
+    def __init__(self, site: Site, found: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
+        """Sorts the runs and cuts the page."""
+        self._site, self._tags, self._query = site, tags, query
+        differing = {name for row in found for name, _ in row.settings.items() ^ found[0].settings.items()}
+        paths = list(dict.fromkeys(name for row in found[:1] for name in row.settings))
+        paths += sorted(differing - set(paths))
+        self.offered = [*BEFORE, *FACTS, *paths, *AFTER]
+        own = [name for name in paths if name in differing and not OF_FACTS.fullmatch(name)][:MOST_DIFFERING]
+        facts = [name for name, key in FACTS.items() if len({row.facts.get(key) for row in found}) > 1]
+        filled = [name for name, keys in METRICS.items() if any(key in row.metrics for row in found for key in keys)]
+        is_live = any(row.is_live for row in found)
+        usual = [name for name in BEFORE if name not in METRICS or name in filled or name == "Loss"]
+        usual += [*facts, *own, *(name for name in AFTER if name != "Heartbeat" or is_live)]
+        chosen = [name for name in query.get("columns", "").split(",") if name in self.offered]
+        self.columns = tuple(chosen or usual)
+        self.sort, self.group = (query[name] if query.get(name) in self.offered else "" for name in ("sort", "group"))
+        rows = list(found)
+        for name, is_reversed in ((self.sort, query.get("desc") == "1"), (self.group, False)):  # both sorts are stable
+            if name:
+                rows = self._sorted(rows, name, is_reversed)
+        self.pages = max(1, -(-len(rows) // SHOWN))
+        self.page = min(self.pages, max(1, whole(query.get("p", "")) or 1)) - 1
+        self.rows = rows[self.page * SHOWN : (self.page + 1) * SHOWN]
+
+    def frame(self) -> pd.DataFrame:
+        """The page as a table; a group's column comes first of those that are chosen."""
+        names = [self.group, *(one for one in self.columns if one != self.group)] if self.group else self.columns
+        ids = set(_ids(self._query))
+        lines = [
+            ["☑" if row.id in ids else "☐", row.id, *(self._cell(row, name) for name in names)] for row in self.rows
+        ]
+        return pd.DataFrame(lines, columns=["", "Run", *names], dtype=object)
+
+    def _sorted(self, rows: list[Row], name: str, is_reversed: bool) -> list[Row]:
+        """Sorts numbers before texts, and rows without a value last."""
+        keyed = [(self._key(row, name), row) for row in rows]
+        there = [one for one in keyed if one[0] is not None]
+        numbers = sorted((one for one in there if not isinstance(one[0], str)), key=_first, reverse=is_reversed)
+        texts = sorted((one for one in there if isinstance(one[0], str)), key=_first, reverse=is_reversed)
+        return [row for _, row in [*numbers, *texts, *(one for one in keyed if one[0] is None)]]
+
+    def _key(self, row: Row, name: str) -> float | str | None:
+        """What a run is sorted by."""
+        if name == "Created":
+            return row.created
+        if name in ("Progress", "Duration", "Heartbeat"):
+            value = {"Progress": row.status.get("step"), "Duration": row.seconds, "Heartbeat": row.quiet}[name]
+            return None if value is None else float(value)
+        value = self._cell(row, name)
+        number = number_of(value)
+        return number if number is not None and math.isfinite(number) else str(value) if value else None
+
+    def _cell(self, row: Row, name: str) -> object:
+        status = row.status
+        if name in METRICS:
+            return _rounded(row.metrics, *METRICS[name])
+        if name in FACTS:
+            return row.facts.get(FACTS[name], "")
+        if name == "State":
+            queue = row.inconsistency if row.state == "queued" else None
+            return ", ".join([signed(row.state), *filter(None, [row.problem, queue])])
+        if name == "Progress":
+            total, seconds = status.get("total"), status.get("eta_seconds")
+            left = f", {duration(seconds)} left" if row.is_live and seconds is not None else ""
+            return f"{status.get('step') or 0:,} of {total:,}{left}" if total else ""
+        if name == "Curve":
+            values = sampled(row.path / "metrics.jsonl", "loss") if status else np.zeros(0)
+            return sparkline(values[np.isfinite(values)].tolist())
+        if name == "Tags":
+            return " ".join(self._tags.get(row.id, ()))
+        if name == "Created":
+            return local_time(row.created, self._query.get("_zone", ""))
+        if name == "Duration":
+            return duration(row.seconds)
+        if name == "Heartbeat":
+            return age(row.quiet) if row.is_live and math.isfinite(row.quiet) else ""
+        return row.settings.get(name, "")
 
 
-def _cells(site: Site, row: Row, zone: str) -> list[object]:
-    status, metrics, facts = row.status, row.metrics, row.facts
-    total, seconds = status.get("total"), status.get("eta_seconds")
-    left = f", {duration(seconds)} left" if row.is_live and seconds is not None else ""
-    values = sampled(row.path / "metrics.jsonl", "loss") if row.status else np.zeros(0)
-    return [
-        row.id,
-        ", ".join(
-            [signed(row.state), *filter(None, [row.problem, row.inconsistency if row.state == "queued" else None])]
-        ),
-        f"{status.get('step') or 0:,} of {total:,}{left}" if total else "",
-        _rounded(metrics, "loss"),
-        _rounded(metrics, "rewards/accuracies", "mean_token_accuracy"),
-        _rounded(metrics, "rewards/margins"),
-        sparkline(values[np.isfinite(values)].tolist()),
-        *(facts.get(name, "") for name in ("objective", "adapter", "model", "mesh")),
-        " ".join(site.tags.of(row.id)),
-        local_time(row.created, zone),
-        duration(row.seconds),
-        age(row.quiet) if row.is_live and math.isfinite(row.quiet) else "",
-    ]
+def widths(frame: pd.DataFrame) -> list[int]:
+    """The width of each column in pixels: no number is cut."""
+
+    def width(name: str) -> int:
+        longest = max((len(str(one)) for one in [name, *frame[name]]), default=0)
+        return round(min(MOST_PIXELS, max(LEAST_PIXELS, longest * LETTER_PIXELS + CELL_PIXELS)))
+
+    return [44, *(width(name) for name in frame.columns[1:])]
+
+
+def _first(pair: tuple[Any, Row]) -> Any:
+    return pair[0]
 
 
 def _rounded(metrics: Mapping[str, Any], *names: str) -> object:

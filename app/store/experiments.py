@@ -9,6 +9,7 @@ import ast
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def facts_of(tree: Any) -> dict[str, str]:
         found["mesh"] = " x ".join(sizes) or "1 device"
     found["adapter"] = str(tree["adapter"].get("type")) if isinstance(tree.get("adapter"), dict) else "all weights"
     return found
+
+
+def settings_of(tree: Any) -> dict[str, str]:
+    """The settings of an experiment's JSON as texts by path; those of another experiment in it are left out."""
+    found: dict[str, str] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            if path and value.get("type") == "Experiment":
+                return
+            for name, one in value.items():
+                add(f"{path}.{name}" if path else str(name), one)
+        else:
+            text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+            found[sys.intern(path)] = sys.intern(text)
+
+    add("", tree)
+    return {path: text for path, text in found.items() if path not in ("type", "name", "notes")}
 
 
 class _Reader(Reader):

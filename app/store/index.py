@@ -19,7 +19,7 @@ from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json
 
 from ..words import parsed
-from .experiments import facts_of
+from .experiments import facts_of, settings_of
 from .growing import row_of
 from .run_paths import directory_path, run_path
 
@@ -30,6 +30,8 @@ ROWS = 64
 """Rows of metrics among which the last one of training is: evaluations and damaged rows may follow it."""
 
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
+ENDED = ("finished", "stopped", "failed")
+"""States of runs that have no heartbeat to wait for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +43,7 @@ class Row:
     state: str  # queued, starting, compiling, running, stopping, silent, stopped, finished, failed, lost or damaged
     status: Status = attrs.Factory(lambda: Status())
     facts: dict[str, str] = attrs.Factory(dict)  # objective, model, mesh and adapter as text
+    settings: dict[str, str] = attrs.Factory(dict)  # all of its experiment as text, by path
     metrics: dict[str, Any] = attrs.Factory(dict)  # last row of training, of the attempt that is running if one is
     created: str | None = None  # ISO 8601
     problem: str | None = None  # which file is damaged
@@ -103,13 +106,12 @@ class Index:
         return self._seen.get(run, -1.0) >= began and self.row(run) is None
 
     def _row(self, name: str) -> Row:
-        path = self.home / name
         self._seen[name] = time.time()
-        signature = tuple(_stamp(path / file) for file in FILES)
+        signature = tuple(_stamp(f"{self.home}/{name}/{file}") for file in FILES)
         before = self._rows.get(name)
         if before is None or before[0] != signature:
-            facts = before[1].facts if before is not None and before[0][0] == signature[0] else {}
-            before = self._rows[name] = signature, _read(path, facts)
+            old = before[1] if before is not None and before[0][0] == signature[0] else None
+            before = self._rows[name] = signature, _read(self.home / name, old)
         cached = before[1]
         if cached.problem is not None:
             return cached
@@ -122,7 +124,7 @@ class Index:
             state=state,
             metrics={} if is_earlier else cached.metrics,
             seconds=beat["wall"] - began.timestamp() if began is not None and is_timed else None,
-            quiet=process_info.seconds_since(beat),
+            quiet=float("inf") if state in ENDED else process_info.seconds_since(beat),
         )
 
 
@@ -132,16 +134,18 @@ def state_of(status: Status) -> str:
     return status.get("state", "queued") if alive == "running" else alive
 
 
-def _read(path: Path, facts: dict[str, str]) -> Row:
-    """Reads a row as it is whatever the time; its facts, if they are not known already."""
+def _read(path: Path, before: Row | None) -> Row:
+    """Reads a row as it is whatever the time; facts and settings, which do not change, unless they are known."""
     try:
         run = RunDirectory(run_path(path.parent, path.name))
         created, status, inconsistency = run.created, run.status(), run.inconsistency()
     except RunError as error:
         return Row(id=path.name, path=path, state="damaged", problem=str(error))
+    facts, settings = ({}, {}) if before is None else (before.facts, before.settings)
     if not facts:
         with contextlib.suppress(RunError):
-            facts = facts_of(read_json(path / "experiment.json"))
+            tree = read_json(path / "experiment.json")
+            facts, settings = facts_of(tree), settings_of(tree)
     metrics: dict[str, Any] = {}
     with contextlib.suppress(RunError):
         rows = (row_of(line) for _, line in itertools.islice(JsonLines(path / "metrics.jsonl").backwards(), ROWS))
@@ -152,15 +156,16 @@ def _read(path: Path, facts: dict[str, str]) -> Row:
         state="",
         status=status,
         facts=facts,
+        settings=settings,
         metrics=metrics,
         created=created,
         inconsistency=inconsistency,
     )
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        stat = path.lstat()
+        stat = os.lstat(path)
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

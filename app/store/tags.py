@@ -36,12 +36,12 @@ class Tags:
 
     def of(self, run: str) -> tuple[str, ...]:
         """Returns the tags of a run."""
-        tags = self._rows.all().get(run, {}).get("tags")
-        return tuple(map(str, tags)) if isinstance(tags, list) else ()
+        return self.by_run().get(run, ())
 
-    def used(self, runs: Iterable[str]) -> list[str]:
-        """Returns all tags that any of the runs has."""
-        return sorted({tag for run in runs for tag in self.of(run)})
+    def by_run(self) -> dict[str, tuple[str, ...]]:
+        """Returns the tags of all runs that have some: the file is looked at once."""
+        found = {run: row.get("tags") for run, row in self._rows.all().items()}
+        return {run: tuple(map(str, tags)) for run, tags in found.items() if isinstance(tags, list) and tags}
 
     def set(self, run: str, tags: Iterable[str], who: str = "") -> None:
         """Replaces the tags of a run; raises `RunError` if the file cannot be written."""

@@ -195,7 +195,16 @@ def test_read_only_apps_have_no_actions_that_write(project: Path, environment: d
         config = shown.evaluate("window.gradio_config")
         buttons = {one["props"].get("value") for one in config["components"] if one["type"] == "button"}
         assert {"Layout", "Compare", "metrics.csv"} <= buttons
-        assert not buttons & {"Stop and save", "Kill", "Delete", "Resume", "Clone", "Do not run", "Start again", "Save"}
+        assert not buttons & {
+            "Stop and save",
+            "Kill",
+            "Delete",
+            "Resume",
+            "Clone",
+            "Remove from the queue",
+            "Start again",
+            "Save",
+        }
         shown.close()  # or it would ask an app that is gone
     finally:
         app.end()

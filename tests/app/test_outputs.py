@@ -107,20 +107,20 @@ def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
     other = write_run(site.settings.home, experiment(1), "finished", 30)
     bare = write_run(site.settings.home, experiment(2), "finished", 30)
     saved(other, 10, 30)
-    offered = [value for _, value in shown(site, run=run)["Against choices"]]
+    offered = [value for _, value in shown(site, run=run)["Compare with choices"]]
     assert f"{other.name}@30" in offered
     assert f"{other.name}@10" not in offered
     assert not any(bare.name in value for value in offered)
     against = f"{other.name}@10"
     values = shown(site, run=run, against=against)
-    assert values["Against"] == against
-    assert against in [value for _, value in values["Against choices"]]
+    assert values["Compare with"] == against
+    assert against in [value for _, value in values["Compare with choices"]]
     model, asked_ = Model(run, 20, against), {"do": "pairs"}
     key = site.answers.key(model, asked_)
     (other / "checkpoints" / "00000010" / "manifest.json").write_text('{"changed": 1}')
     assert site.answers.key(model, asked_) != key
     for wrong in (f"{other.name}@11", f"{run}@20", "gone@1", f"../{other.name}@10", f"{EVIL}@1", "@3"):
-        assert shown(site, run=run, against=wrong)["Against"] == "reference"
+        assert shown(site, run=run, against=wrong)["Compare with"] == "reference"
     values = native.Built(compare_page.PAGE, site).shown(ids=f"{run},{other.name}")
     assert f"/outputs?run={other.name}&against={run}%4020" in values["Markdown"]
 

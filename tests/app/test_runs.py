@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+import pandas as pd
 import pytest
 
 from app.pages import runs as runs_page
@@ -24,7 +25,7 @@ from app.settings import Limits, Settings
 from app.state import Site
 from app.store.index import Index
 from app.store.series import Columns, Series, sampled, smoothed, thinned, to_csv
-from nnxdsl import RunError
+from nnxdsl import Optimizer, RunError, Schedule
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines
 from tests.app import native
@@ -372,9 +373,9 @@ def test_a_list_of_a_thousand_runs_takes_ten_times_as_long_as_one_of_a_hundred(s
     first = cpu_seconds(lambda: updates(built))
     assert first < 30 * hundred
     values = updates(built)
-    assert len(values["Dataframe"]["value"]) == 1_000
+    assert len(values["Dataframe"]["value"]) == runs_page.SHOWN
     assert "1,001 runs" in values["Dataframe"]["label"]
-    assert "search for others" in values["Dataframe"]["label"]
+    assert "page 1 of 21" in values["Dataframe"]["label"]
     assert cpu_seconds(lambda: updates(built), times=2) < first
     site.close()
 
@@ -425,4 +426,49 @@ def test_a_run_whose_directory_is_gone_is_missing(settings: Settings) -> None:
     shown = updates(built, id=path.name)
     assert not shown["Column"]["visible"]
     assert "missing" in shown["HTML"]["value"]
+    site.close()
+
+
+def test_columns_are_the_settings_in_which_the_listed_runs_differ(settings: Settings) -> None:
+    for number, lr in enumerate((1e-4, 3e-4, 1e-3)):
+        optimizer = Optimizer.AdamW(schedule=Schedule.Constant(lr=lr))
+        write_run(settings.home, experiment(number, optimizer=optimizer, seed=5), "finished", 3)
+    write_run(settings.home, experiment(3, seed=6), "failed", 3)
+    site = Site(attrs.evolve(settings, read_only=True))
+    built = native.Built(runs_page.PAGE, site)
+
+    def table(**query: str) -> pd.DataFrame:
+        return built.shown(**query)["Dataframe"]
+
+    lr = "optimizer.schedule.lr"
+    assert {lr, "seed"} <= set(table())
+    assert not {"Objective", "Model", "batch_size", "objective.beta"} & set(table())
+    assert "seed" not in table(q="seed=5")
+    assert table(sort=lr)[lr].tolist() == ["0.0001", "0.0001", "0.0003", "0.001"]
+    assert table(sort=lr, desc="1")[lr].tolist() == ["0.001", "0.0003", "0.0001", "0.0001"]
+    assert table(q="lr>1e-4")[lr].tolist() == ["0.001", "0.0003"]
+    assert table(q="lr>1e-4 loss<0.0001").empty
+    assert list(table(columns="Loss,batch_size")) == ["", "Run", "Loss", "batch_size"]
+    assert list(table(group="seed", columns="Loss")) == ["", "Run", "seed", "Loss"]
+    assert table(group="seed")["seed"].tolist() == ["5", "5", "5", "6"]
+    wide = runs_page.widths(table())
+    assert all(
+        width >= 8 * len(str(one))
+        for width, name in zip(wide, table(), strict=True)
+        for one in table()[name][:1]
+        if name in ("Loss", lr)
+    )
+    site.close()
+
+
+def test_a_long_list_has_pages(settings: Settings) -> None:
+    write_many(settings.home, runs_page.SHOWN + 3, steps=2)
+    site = Site(attrs.evolve(settings, read_only=True))
+    built = native.Built(runs_page.PAGE, site)
+    first, last = (built.shown(sort="seed", p=page)["Dataframe"] for page in ("", "2"))
+    assert (len(first), len(last)) == (runs_page.SHOWN, 3)
+    assert not set(first["Run"]) & set(last["Run"])
+    assert built.pressed("Next", {})["query"] == {"p": "2"}
+    assert built.pressed("Previous", {"p": "2"})["query"] == {"p": ""}
+    assert len(built.shown(p="99")["Dataframe"]) == 3  # the last one
     site.close()

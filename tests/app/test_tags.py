@@ -36,7 +36,7 @@ def test_tags_are_kept_by_any_app_of_a_home(tmp_path: Path) -> None:
     assert other.of("a-1") == ("x", "y")
     other.set("b-2", ("z",))
     other.set("a-1", ("y",))
-    assert (mine.of("a-1"), mine.of("b-2"), mine.used(["a-1", "b-2", "c-3"])) == (("y",), ("z",), ["y", "z"])
+    assert (mine.of("a-1"), mine.of("b-2"), mine.by_run()) == (("y",), ("z",), {"a-1": ("y",), "b-2": ("z",)})
     with path.open("a") as file:
         file.write('{"run": "a-1", "ta')  # an app was killed here
     assert Tags(path).of("a-1") == ("y",)
@@ -104,7 +104,17 @@ def test_a_read_only_app_has_no_actions_that_write(tmp_path: Path) -> None:
         names[read_only] = set().union(*map(built_buttons, built))
         assert native.Built(runs_page.PAGE, site).shown()["Dataframe"].shape[0] == len(ids)
         site.close()
-    writing = {"Stop and save", "Kill", "Delete", "Resume", "Start again", "Do not run", "Tag", "Save", "Clone"}
+    writing = {
+        "Stop and save",
+        "Kill",
+        "Delete",
+        "Resume",
+        "Start again",
+        "Remove from the queue",
+        "Tag",
+        "Save",
+        "Clone",
+    }
     writing |= {"Edit", "Clone with a fix", "New run", "Clear drafts and plans", demo.START}
     assert writing <= names[False]
     assert not writing & names[True]

@@ -73,7 +73,8 @@ def ids_of(query: Mapping[str, str]) -> list[str]:
 def filtered(site: Site, query: Mapping[str, str]) -> list[Row]:
     """Runs that the query's filter finds, newest first; none without a filter."""
     wanted = query.get("filter", "")
-    return [row for row in site.index.rows() if wanted.strip() and is_found(row, site.tags.of(row.id), wanted)]
+    tags = site.tags.by_run()
+    return [row for row in site.index.rows() if wanted.strip() and is_found(row, tags.get(row.id, ()), wanted)]
 
 
 class Figure(NamedTuple):

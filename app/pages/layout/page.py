@@ -81,7 +81,7 @@ def _choice(site: Site, view: View) -> Section:
     with gr.Row():
         device = gr.Dropdown(devices, label="Device", info="It need not be present")
         view.control("device", device, request.DEVICE)
-        memory = free("memory", MEMORIES, "Memory per device (GiB)", "If not the catalogue's")
+        memory = free("memory", MEMORIES, "Memory per device (GiB)", "Instead of the device's own")
         mesh = free("mesh", MESHES, "Mesh", AXES)
         mesh2 = free("mesh2", MESHES, "Compare with mesh", "A second one, such as fsdp:4,tensor:2")
     with gr.Accordion("Custom rules", open=False) as editor:

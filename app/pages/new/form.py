@@ -24,7 +24,7 @@ from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.docstrings import field_docs, summary
 from nnxdsl.config.core.fields import type_name, union_members
 from nnxdsl.config.core.json_object import JsonObject
-from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.core.validators import Limit, filled
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import join
 
@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Evaluation": ("evaluation",),
     "Checkpoints": ("checkpoint",),
 }
+NOT_BLANK = filled.describe()
 _PLACED = {name for names in GROUPS.values() for name in names}
 GROUPS["More"] = tuple(name for name in declared(Experiment) if name not in _PLACED)
 OPEN = ("Run", "Model", "Data", "Objective")
@@ -175,6 +176,7 @@ def _plain(look: Look, path: str, field: Field, doc: str, label: str) -> None:
     default, is_required = field.default, field.default is attrs.NOTHING
     shown = "none" if default is None or default == () else f"`{render(default)}`" if not is_required else ""
     limits = field.check.describe().removeprefix("a value ") if isinstance(field.check, Limit) else ""
+    limits = "" if limits == NOT_BLANK else limits  # such fields are marked as required
     hints = [limits, "" if is_required or path == "notes" else f"default {shown}"]
     info = " ".join(filter(None, [doc, ", ".join(filter(None, hints))]))
     named = {"label": f"{label}{' *' if is_required else ''}", "info": info or None, **_common(path)}

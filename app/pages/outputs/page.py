@@ -39,7 +39,9 @@ def build(site: Site) -> None:
         run = view.control("run", gr.Dropdown([], value=None, label="Run", info="With a checkpoint", scale=2))
         step = view.control("step", gr.Dropdown([], value=None, label="Policy at step", info="Of a checkpoint"))
         against = view.control(
-            "against", gr.Dropdown([], value=None, label="Against", info="The other side", scale=2), "reference"
+            "against",
+            gr.Dropdown([], value=None, label="Compare with", info="Reference or checkpoint", scale=2),
+            "reference",
         )
     head, offer = gr.Markdown(), Offer(site, view)
     parts: dict[str, Tab] = {}

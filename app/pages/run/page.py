@@ -124,7 +124,7 @@ def _buttons(site: Site, view: View) -> dict[str, gr.Button]:
         add("resume", "Resume", partial(resume, site), variant="primary")
         add("edit", "Edit", variant="primary", link="#")
         add("again", "Start again", partial(_again, site))
-        add("unqueue", "Do not run", partial(_done, site.launcher.unqueue, goto="/"))
+        add("unqueue", "Remove from the queue", partial(_done, site.launcher.unqueue, goto="/"))
         add("fix", "Clone with a fix", link="#")
         add("clone", "Clone", link="#")
     for name in ("layout", "outputs", "rollouts", "compare", "report"):

@@ -16,7 +16,7 @@ from ...store.experiments import stored
 from ...store.sweeps import Found, ask_to_stop, created, names, opened
 from ...view import Done, Query, Values, View
 
-COMBINED, ZIPPED = "Every combination", "First values together, then the second ones"
+COMBINED, ZIPPED = "Grid: every combination", "Zip: first values together, then second ones"
 
 
 class Actions:
