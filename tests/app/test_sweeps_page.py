@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,20 @@ def test_points_are_ranked_by_a_metric(site: Site, sweep: SweepDirectory) -> Non
     assert list(least["Plot 1"].data[1].y) == pytest.approx([0.4, 0.1])
 
 
+def test_points_with_one_value_are_tied(site: Site, sweep: SweepDirectory) -> None:
+    for file in site.settings.home.glob("*/metrics.jsonl"):
+        file.write_text(
+            re.sub(r'"eval/rewards/accuracies": [0-9.]+', '"eval/rewards/accuracies": 0.9', file.read_text())
+        )
+    values = native.Built(sweeps_page.PAGE, site).shown()
+    table, note = values["Dataframe"], values["Markdown"].replace("\\", "")
+    assert table["rank"].tolist() == ["1 (tie)", "1 (tie)", ""]
+    runs = [one.id for one in sweep.spec.experiments[:2]]
+    assert "Best: 2 are tied" in note
+    assert all(f"[{run}](/run?id={run})" in note for run in runs)
+    assert {one.replace("\\", "") for one in table["run"][:2]} == {f"[{run}](/run?id={run})" for run in runs}
+
+
 def test_a_search_shows_its_trials(site: Site) -> None:
     site.settings.home.mkdir(exist_ok=True)
     spec = Search(experiment(0), {"objective.beta": [0.01, 1.0]}, trials=3, metric="loss", direction="minimize")
@@ -74,9 +89,9 @@ def test_a_search_shows_its_trials(site: Site) -> None:
 def test_what_is_not_there_is_told(site: Site) -> None:
     built = native.Built(sweeps_page.PAGE, site)
     assert "nnxdsl sweep FILE" in built.shown()["Markdown"]
-    assert "there is no sweep" in built.shown(of="gone")["Markdown 2"]
+    assert "there is no sweep" in built.shown(of="gone")["Markdown 3"]
     for wrong in ("../x", "/etc", EVIL):
-        assert "**" in built.shown(of=wrong)["Markdown 2"], wrong
+        assert "**" in built.shown(of=wrong)["Markdown 3"], wrong
 
 
 def test_a_sweep_is_asked_to_stop(site: Site, sweep: SweepDirectory) -> None:

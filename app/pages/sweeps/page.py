@@ -15,7 +15,7 @@ from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.sweeps import Found, Point, names, opened
-from ...view import Query, Values, View, is_narrow
+from ...view import Query, Values, View, if_any, is_narrow
 from ...words import number
 from .actions import Actions
 from .plots import best_so_far, curves, importance, parallel
@@ -41,21 +41,22 @@ def build(site: Site) -> None:
         label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
     )
     plots = [gr.Plot(show_label=False, visible=False) for _ in range(4)]
+    lacking = gr.Markdown(visible=False)
 
     def shown(query: Query) -> Values:
         found_names = names(site.settings.home)
         name = query.get("of") or next(iter(found_names), "")
         if not name:
-            hidden = {one: gr.update(visible=False) for one in (table, *plots)}
+            hidden = {one: gr.update(visible=False) for one in (table, *plots, lacking)}
             return {of: gr.update(choices=[]), **hidden, **(actions.values(None) if actions else {}), words: EMPTY}
         found = opened(site.settings.home, site.index, site.series, name)
         chosen = query["metric"] if query.get("metric") in found.metrics else next(iter(found.metrics), "")
         field = query["by"] if query.get("by") in found.fields else next(iter(found.fields), "")
-        best, shares, told = found.ranked(chosen), None, _words(found, chosen)
+        best, shares, lacks = found.ranked(chosen), None, ""
         try:
             shares = importance(found, chosen)
         except RunError as error:  # its library is an extra
-            told += f"\n\n{plain(str(error))}"
+            lacks = plain(str(error))
         columns = 1 if is_narrow(query) else 2
         of_points = [parallel(found, chosen), best_so_far(found, chosen)] if best else [None, None]
         drawn = [*of_points, shares, curves(site, found, chosen, field, columns)]
@@ -63,13 +64,14 @@ def build(site: Site) -> None:
             of: gr.update(choices=found_names, value=name),
             metric: gr.update(choices=found.metrics, value=chosen or None),
             by: gr.update(choices=found.fields, value=field or None),
-            words: told,
-            table: gr.update(value=_table(found, chosen, best), visible=True),
+            words: _words(found, chosen),
+            table: gr.update(value=(rows := _table(found, chosen, best)), datatype=_kinds(rows), visible=True),
+            lacking: if_any(lacks),
             **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
             **(actions.values(found) if actions else {}),
         }
 
-    view.shows(shown, [of, metric, by, words, table, *plots, *(actions.outputs if actions else ())], every=5)
+    view.shows(shown, [of, metric, by, words, table, *plots, lacking, *(actions.outputs if actions else ())], every=5)
 
 
 def _words(found: Found, metric: str) -> str:
@@ -78,9 +80,12 @@ def _words(found: Found, metric: str) -> str:
     kind = "trials" if found.kind == "search" else "points"
     parts = [f"{len(found.points)} {kind}: {', '.join(f'{count} {plain(state)}' for state, count in states)}"]
     if best := found.ranked(metric):
+        tied = [point for point in best if point.metrics[metric] == best[0].metrics[metric]]
         changes = ", ".join(f"{path}={value}" for path, value in best[0].changes.items())
-        run = markdown_link(best[0].run, link("/run", id=best[0].run))
-        parts.append(f"Best: {run} with {plain(metric)} {number(best[0].metrics[metric])} ({plain(changes)})")
+        runs = ", ".join(_link(point.run) for point in tied[:COMPARED])
+        named = f"{len(tied)} are tied, {runs}," if len(tied) > 1 else runs
+        of = "" if len(tied) > 1 else f" ({plain(changes)})"
+        parts.append(f"Best: {named} with {plain(metric)} {number(best[0].metrics[metric])}{of}")
     if len(best) > 1:
         ids = [point.run for point in best[:COMPARED]]
         parts.append(markdown_link(f"Compare the best {len(ids)}", link("/compare", ids=",".join(ids))))
@@ -89,19 +94,33 @@ def _words(found: Found, metric: str) -> str:
 
 def _table(found: Found, metric: str, best: list[Point]) -> pd.DataFrame:
     others = [point for point in found.points if point not in best]
+    values = [point.metrics[metric] for point in best]  # sorted: a tie has the rank of its first
+    ranks = {
+        point.run: f"{values.index(value) + 1}{' (tie)' if values.count(value) > 1 else ''}"
+        for point, value in zip(best, values, strict=True)
+    }
     return pd.DataFrame(
         [
             {
+                "rank": ranks.get(point.run, ""),
                 "#": point.number,
                 **{path: point.changes.get(path, "") for path in found.fields},
                 metric or "metric": number(point.metrics.get(metric)),
                 "state": point.state,
                 "step": "" if point.row is None else point.row.status.get("step") or 0,
-                "run": point.run,
+                "run": _link(point.run),
             }
             for point in [*best, *others]
         ]
     )
+
+
+def _kinds(rows: pd.DataFrame) -> list[str]:
+    return ["markdown" if name == "run" else "str" for name in rows]
+
+
+def _link(run: str) -> str:
+    return markdown_link(run, link("/run", id=run))
 
 
 PAGE = Page(name="sweeps", path="/sweeps", title="Sweeps", build=build)

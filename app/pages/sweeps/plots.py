@@ -56,6 +56,7 @@ def best_so_far(found: Found, metric: str) -> go.Figure:
     drawn = px.scatter(x=numbers, y=values, labels={"x": "point", "y": metric}, hover_name=runs)
     drawn.update_traces(name=metric, showlegend=True, marker={"color": COLOURS[0], "size": 8})
     drawn.add_scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"})
+    drawn.update_xaxes(tick0=0, dtick=max(1, -(-len(found.points) // 10)))  # points are counted in whole numbers
     return styled(drawn)
 
 
