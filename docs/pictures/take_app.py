@@ -28,6 +28,7 @@ from tests.app.browser import launch  # noqa: E402
 from tests.app.conftest import RunningApp, with_token  # noqa: E402
 
 BYTES = 150_000
+DATA = "experiments/data/preferences.jsonl"
 BUTTONS = {"outputs": "Generate", "export": "Export"}
 """What is pressed on a page before its picture is taken."""
 SWEEP = """
@@ -87,7 +88,7 @@ def pages(home: Path) -> dict[str, tuple[str, str, int]]:
     return {
         "runs": ("/", "[role=gridcell]", 760),
         "run": (f"/run?id={one}", plot, 1000),
-        "new": ("/new?preset=orpo_gemma", "#new-form", 1000),
+        "new": (f"/new?model=Gemma+3+tiny%2C+random+weights&data={DATA}", "[role=gridcell]", 950),
         "data": ("/data?of=exp:dpo_gemma", plot, 1100),
         "compare": (f"/compare?ids={one},{two}", plot, 1100),
         "sweeps": ("/sweeps", plot, 1200),

@@ -145,7 +145,9 @@ class Basics:
             self._method: gr.update(value=name),
             self._purpose: f"{name} {wanted.about}.",
             self._about: about,
-            self._rows: if_any(first_rows(job)),
+            self._rows: if_any(
+                rows := first_rows(job), column_widths=[f"{100 // max(1, rows.shape[1])}%"] * rows.shape[1]
+            ),
             self._code: gr.update(visible=made is not None),
             self._python: "" if made is None else to_python(made),
         }
