@@ -85,7 +85,7 @@ def test_an_app_below_a_path_works_as_one_that_is_not(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    app = RunningApp(project, environment, ("--proxy", f"http://127.0.0.1:{port}/lab/nnxdsl"), port)
+    app = RunningApp(project, environment, ("--proxy", f"http://127.0.0.1:{port}/lab/nnxdsl"), port=port)
     run = write_run(app.home, experiment(0), "finished", 3).name
     app.start()
     try:
