@@ -35,8 +35,18 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
-    Mutation("models/layers/norm.py", "keepdims=True) + eps)", "keepdims=True) + 10 * eps)", "models/test_families.py"),
-    Mutation("models/layers/norm.py", "keepdims=True) + eps)", "keepdims=True)) + eps", "formats/test_hf.py"),
+    Mutation(
+        "models/layers/norm.py",
+        "keepdims=True) + eps)\n    if kind",
+        "keepdims=True) + 10 * eps)\n    if kind",
+        "models/test_families.py",
+    ),
+    Mutation(
+        "models/layers/norm.py",
+        "keepdims=True) + eps)\n    if kind",
+        "keepdims=True)) + eps\n    if kind",
+        "formats/test_hf.py",
+    ),
     Mutation(
         "models/attention/dot_product.py",
         "preferred_element_type=jnp.float32) * scale",
@@ -97,7 +107,12 @@ MUTATIONS = (
         "sum_exp\n",
         "losses/test_teacher_top_k.py",
     ),
-    Mutation("optim/optimizers.py", "eps=optimizer.eps)\n", "eps=optimizer.eps * 100)\n", "program/test_replay.py"),
+    Mutation(
+        "optim/optimizers.py",
+        "eps=optimizer.eps)\n    direction",
+        "eps=optimizer.eps * 100)\n    direction",
+        "program/test_replay.py",
+    ),
 )
 
 
@@ -105,8 +120,8 @@ def noticed(mutation: Mutation, place: Path) -> str:
     """Returns the tests that fail with a mistake, an empty string where none does."""
     file = place / "nnxdsl" / mutation.file
     text = file.read_text(encoding="utf-8")
-    assert mutation.right in text, f"{mutation.file} has no {mutation.right!r}"
-    file.write_text(text.replace(mutation.right, mutation.wrong, 1), encoding="utf-8")
+    assert text.count(mutation.right) == 1, f"{mutation.file} has {text.count(mutation.right)} of {mutation.right!r}"
+    file.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
     command = [
         sys.executable,
         "-m",
