@@ -45,6 +45,16 @@ sums in another order do to last bits. Compiled for SSE4.2 alone, `training-int8
 16 other cases that were tried so, none by more than 3e-6.
 """
 
+CHAOTIC = {"discopop-int4-dora": 4, "family-qwen3-next-mtp": 4}
+"""Cases of which only the first steps are compared on other machines, within `ROUGH`, and no trained arrays.
+
+Each step multiplies a difference of last bits. DiscoPOP weighs its two losses by a sigmoid of the margin over 0.05, and
+its forward KL has exponentials of log-ratios; gradients of Qwen3-Next with random weights have a norm of 39, and differ
+by 1e-5 before the first update. One commit compiled for SSE4.2 alone instead of AVX2 differs in `grad_norm` of the
+latter by 4e-4 at the third step, by 9e-4 at the fourth and by 0.6 at the ninth; the commit that recorded the former
+differs from its own record by 5e-5 at the fourth step and by 0.07 at the ninth where the processor lacks AVX-512.
+"""
+
 
 @attrs.frozen
 class Difference:
@@ -120,7 +130,12 @@ def shortened(value: Any) -> float:
 
 def bound(case: str, *, is_same: bool) -> float:
     """The largest relative difference that is none."""
-    return SAME if is_same else ROUGH if case.startswith(ROUNDING) else ELSEWHERE
+    return SAME if is_same else ROUGH if case.startswith(ROUNDING) or case in CHAOTIC else ELSEWHERE
+
+
+def first_steps(result: Result, count: int) -> Result:
+    """A result with so many steps of each series, and without sums of the arrays that were trained."""
+    return {**result, "series": {name: values[:count] for name, values in result["series"].items()}, "sums": {}}
 
 
 def compare(found: Result, recorded: Result, *, is_same: bool, case: str = "", exact: bool = False) -> Difference:
@@ -133,6 +148,8 @@ def compare(found: Result, recorded: Result, *, is_same: bool, case: str = "", e
         case: Its name, by which some have another bound.
         exact: Whether other bits are a failure as well.
     """
+    if not is_same and case in CHAOTIC:
+        found, recorded = (first_steps(result, CHAOTIC[case]) for result in (found, recorded))
     failures: list[str] = []
     notes: list[str] = []
     worst, where = 0.0, ""

@@ -96,6 +96,29 @@ def test_cases_that_round_have_a_bound_of_their_own_on_other_machines(results: M
         assert bool(results.compare(found, RECORDED, case=case, is_same=is_same).failures) == fails
 
 
+def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines(results: ModuleType) -> None:
+    (case, steps), *_ = results.CHAOTIC.items()
+    recorded = {**RECORDED, "series": {"loss": [2.0] * 10}}
+    for step, away, is_same, fails in (
+        (steps - 1, 1e-3, False, False),
+        (steps - 1, 0.1, False, True),
+        (steps, 0.1, False, False),
+        (steps, 0.1, True, True),
+    ):
+        loss = [2.0 + away * (index == step) for index in range(10)]
+        found = {**recorded, "series": {"loss": loss}}
+        assert bool(results.compare(found, recorded, case=case, is_same=is_same).failures) == fails
+    found = {**recorded, "sums": {"trained arrays": [0.6, 900.0]}}
+    for name, is_same, fails in ((case, False, False), (case, True, True), ("sft", False, True)):
+        assert bool(results.compare(found, recorded, case=name, is_same=is_same).failures) == fails
+
+
+def test_every_case_with_a_bound_of_its_own_is_recorded(results: ModuleType) -> None:
+    cases = json.loads((HERE / "training.json").read_text(encoding="utf-8"))["cases"]
+    assert results.CHAOTIC.keys() <= cases.keys()
+    assert all(any(case.startswith(name) for case in cases) for name in results.ROUNDING)
+
+
 def test_other_bits_are_noted_and_refused_where_that_is_asked_for(results: ModuleType) -> None:
     found = changed("bits", "checkpoint", "0")
     assert results.compare(found, RECORDED, is_same=True).notes == ("bits: checkpoint",)
