@@ -90,10 +90,10 @@ MUTATIONS = (
         "losses/test_preference.py",
     ),
     Mutation(
-        "losses/grpo.py",
+        "losses/policy_gradient.py",
         "1 - objective.epsilon, 1 + above",
         "1 - objective.epsilon, 1 - above",
-        "losses/test_grpo.py",
+        "losses/test_policy_gradient.py",
     ),
     Mutation(
         "program/batches/sequences.py",

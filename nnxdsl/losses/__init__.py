@@ -3,7 +3,7 @@
 Importing the package registers the losses of all built-in objectives; `losses.build.register` adds others.
 """
 
-from nnxdsl.losses import distillation, grpo, kto, preference
+from nnxdsl.losses import distillation, kto, policy_gradient, preference
 from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, build, derived_metrics, per_row, row_mean
 
 __all__ = [
@@ -14,9 +14,9 @@ __all__ = [
     "build",
     "derived_metrics",
     "distillation",
-    "grpo",
     "kto",
     "per_row",
+    "policy_gradient",
     "preference",
     "row_mean",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float
 
-from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 

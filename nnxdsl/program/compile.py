@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK

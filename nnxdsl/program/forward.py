@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.config.optimizer import Muon
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, divergence, feature_distance

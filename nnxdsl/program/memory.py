@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows

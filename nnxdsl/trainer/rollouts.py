@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from nnxdsl.config.objectives.grpo import GRPO
+from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards
@@ -25,7 +25,7 @@ from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.grpo import advantages
+from nnxdsl.losses.policy_gradient import advantages
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import distributed
 

@@ -12,8 +12,8 @@ import pytest
 
 from nnxdsl import Objective, Reward, losses
 from nnxdsl.losses.base import LossTerms, WeightedMean
-from nnxdsl.losses.grpo import RolloutOutputs, advantages, kl
 from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.losses.policy_gradient import RolloutOutputs, advantages, kl
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
 REWARDS = (Reward("exact_answer"),)

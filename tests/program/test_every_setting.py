@@ -265,7 +265,7 @@ ELSEWHERE = {
     "Objective.GRPO.top_p": DRAWN,
     "Objective.GRPO.num_speculative_tokens": "generate/test_speculative.py::test_rollouts_have_it",
     "Objective.GRPO.num_iterations": "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
-    "Objective.GRPO.scale_rewards": "losses/test_grpo.py::test_advantages_by_hand",
+    "Objective.GRPO.scale_rewards": "losses/test_policy_gradient.py::test_advantages_by_hand",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
     "Reward.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",

@@ -10,7 +10,7 @@ from nnxdsl.config.core.base import Spec
 
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
-    from nnxdsl.config.objectives import distillation, grpo, kto, sft
+    from nnxdsl.config.objectives import distillation, kto, policy_gradient, sft
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
 
@@ -40,7 +40,7 @@ class Objective(Spec):
     ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
     Sum: ClassVar[type[pairs.Sum]]
     Distill: ClassVar[type[distillation.Distill]]
-    GRPO: ClassVar[type[grpo.GRPO]]
+    GRPO: ClassVar[type[policy_gradient.GRPO]]
     KTO: ClassVar[type[kto.KTO]]
 
     batch_kind: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""Objectives that learn from the rewards of the policy's own completions; `losses/grpo.py` computes them.
+"""Objectives that learn from the rewards of the policy's own completions; `losses/policy_gradient.py` computes them.
 
 Completions are sampled and rewarded by `trainer/rollouts.py`.
 """

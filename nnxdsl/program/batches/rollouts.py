@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from nnxdsl.config.data import Data
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.packing import Size
-from nnxdsl.losses.grpo import RolloutOutputs
 from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.losses.policy_gradient import RolloutOutputs
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.batches.base import (
