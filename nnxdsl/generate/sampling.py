@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+BLOCK = 128
+"""Tokens of a block of the vocabulary in a draw."""
+
 
 @attrs.frozen
 class Sampling:
@@ -79,31 +82,55 @@ def streams(key: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row[0]), row[1]))(numbers)
 
 
-def likeliest(
-    logits: jax.Array, top_k: int | None, top_p: jax.Array | None, min_p: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Filter logits by top-k, top-p and min-p.
+def kept(logits: jax.Array, top_k: int | None, top_p: jax.Array | None, min_p: jax.Array | None = None) -> jax.Array:
+    """Logits `[..., V]` with -inf for tokens that top-k, top-p and min-p leave out; nothing is sorted.
+
+    Tokens that are as likely as the last one that is kept are kept too. The most likely token is never left out.
 
     Args:
         logits: `[..., V]`, divided by the temperature.
         top_k: See `Sampling`; at most V.
         top_p: See `Sampling`; applies to the probabilities renormalized over the `top_k` tokens.
         min_p: See `Sampling`.
-
-    Returns:
-        Logits `[..., k]` in descending order, -inf for tokens that are filtered out, and their token ids. Among equal
-        logits the smaller id comes first. The most likely token is never filtered out.
     """
-    top_logits, ids = jax.lax.top_k(logits, logits.shape[-1] if top_k is None else top_k)
-    is_in = jnp.ones(top_logits.shape, bool)
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    found = logits
+    if top_k is not None:
+        found = _heaviest(found, jnp.ones_like(logits), jnp.asarray(top_k, logits.dtype))
     if top_p is not None:
-        mass = jax.nn.softmax(top_logits, axis=-1)
-        before = jnp.cumsum(mass, axis=-1) - mass
-        # The token that crosses the threshold is included: the mass before it is still below top_p.
-        is_in = (before < top_p).at[..., 0].set(True)
+        mass = jnp.exp(found - largest)
+        found = _heaviest(found, mass, top_p * jnp.sum(mass, axis=-1, keepdims=True))
     if min_p is not None:
-        is_in &= top_logits >= top_logits[..., :1] + jnp.log(min_p)
-    return jnp.where(is_in, top_logits, -jnp.inf), ids
+        found = jnp.where(logits >= largest + jnp.log(min_p), found, -jnp.inf)
+    return found
+
+
+def _heaviest(logits: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:
+    """The largest logits `[..., V]` whose weights sum to at least `needed`, -inf for the others.
+
+    The smallest of them is found by bisection over the 32 bits of a float, in their order: a sort of the vocabulary
+    takes many times as long.
+    """
+    order = _ordered(logits)
+
+    def is_enough(bound: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(order >= bound, weights, 0.0), axis=-1, keepdims=True) >= needed
+
+    def next_bit(number: int | jax.Array, bound: jax.Array) -> jax.Array:
+        higher = bound | (jnp.uint32(1) << (31 - jnp.asarray(number, jnp.uint32)))
+        return jnp.where(is_enough(higher), higher, bound)
+
+    least = jnp.zeros((*logits.shape[:-1], 1), jnp.uint32)
+    bound = jax.lax.fori_loop(0, 32, next_bit, least)
+    bound = jnp.minimum(bound, jnp.max(order, axis=-1, keepdims=True))
+    return jnp.where(order >= bound, logits, -jnp.inf)
+
+
+def _ordered(values: jax.Array) -> jax.Array:
+    """Unsigned integers in the order of float32 values."""
+    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.uint32)
+    top = jnp.uint32(1 << 31)
+    return jnp.where(bits >= top, ~bits, bits | top)
 
 
 class Draws(NamedTuple):
@@ -154,14 +181,31 @@ def draw(
 ) -> Draws:
     """Sample one token per row, `[B]`, from logits `[B, V]` and keys `[B]`."""
     logits = logits / temperature
-    total = jax.nn.logsumexp(logits, axis=-1)
     if top_k is None and top_p is None and min_p is None:
-        ids = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+        ids, total = _categorical(keys, logits)
         return Draws(ids, _at(logits, ids) - total, jnp.zeros_like(total))
-    top_logits, ids = likeliest(logits, top_k, top_p, min_p)
-    place = jax.vmap(jax.random.categorical)(keys, top_logits)
-    mass = jnp.minimum(jax.nn.logsumexp(top_logits, axis=-1) - total, 0.0)  # not above 0 by rounding
-    return Draws(_at(ids, place).astype(jnp.int32), _at(top_logits, place) - total, mass)
+    ids, mass = _categorical(keys, kept(logits, top_k, top_p, min_p))
+    total = jax.nn.logsumexp(logits, axis=-1)
+    return Draws(ids, _at(logits, ids) - total, jnp.minimum(mass - total, 0.0))  # not above 0 by rounding
+
+
+def _categorical(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Token ids drawn from the softmax of logits `[B, V]`, and their logsumexp `[B]`.
+
+    A block of tokens is drawn by its probability, and a token of the block by its own, each with the Gumbel-max trick:
+    of random numbers there are as many as blocks and tokens of a block, where one for each token takes longer than the
+    logits.
+    """
+    size = -(-logits.shape[-1] // BLOCK) * BLOCK
+    blocks = jnp.pad(logits, ((0, 0), (0, size - logits.shape[-1])), constant_values=-jnp.inf)
+    blocks = blocks.reshape(len(logits), -1, BLOCK)
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    sums = jnp.sum(jnp.exp(blocks - largest[..., None]), axis=-1)  # [B, V / BLOCK]
+    first, second = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+    block = jax.vmap(jax.random.categorical)(first, jnp.log(sums))
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    ids = block * BLOCK + jax.vmap(jax.random.categorical)(second, inside)
+    return ids.astype(jnp.int32), jnp.log(jnp.sum(sums, axis=-1)) + largest[:, 0]
 
 
 def select(

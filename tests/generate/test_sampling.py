@@ -10,22 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.generate.sampling import Sampling, draw, likeliest, numbers_of, streams
+from nnxdsl.generate.sampling import BLOCK, Sampling, draw, kept, numbers_of, streams
 
 ROWS = 20_000
 
 
 def allowed(logits: np.ndarray, top_k: int | None, top_p: float | None) -> list[int]:
-    """Ids that may be drawn from one row of logits, the likeliest first; in float64."""
-    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
+    """Ids that may be drawn from one row of logits, in order; those that equal the last one too; in float64."""
+    order = np.argsort(-logits, kind="stable")
+
+    def first(count: int) -> np.ndarray:
+        return order[logits[order] >= logits[order[count - 1]]]
+
+    order = first(top_k or len(logits))
     mass = np.exp(logits[order].astype(np.float64) - logits.max())
     mass /= mass.sum()
     if top_p is None:
-        return order
+        return sorted(order)
     needed = 1
     while mass[:needed].sum() < top_p:
         needed += 1
-    return order[:needed]
+    return sorted(first(needed))
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 5, 30])
@@ -33,29 +38,39 @@ def allowed(logits: np.ndarray, top_k: int | None, top_p: float | None) -> list[
 def test_who_may_be_drawn(top_k: int | None, top_p: float | None) -> None:
     logits = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32) * 2
     logits[:, 7] = logits[:, 21]  # equal ones
-    kept, ids = likeliest(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p))
+    logits[4:] -= 20  # all are negative
+    found = np.asarray(kept(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p)))
     for row in range(8):
-        found = ids[row][jnp.isfinite(kept[row])].tolist()
-        assert found == allowed(logits[row], top_k, top_p)
-        np.testing.assert_array_equal(kept[row, : len(found)], logits[row, found])
+        ids = np.flatnonzero(np.isfinite(found[row])).tolist()
+        assert ids == allowed(logits[row], top_k, top_p)
+        np.testing.assert_array_equal(found[row, ids], logits[row, ids])
+
+
+def test_min_p_goes_by_the_likeliest_token() -> None:
+    logits = jnp.log(jnp.array([0.5, 0.26, 0.14, 0.1]))
+    for bound, count in ((0.1, 4), (0.21, 3), (0.5, 2), (0.6, 1)):
+        assert int(jnp.isfinite(kept(logits, None, None, jnp.float32(bound))).sum()) == count
 
 
 def test_the_token_that_crosses_the_bound_is_of_the_set() -> None:
-    logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-    counts = {p: int(jnp.isfinite(likeliest(logits, None, jnp.float32(p))[0]).sum()) for p in (0.5, 0.51, 0.75, 0.76)}
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
+    counts = {p: int(jnp.isfinite(kept(logits, None, jnp.float32(p))).sum()) for p in (0.5, 0.51, 0.75, 0.76)}
     assert counts == {0.5: 1, 0.51: 2, 0.75: 2, 0.76: 3}
 
 
+@pytest.mark.parametrize("size", [12, 2 * BLOCK + 12])
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (5, 0.7)])
-def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: float | None) -> None:
+def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: float | None, size: int) -> None:
     temperature = 1.7
-    logits = np.random.default_rng(1).normal(size=12).astype(np.float32) * 2
+    logits = np.full(size, -np.inf, np.float32)  # of a large vocabulary every so manyth token has a probability
+    some = np.arange(0, size, size // 12)[:12]
+    logits[some] = np.random.default_rng(1).normal(size=12).astype(np.float32) * 2
     keys = jax.random.split(jax.random.key(2), ROWS)
-    rows = jnp.broadcast_to(logits, (ROWS, 12))
+    rows = jnp.broadcast_to(logits, (ROWS, size))
     mass = None if top_p is None else jnp.float32(top_p)
     drawn = jax.jit(partial(draw, top_k=top_k, top_p=mass))(keys, rows, jnp.float32(temperature)).ids
-    counted = np.bincount(np.asarray(drawn), minlength=12) / ROWS
-    wanted = np.zeros(12)
+    counted = np.bincount(np.asarray(drawn), minlength=size) / ROWS
+    wanted = np.zeros(size)
     may = allowed(logits / np.float32(temperature), top_k, top_p)
     wanted[may] = np.exp(logits[may] / temperature)
     wanted /= wanted.sum()

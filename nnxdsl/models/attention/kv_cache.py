@@ -203,10 +203,7 @@ def attention_with_cache(
     kv_heads, slots = past.key.shape[1:3]
     rows = jnp.transpose(query.reshape(batch, length, kv_heads, -1, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     rows = rows.reshape(batch, kv_heads, -1, width)
-    scores = [
-        jnp.einsum("bkmh,bksh->bkms", rows, part.key, preferred_element_type=jnp.float32) * scale
-        for part in (past, own)
-    ]
+    scores = [_scores(rows, part.key) * scale for part in (past, own)]
     joint = jnp.concatenate(scores, axis=-1)
     if soft_cap is not None:
         joint = apply_soft_cap(joint, soft_cap)
@@ -222,6 +219,13 @@ def attention_with_cache(
     if sinks is not None:
         mixed = apply_sinks(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
+
+
+def _scores(rows: jax.Array, key: jax.Array) -> jax.Array:
+    """Products of queries `[B, K, M, H]` and keys `[B, K, S, H]`, `[B, K, M, S]` float32."""
+    products = jnp.einsum("bksh,bkmh->bksm", key, rows, preferred_element_type=jnp.float32)
+    # XLA:CPU takes three times as long for few queries times many keys; the barrier keeps it from turning this around.
+    return jnp.swapaxes(jax.lax.optimization_barrier(products), 2, 3)
 
 
 def _write(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
