@@ -85,6 +85,7 @@ ONLY_IN = {
     "submitit": {"launch/slurm_engine.py"},
     "ray": {"launch/ray_engine.py"},
     "optuna": {"sweep/optuna_search.py", "sweep/importance.py"},
+    "math_verify": {"data/rewards/math_worker.py"},
 }
 
 
@@ -218,7 +219,7 @@ ALLOWED_GETATTR = {
     ("nnxdsl/storage/jsonl.py", "item"),  # a scalar of jax or numpy
     ("nnxdsl/storage/jsonl.py", "size"),  # a scalar of jax or numpy
     ("nnxdsl/formats/files.py", "strerror"),  # an exception that may be an OSError
-    ("nnxdsl/data/rewards.py", "__qualname__"),  # a user's function
+    ("nnxdsl/data/rewards/scoring.py", "__qualname__"),  # a user's function
     ("nnxdsl/sharding/mesh.py", "slice_index"),  # a jax device
     ("app/view.py", "host"),  # a client of starlette
 }

@@ -83,7 +83,7 @@ def build(site: Site) -> None:
         group = next((one for one in groups if str(one["group"] + 1) == query.get("group")), next(iter(groups), None))
         if group is None:
             return found
-        ranked = sorted(enumerate(group["completions"], 1), key=lambda one: -one[1]["reward"])
+        ranked = sorted(enumerate(group["completions"], 1), key=lambda one: _order(one[1]["reward"]))
         place, chosen = next((one for one in ranked if str(one[0]) == query.get("completion")), ranked[0])
         label = f"Prompt {group['group'] + 1}: {group['row']}"
         return found | {
@@ -116,13 +116,13 @@ def _prompts(groups: Sequence[Group]) -> pd.DataFrame:
     """Rewards of each group; their spread is the standard deviation (n - 1) that advantages are divided by."""
     rows: list[dict[str, Any]] = []
     for group in groups:
-        each: Any = pd.DataFrame(group["completions"])
+        each: Any = pd.DataFrame(group["completions"]).astype({"reward": float})
         rows.append(
             {
                 "#": group["group"] + 1,
                 "Prompt": _begins(group["prompt"]),
                 "Mean reward": _rounded(each["reward"].mean()),
-                "Spread": _rounded(each["reward"].std() if len(each) > 1 else 0.0),
+                "Spread": _rounded(each["reward"].std() if each["reward"].count() > 1 else 0.0),
                 "Best": _rounded(each["reward"].max()),
                 "Mean tokens": _rounded(each["length"].mean()),
                 "Truncated": f"{each['truncated'].sum()} of {len(each)}",
@@ -142,15 +142,21 @@ def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFram
                 "Advantage": _rounded(one["advantage"]),
                 "Tokens": one["length"],
                 "Ended": "truncated" if one["truncated"] else "by its end token",
+                **one.get("extra", {}),
             }
             for place, one in ranked
         ]
     )
 
 
-def _rounded(value: float) -> float:
-    """Four significant digits, as a number that tables sort."""
-    return float(f"{value:.4g}")
+def _rounded(value: float | None) -> float:
+    """Four significant digits, as a number that tables sort; NaN for a reward that does not apply."""
+    return math.nan if value is None else float(f"{value:.4g}")
+
+
+def _order(reward: float | None) -> float:
+    """Sorts the best reward first, and completions without one last."""
+    return math.inf if reward is None else -reward
 
 
 def _begins(text: str) -> str:

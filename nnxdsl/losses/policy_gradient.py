@@ -103,14 +103,16 @@ def advantages(rewards: Float64, scale: Literal["group", "batch", "none"]) -> Fl
     """By how much each answer is better than the others to its prompt.
 
     Args:
-        rewards: [prompts, answers to each] their weighted sums.
+        rewards: [prompts, answers to each] their weighted sums; NaN for answers that have none, which take part in no
+            mean and get 0.
         scale: What they are divided by; see `GRPO.scale_rewards`. Standard deviations are those of samples (n - 1).
 
     Returns:
         As `rewards`.
     """
-    better = rewards - rewards.mean(axis=1, keepdims=True)
+    scored = np.ma.masked_invalid(rewards)
+    better = scored - scored.mean(axis=1, keepdims=True)
     if scale == "none":
-        return better
-    spread = rewards.std(axis=1, ddof=1, keepdims=True) if scale == "group" else rewards.std(ddof=1)
-    return better / (spread + SLACK)
+        return better.filled(0.0)
+    spread = scored.std(axis=1, ddof=1, keepdims=True) if scale == "group" else scored.std(ddof=1)
+    return (better / (spread + SLACK)).filled(0.0)

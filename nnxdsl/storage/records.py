@@ -108,21 +108,25 @@ SAMPLE: Mapping[str, Kind] = {
 
 COMPLETION: Mapping[str, Kind] = {
     "text": STRING,
-    "reward": FINITE,
+    "reward": FINITE.or_null(),
     "rewards": Kind(
-        "an object of finite numbers", lambda value: isinstance(value, dict) and all(map(_is_finite, value.values()))
+        "an object of finite numbers or null",
+        lambda value: isinstance(value, dict) and all(one is None or _is_finite(one) for one in value.values()),
     ),
     "advantage": FINITE,
     "length": COUNT,
     "truncated": Kind("true or false", lambda value: isinstance(value, bool)),
 }
-"""Fields of a completion in a row of `rollouts.jsonl`."""
+"""Fields of a completion in a row of `rollouts.jsonl`; a reward is null where it does not apply."""
+EXTRA: Mapping[str, Kind] = {"extra": OBJECT}
+"""Fields that it has if reward functions record something."""
 
 
 def _is_completion_list(value: Any) -> bool:
     """Whether a JSON value is a list of completions with all of their fields."""
     return isinstance(value, list) and all(
-        isinstance(one, dict) and problem_in(one, COMPLETION, required=tuple(COMPLETION)) is None for one in value
+        isinstance(one, dict) and problem_in(one, {**COMPLETION, **EXTRA}, required=tuple(COMPLETION)) is None
+        for one in value
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.prompts import Prompts
-from nnxdsl.data.rewards import Rewards
+from nnxdsl.data.rewards import Rewards, Sampled, Scores
 from nnxdsl.data.sampler import BatchSampler, Rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
@@ -28,6 +28,7 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.losses.policy_gradient import advantages
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import distributed
+from nnxdsl.storage.records import METRICS
 
 
 class Completions(NamedTuple):
@@ -36,14 +37,16 @@ class Completions(NamedTuple):
     Attributes:
         rows: The row of its prompt.
         texts: Text, without the token that ends it.
-        rewards: What each reward function gave, not weighted, `[B, rewards]`.
+        rewards: What each reward function gave, not weighted, `[B, rewards]`; NaN where it does not apply.
         is_truncated: Whether it reached the maximal length before its end.
+        extra: What reward functions recorded, by column.
     """
 
     rows: Sequence[int]
     texts: Sequence[str]
     rewards: np.ndarray
     is_truncated: Sequence[bool]
+    extra: Mapping[str, Sequence[Any]]
 
 
 class Rollout(NamedTuple):
@@ -97,7 +100,7 @@ class Rollouts:
         """Those of a program whose rewards are registered.
 
         Raises:
-            PlanError: A reward is not known, or `top_k` leaves nothing out.
+            PlanError: A reward is not known or a setting of it has no effect, or `top_k` leaves nothing out.
             DataError: A row lacks what a reward reads.
         """
         objective, words = program.experiment.objective, program.blueprint.config.vocab_size
@@ -105,7 +108,7 @@ class Rollouts:
         if objective.top_k is not None and objective.top_k >= words:
             message = f"{objective.top_k:,} has no effect on a vocabulary of {words:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
-        rewards = Rewards(objective.rewards)
+        rewards = Rewards(objective.rewards, prompts.max_completion_length)
         rewards.check(prompts.columns, prompts.row_ids)
         return cls(program, prompts, tokenizer, rewards)
 
@@ -158,14 +161,28 @@ class Rollouts:
 
     def _completion(self, batch: RolloutBatch, completions: Completions, index: int) -> dict[str, Any]:
         rewards = completions.rewards[index]
+        extra = {name: values[index] for name, values in completions.extra.items()}
         return {
             "text": completions.texts[index],
-            "reward": float(rewards @ np.asarray(self.rewards.weights)),
-            "rewards": dict(zip(self.rewards.names, rewards.tolist(), strict=True)),
+            "reward": _or_none(self.rewards.totals(rewards)[0]),
+            "rewards": dict(zip(self.rewards.names, map(_or_none, rewards), strict=True)),
             "advantage": float(batch.advantage[index]),
             "length": int(batch.loss_mask[index].sum()),
             "truncated": bool(completions.is_truncated[index]),
+            **({"extra": extra} if extra else {}),
         }
+
+    def unscored(self, rollout: Rollout) -> list[str]:
+        """The prompts of completions that no reward applies to, whose advantage is 0."""
+        completions = rollout.completions
+        if completions is None:
+            return []
+        unscored = np.isnan(self.rewards.totals(completions.rewards))
+        return [
+            self.prompts.row_ids[row]
+            for row, is_unscored in zip(completions.rows, unscored, strict=True)
+            if is_unscored
+        ]
 
     def state(self, position: int) -> dict[str, Any]:
         """What a checkpoint stores after so many steps, in plain JSON values."""
@@ -205,7 +222,7 @@ class Rollouts:
         """
         size, seed = self.program.experiment.batch_size, _seed(self.program.experiment.seed, "held out")
         answers: list[list[int]] = []
-        values: list[list[float]] = []
+        scores = Scores([], {}, {})
         for start in range(0, len(order), size):
             if should_stop():
                 return None
@@ -213,8 +230,8 @@ class Rollouts:
             filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
             completions = self._answers(state, held_out, filled, seed)[: len(rows)]
             answers += completions
-            values += self._values(held_out, rows, self._texts(completions))
-        metrics = self._metrics(np.asarray(values), answers, held_out.max_completion_length)
+            scores = scores.joined(self._values(held_out, rows, completions, self._texts(completions)))
+        metrics = self._metrics(scores, answers)
         return {name: value for name, value in metrics.items() if name != "frac_reward_zero_std"}
 
     def _draw(self, step: int, state: TrainState) -> Rollout:
@@ -222,15 +239,17 @@ class Rollouts:
         rows = [row for row in self.indices(step) for _ in range(group)]
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
         texts = self._texts(answers)
-        values = np.asarray(self._values(self.prompts, rows, texts))  # [B, rewards]
-        totals = (values @ np.asarray(self.rewards.weights)).reshape(-1, group)
+        scores = self._values(self.prompts, rows, answers, texts)
+        totals = self.rewards.totals(scores.values).reshape(-1, group)
         batch = self.prompts.rollout_batch(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
         if self.objective.num_iterations > 1:
             stats = self.program.score(state, batch).token_stats
             batch = batch._replace(old=np.asarray(stats.logp))
-        metrics = self._metrics(values, answers, self.prompts.max_completion_length)
+        metrics = self._metrics(scores, answers)
         is_truncated = [answer[-1] not in self._stops for answer in answers]
-        return Rollout(step, batch, metrics, Completions(rows, texts, values, is_truncated))
+        return Rollout(
+            step, batch, metrics, Completions(rows, texts, np.asarray(scores.values), is_truncated, scores.extra)
+        )
 
     def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
         objective, blueprint = self.objective, self.program.blueprint
@@ -248,36 +267,61 @@ class Rollouts:
         """The text of each completion, without the token that ends it."""
         return [self.tokenizer.decode([token for token in answer if token not in self._stops]) for answer in answers]
 
-    def _values(self, prompts: Prompts, rows: Sequence[int], texts: Sequence[str]) -> list[list[float]]:
-        """The rewards of each completion, `[completions, rewards]`."""
+    def _values(
+        self, prompts: Prompts, rows: Sequence[int], answers: Sequence[Sequence[int]], texts: Sequence[str]
+    ) -> Scores:
+        """The rewards of each completion."""
+        columns, row_ids = [prompts.columns[row] for row in rows], [prompts.row_ids[row] for row in rows]
+        sampled = Sampled(texts, answers, columns, row_ids)
+        # A user's function may return other values in each process.
+        return Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
 
-        def found() -> list[list[float]]:
-            pairs = zip(texts, rows, strict=True)
-            return [self.rewards.score(text, prompts.columns[row], prompts.row_ids[row]) for text, row in pairs]
-
-        return distributed.on_process_0(found)  # a user's function may return other values in each process
-
-    def _metrics(self, values: np.ndarray, answers: Sequence[Sequence[int]], limit: int) -> dict[str, float]:
-        """Metrics of completions under TRL's names; `values` are `[answers, rewards]`."""
-        totals = values @ np.asarray(self.rewards.weights)
-        lengths = np.array([len(answer) for answer in answers])
+    def _metrics(self, scores: Scores, answers: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Metrics of completions under TRL's names, and those of reward functions."""
+        values, totals = np.asarray(scores.values), self.rewards.totals(scores.values)
         ended = np.array([answer[-1] in self._stops for answer in answers])
-        named = {f"rewards/{name}/mean": values[:, index].mean() for index, name in enumerate(self.rewards.names)}
-        groups = (
-            totals.reshape(-1, self.objective.num_generations)
-            if len(totals) % self.objective.num_generations == 0
-            else None
-        )
-        same = {} if groups is None else {"frac_reward_zero_std": np.isclose(groups.std(axis=1), 0).mean()}
+        lengths = np.array([len(answer) for answer in answers])
         found = {
-            "reward": totals.mean(),
-            "reward_std": totals.std(ddof=1) if len(totals) > 1 else 0.0,
-            **named,
-            **same,
-            "completions/mean_length": lengths.mean(),
-            "completions/clipped_ratio": 1 - ended.mean(),
+            **_mean_and_std(totals, "reward", "reward_std"),
+            **self._zero_std(totals),
+            "completions/clipped_ratio": float(1 - ended.mean()),
+            **_lengths(lengths, "length"),
+            **_lengths(lengths[ended], "terminated_length"),
         }
-        return {name: float(value) for name, value in found.items()}
+        for index, name in enumerate(self.rewards.names):
+            found |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
+        if taken := scores.metrics.keys() & {*found, *METRICS}:
+            raise RunError(f"log_metric: '{min(taken)}' is a metric of the run itself; give yours another name")
+        return found | {name: float(np.mean(each)) for name, each in scores.metrics.items()}
+
+    def _zero_std(self, totals: np.ndarray) -> dict[str, float]:
+        """The share of groups whose completions have one reward, if they are whole groups."""
+        count = self.objective.num_generations
+        if len(totals) % count:
+            return {}
+        groups = [group[~np.isnan(group)] for group in totals.reshape(-1, count)]
+        spread = [group.std() if group.size else 0.0 for group in groups]
+        return {"frac_reward_zero_std": float(np.isclose(spread, 0).mean())}
+
+
+def _or_none(value: float) -> float | None:
+    """A number in JSON, where NaN is None."""
+    return None if np.isnan(value) else float(value)
+
+
+def _mean_and_std(values: np.ndarray, mean: str, std: str) -> dict[str, float]:
+    """Two metrics of the values that are there; none if there are none."""
+    scored = values[~np.isnan(values)]
+    if not scored.size:
+        return {}
+    return {mean: float(scored.mean()), std: float(scored.std(ddof=1)) if scored.size > 1 else 0.0}
+
+
+def _lengths(lengths: np.ndarray, name: str) -> dict[str, float]:
+    """Metrics of the lengths of completions; 0 if there are none, as in TRL."""
+    lengths = lengths if lengths.size else np.zeros(1)
+    each = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
+    return {f"completions/{which}_{name}": float(value) for which, value in each.items()}
 
 
 def _seed(seed: int, what: str) -> int:

@@ -136,7 +136,11 @@ class Trainer:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        values = _present({name: value.item() for name, value in pending.values.items()}) | dict(pending.batch_metrics)
+        values = {name: value.item() for name, value in pending.values.items()}
+        if taken := values.keys() & pending.batch_metrics.keys():
+            message = f"'{min(taken)}' is a metric of the run itself; give that of log_metric another name"
+            raise RunError(f"step {pending.step}: {message}")
+        values = _present(values) | dict(pending.batch_metrics)
         if not self._last_read and self.program.blueprint.platform == "cpu":
             allocator.keep_memory()  # the step's temporaries are allocated now
         now = time.perf_counter()

@@ -161,6 +161,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return sums()
     if cls is Objective.GRPO:
         return grpos()
+    if cls is Reward.SoftOverlong:
+        return of_class(cls, cache=st.integers(1, 9), max_length=st.none() | st.integers(10, 99))
     if cls is Objective.Distill:
         own = {"weights": st.just(Weights.Random())}
         teacher = st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own))
@@ -276,7 +278,7 @@ def grpos(draw: st.DrawFn) -> Spec:
         fields |= {"epsilon": 0.2, "epsilon_high": None}
     if fields["beta"] == 0:
         fields["kl_estimator"] = "k3"
-    rewards = draw(st.lists(of_noun(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
+    rewards = draw(st.lists(of_family(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
     return Objective.GRPO(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
 
 

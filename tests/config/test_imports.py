@@ -31,7 +31,7 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import Spec, declared, is_family, registry, third_party
 from nnxdsl.config.core.imports import VARIABLE, allow_names_in, refusal
-from nnxdsl.data.rewards import Rewards
+from nnxdsl.data.rewards import Rewards, Sampled
 from nnxdsl.errors import SpecError
 from tests.waiting import HANG_SECONDS
 
@@ -152,7 +152,7 @@ def test_what_is_allowed_is_imported(allowed: str, design: Any) -> None:
     allow_imports(allowed)
     assert from_dict(to_dict(Reward("her_lab:longest"))) == Reward("her_lab:longest")
     assert not was_imported()  # it is imported where it is called
-    assert Rewards((Reward("her_lab:longest"),)).score("four", {}, "") == [4.0]
+    assert Rewards((Reward("her_lab:longest"),)).score(Sampled(["four"], [[1]], [{}], [""])).values == [[4.0]]
     if allowed == "her_lab":
         assert type(from_dict(CLASS, Objective)).__name__ == "Hers"
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 
 from nnxdsl import DataError, PlanError, Reward, RunError, reward
 from nnxdsl.config.objectives.reward import functions
-from nnxdsl.data.rewards import Rewards
+from nnxdsl.data.rewards import Rewards, Sampled, Scores, function_of
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +21,15 @@ def _registered():
     yield
     functions.clear()
     functions.update(before)
+
+
+def scored(name: str | Reward, *texts: str, row: Mapping[str, Any] | None = None) -> Scores:
+    """What one reward gives for completions of rows `x.jsonl:7`, `x.jsonl:8`, ... with the same columns."""
+    rows = [{"prompt": "Hi", **(row or {})} for _ in texts]
+    asked = Sampled(
+        texts, [[*text.encode(), 0] for text in texts], rows, [f"x.jsonl:{7 + n}" for n in range(len(texts))]
+    )
+    return Rewards((Reward(name) if isinstance(name, str) else name,)).score(asked)
 
 
 def test_a_function_gets_the_columns_that_it_names() -> None:
@@ -34,22 +47,20 @@ def test_a_function_gets_the_columns_that_it_names() -> None:
     found = Rewards((Reward("some"), Reward("all", weight=0.5)))
     row = {"prompt": "Hi", "answer": "a", "bonus": 3.0}
     found.check([row], ["x.jsonl:1"])
-    assert found.score("text", row, "x.jsonl:1") == [3.0, 3.0]
+    assert found.score(Sampled(["text"], [[1, 2]], [row], ["x.jsonl:1"])).values == [[3.0, 3.0]]
     assert seen == {"completion": "text", "answer": "a", "bonus": 3.0}
     assert (found.names, found.weights) == (("some", "all"), (1.0, 0.5))
 
 
 def test_rewards_that_are_there() -> None:
-    found = Rewards((Reward("exact_answer"), Reward("contains_answer")))
-    row = {"prompt": "?", "answer": "Paris"}
-    assert found.score(" Paris\n", row, "") == [1.0, 1.0]
-    assert found.score("It is paris.", row, "") == [0.0, 1.0]
-    assert found.score("Rome", row, "") == [0.0, 0.0]
+    texts, row = (" Paris\n", "It is paris.", "Rome"), {"answer": "Paris"}
+    assert scored("exact_answer", *texts, row=row).values == [[1.0], [0.0], [0.0]]
+    assert scored("contains_answer", *texts, row=row).values == [[1.0], [1.0], [0.0]]
 
 
 def test_a_function_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNXDSL_ALLOW", "operator")
-    assert Rewards((Reward("operator:length_hint"),)).score("four", {}, "") == [4.0]
+    assert scored("operator:length_hint", "four").values == [[4.0]]
 
 
 def test_names_that_nothing_has_are_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +86,14 @@ def test_a_function_that_raises_names_row_function_and_answer() -> None:
     with pytest.raises(
         RunError, match=r"^x.jsonl:7: reward 'bad' failed with ZeroDivisionError: .*completion was 'Yes'$"
     ):
-        Rewards((Reward("bad"),)).score("Yes", {}, "x.jsonl:7")
+        scored("bad", "Yes")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1", [1.0]])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "1", [1.0]])
 def test_a_value_that_is_no_finite_number(value: object) -> None:
     reward("odd")(lambda completion: value)
     with pytest.raises(RunError) as error:
-        Rewards((Reward("odd"),)).score("Yes", {}, "x.jsonl:7")
+        scored("odd", "Yes")
     hint = " (expected one number for one completion)" if isinstance(value, list) else ""
     assert str(error.value) == (
         f"x.jsonl:7: reward 'odd' returned {value!r}, not a finite number{hint}; the completion was 'Yes'"
@@ -116,43 +127,164 @@ def test_the_answer_goes_by_name() -> None:
     found = Rewards((Reward("any order"), Reward("own name")))
     row = {"prompt": "Hi"}
     found.check([row], ["x.jsonl:1"])
-    assert found.score("text", row, "x.jsonl:1") == [1.0, 1.0]
+    assert found.score(Sampled(["text"], [[1]], [row], ["x.jsonl:1"])).values == [[1.0, 1.0]]
     for name in ("completion", "text"):
         with pytest.raises(DataError) as error:
             found.check([row, {**row, name: "noise"}], ["x.jsonl:1", "x.jsonl:2"])
-        assert f"x.jsonl:2: the column '{name}' has the name of the completion's parameter" in str(error.value)
+        assert f"x.jsonl:2: the column '{name}' has the name of a parameter for completions" in str(error.value)
 
 
-def test_other_forms_of_rewards_are_refused_in_words() -> None:
-    @reward("waits")
-    async def waits(completion: str) -> float:
-        return 1.0
-
-    class Waits:
-        async def __call__(self, completion: str) -> float:
-            return 1.0
-
-    reward("object")(Waits())
-
-    @reward("batch")
-    def batch(completions: list[str], **columns: object) -> list[float]:
-        return [1.0 for _ in completions]
-
-    @reward("prompt")
-    def prompt_first(prompt: str, answer: str) -> float:
-        return 1.0
-
-    @reward("list")
-    def gives_list(completion: str) -> list[float]:
-        return [1.0]
-
+def test_functions_that_cannot_be_called_are_refused() -> None:
+    reward("prompt")(lambda prompt, answer: 1.0)
+    reward("nothing")(lambda: 1.0)
+    reward("one of many")(lambda prompt, completions: [1.0])
     with pytest.raises(PlanError) as error:
-        Rewards(tuple(map(Reward, ("waits", "object", "batch", "prompt", "list"))))
+        Rewards(tuple(map(Reward, ("prompt", "nothing", "one of many"))))
     text = str(error.value)
-    assert "rewards.0.name: the function of 'waits' is async; a reward function must be synchronous" in text
-    assert "rewards.1.name: the function of 'object' is async" in text
-    assert "rewards.2.name: the function of 'batch' reads 'completions', a batch, as TRL's reward functions do" in text
-    assert "rewards.3.name: the function of 'prompt' has 'prompt' as its first parameter and no 'completion'" in text
-    assert "rewards.4" not in text
-    with pytest.raises(RunError, match=r"\[1.0\], not a finite number \(expected one number for one completion\)"):
-        Rewards((Reward("list"),)).score("a", {}, "")
+    assert "rewards.0.name: the function of 'prompt' has 'prompt' as its first parameter and no 'completion'" in text
+    assert "rewards.1.name: the function of 'nothing' takes no completion" in text
+    assert (
+        "rewards.2.name: the function of 'one of many' gets all prompts at once; name the parameter 'prompts'" in text
+    )
+
+
+def test_a_function_of_one_completion_gets_its_token_ids() -> None:
+    @reward("tokens")
+    def tokens(completion: str, completion_ids: list[int]) -> int:
+        return len(completion_ids)
+
+    assert scored("tokens", "", "one", "three").values == [[1.0], [4.0], [6.0]]
+    with pytest.raises(
+        DataError, match=r"x:1: the column 'completion_ids' has the name of a parameter for completions"
+    ):
+        Rewards((Reward("tokens"),)).check([{"prompt": "", "completion_ids": "1"}], ["x:1"])
+
+
+# A row's prompt is text or messages, and TRL gives completions in the form of their prompts.
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_function_of_all_completions_is_called_once_as_by_trl() -> None:
+    calls: list[dict[str, Any]] = []
+
+    @reward("everything")
+    def everything(completions: list[Any], **given: Any) -> list[float]:
+        calls.append({"completions": completions, **given})
+        return [float(number) for number in given["number"]]
+
+    @reward("some")
+    def some(prompts: list[Any], number: list[int]) -> np.ndarray:
+        return np.asarray(number) + len(prompts)
+
+    found = Rewards((Reward("everything"), Reward("some")))
+    rows = [{"prompt": "Hi", "number": 1}, {"prompt": CHAT, "number": 2, "only": True}]
+    found.check(rows, ["a", "b"])
+    scores = found.score(Sampled(["x", "y"], [[1], [2, 3]], rows, ["a", "b"]))
+    assert scores.values == [[1.0, 3.0], [2.0, 4.0]]
+    assert calls == [
+        {
+            "completions": ["x", [{"role": "assistant", "content": "y"}]],
+            "prompts": ["Hi", CHAT],
+            "completion_ids": [[1], [2, 3]],
+            "number": [1, 2],
+            "only": [None, True],
+        }
+    ]
+    with pytest.raises(DataError, match=r"b: reward 'some' reads 'number'.*it has: prompt"):
+        Rewards((Reward("some"),)).check([rows[0], {"prompt": "Hi"}], ["a", "b"])
+
+
+def test_trls_functions_of_token_ids_are_functions_of_all() -> None:
+    class Lengths:
+        def __call__(self, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+            return [float(len(ids)) for ids in completion_ids]
+
+    reward("lengths")(Lengths())
+    assert scored("lengths", "a", "abc").values == [[2.0], [4.0]]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([1.0], r"^x.jsonl:7 ... x.jsonl:8: reward 'all' returned 1 values for 2 completions, not a list of one each$"),
+        (1.0, r"^x.jsonl:7 ... x.jsonl:8: reward 'all' returned 1.0 for 2 completions"),
+        ([1.0, math.nan], r"^x.jsonl:8: reward 'all' returned nan, not a finite number; the completion was 'b'$"),
+        (ValueError("no"), r"^x.jsonl:7 ... x.jsonl:8: reward 'all' failed with ValueError: no$"),
+    ],
+)
+def test_what_is_wrong_with_values_of_all_completions(result: Any, message: str) -> None:
+    @reward("all")
+    def everything(completions: list[str]) -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    with pytest.raises(RunError, match=message):
+        scored("all", "a", "b")
+
+
+def test_a_reward_that_does_not_apply_is_left_out_of_the_sum() -> None:
+    reward("one")(lambda completion: None if "n" in completion else 1.0)
+    reward("two")(lambda completions: [None if "m" in text else 10.0 for text in completions])
+    found = Rewards((Reward("one", weight=2.0), Reward("two", weight=0.5)))
+    scores = found.score(Sampled(["a", "n", "m", "nm"], [[1]] * 4, [{"prompt": ""}] * 4, ["r"] * 4))
+    np.testing.assert_equal(np.asarray(scores.values), [[1, 10], [math.nan, 10], [1, math.nan], [math.nan] * 2])
+    np.testing.assert_equal(found.totals(scores.values), [7.0, 5.0, 2.0, math.nan])
+
+
+def test_functions_report_metrics_and_values_of_completions() -> None:
+    @reward("one")
+    def one(completion: str, log_metric: Any, log_extra: Any) -> float:
+        log_metric("letters", len(completion))
+        if completion != "ccc":
+            log_extra("first", completion[0])
+        return 0.0
+
+    @reward("all")
+    def everything(completions: list[str], log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("letters", 9)
+        log_extra("sizes", [len(text) for text in completions])
+        return [0.0 for _ in completions]
+
+    found = Rewards((Reward("one"), Reward("all")))
+    scores = found.score(Sampled(["a", "bb", "ccc"], [[1]] * 3, [{"prompt": ""}] * 3, ["r"] * 3))
+    assert scores.metrics == {"letters": [1.0, 2.0, 3.0, 9.0]}
+    assert scores.extra == {"first": ["a", "b", None], "sizes": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (lambda metric, extra: metric("m", math.nan), r"log_metric\('m', nan\): expected a finite number"),
+        (lambda metric, extra: extra("e", [1, 2]), r"log_extra\('e', \.\.\.\): 2 values for 1 completions"),
+        (lambda metric, extra: extra("e", object()), r"expected text, a finite number, a bool or None, got <object"),
+    ],
+)
+def test_what_cannot_be_reported(report: Any, message: str) -> None:
+    @reward("reports")
+    def reports(completion: str, log_metric: Any, log_extra: Any) -> float:
+        report(log_metric, log_extra)
+        return 0.0
+
+    with pytest.raises(RunError, match=rf"^x.jsonl:7: reward 'reports' failed with ValueError: .*{message}"):
+        scored("reports", "a")
+
+
+def test_a_class_of_another_package_has_a_function_of_its_own() -> None:
+    @attrs.frozen(kw_only=True)
+    class EndsWith(Reward):
+        """Theirs."""
+
+        name: str = "ends_with"
+        suffix: str
+
+    with pytest.raises(
+        PlanError, match=r"rewards.0: nothing computes .*EndsWith; add @nnxdsl.data.rewards.function_of"
+    ):
+        scored(EndsWith(suffix="."), "a.")
+
+    @function_of.register(EndsWith)
+    def _ends_with(reward: EndsWith, max_completion_length: int | None) -> Any:
+        return lambda completion: float(completion.endswith(reward.suffix))
+
+    assert scored(EndsWith(suffix="."), "a.", "b").values == [[1.0], [0.0]]

@@ -71,10 +71,10 @@ def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], dep
         each = [attrs.NOTHING] * len(parts) if item is None else item if len(parts) > 1 else [item]
         for (where, part), one in zip(member, each, strict=True):
             new: dict[str, str] = {}
-            if item is None:  # it is of the only class, or its weight is 1
+            if item is None:  # it is of the only class or of its family's default, or its weight is 1
                 choices = list(choices_of(of)) if (of := spec_in(part)) else []
-                only = {join(where, "type"): choices[0]} if len(choices) == 1 else {}
-                new = {where: "1"} if part in (int, float) else only
+                chosen = of.default_member if of and len(choices) > 1 else "".join(choices)
+                new = {where: "1"} if part in (int, float) else {join(where, "type"): chosen} if chosen else {}
             found |= _texts(part, where, one, {**new, **given}, depth)
     return found
 

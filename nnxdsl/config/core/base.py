@@ -110,6 +110,8 @@ class Spec:
     """Fields that `derived_defaults` fills, and what their values follow from, for people."""
     default_member: ClassVar[str] = ""
     """The member that a call of the family with arguments builds; empty where one is to be named."""
+    earlier_tag: ClassVar[str] = ""
+    """The tag of the class in experiments that ran before it had its own: it is read, and identities keep it."""
     family: ClassVar[type[Spec]]
     tag: ClassVar[str]
 

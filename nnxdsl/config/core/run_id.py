@@ -31,7 +31,7 @@ def identity(value: object) -> object:
     """
     if isinstance(value, Spec):
         return {
-            "type": value.tag,
+            "type": value.earlier_tag or value.tag,
             **{
                 name: identity(item)
                 for name, field in declared(type(value)).items()

@@ -230,12 +230,13 @@ def _decode_node(tree: Mapping[str, Any], expected: type[Spec], problems: list[P
 
 
 def _candidates(expected: type[Spec]) -> dict[str, list[type[Spec]]]:
-    """The built-in classes that are valid where `expected` is required, by tag."""
+    """The built-in classes that are valid where `expected` is required, by tag, and by the one that they had before."""
     usable = members(expected).values() if expected is not Spec else registry.values()
     tags: dict[str, list[type[Spec]]] = {}
     for cls in [*usable] or [expected]:
         if not is_family(cls):
-            tags.setdefault(cls.tag, []).append(cls)
+            for tag in filter(None, (cls.tag, cls.earlier_tag)):
+                tags.setdefault(tag, []).append(cls)
     return tags
 
 
