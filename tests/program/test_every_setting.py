@@ -37,7 +37,7 @@ from nnxdsl import (
     compile,
     evolve,
 )
-from nnxdsl.config.core.base import Spec, declared, is_family, registry
+from nnxdsl.config.core.base import Spec, declared, is_family, members, registry
 from nnxdsl.config.objectives.base import Objective as Family
 from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
@@ -106,6 +106,18 @@ AROUND: dict[str, dict[str, Any]] = {
     "Data.Text": {"objective": Objective.SFT(loss_on="all"), "data": TEXT},
     "Data.Conversations": {"objective": Objective.SFT(), "data": Data.Conversations("none.jsonl", max_length=32)},
 }
+LIBRARY = {
+    "name weight": "names_are_the_settings_and_weights_act",
+    "after": "answers_after_reasoning_are_those_of_trl",
+    "answer_timeout": "an_answer_that_never_ends_is_wrong_and_the_next_one_is_compared",
+    "right_short right_long wrong_short wrong_long": "cosine_length_is_that_of_trl",
+    "exceeded": "cosine_length_by_hand",
+    "start end needs_answer": "the_format_of_reasoning_by_hand",
+    "ngram_size max_penalty": "the_penalty_of_repetition_is_that_of_trl",
+    "max_length cache": "the_soft_overlong_punishment_is_that_of_trl",
+}
+"""The tests of the settings of rewards that need no code."""
+
 PLACE = {
     "Divergence": "objective.divergence",
     "Distance": "objective.distance",
@@ -267,8 +279,19 @@ ELSEWHERE = {
     "Objective.GRPO.num_iterations": "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
     "Objective.GRPO.scale_rewards": "losses/test_policy_gradient.py::test_advantages_by_hand",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
-    "Reward.name": "data/test_rewards.py::test_rewards_that_are_there",
-    "Reward.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
+    "Reward.Function.name": "data/test_rewards.py::test_rewards_that_are_there",
+    "Reward.Function.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
+    "Reward.Function.timeout": "data/test_rewards_in_time.py::test_a_function_that_hangs_ends_by_its_name",
+    "Reward.Function.max_concurrency": (
+        "data/test_rewards_in_time.py::test_asynchronous_calls_run_together_up_to_a_number"
+    ),
+    **{
+        f"{kind.__qualname__}.{name}": f"data/test_rewards_library.py::test_{test}"
+        for kind in members(Reward).values()
+        for names, test in LIBRARY.items()
+        for name in names.split()
+        if kind is not Reward.Function and name in declared(kind)
+    },
     "Tokenizer.Bytes.allow_mismatch": (
         "trainer/test_tokenizer_mismatch.py::test_bytes_over_a_model_with_its_own_tokenizer"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import importlib.util
 import json
@@ -37,6 +39,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
+@functools.lru_cache(1024)  # by several rewards
 def compared(completion: str, answer: str, seconds: float) -> Compared:
     """Compares the answer in a completion with the right one.
 
@@ -65,10 +68,16 @@ class _Worker:
             reply = _reply(self._process, completion, answer, seconds)
             if reply:
                 return Compared(*json.loads(reply))
-            ended, self._process = self._process.wait(), None
-        if ended != -signal.SIGALRM and ended != -signal.SIGKILL:  # SIGKILL where memory ran out
-            raise RunError(f"the process that compares answers has ended with {ended}")
+            code, self._process = _ended(self._process), None
+        if code not in (-signal.SIGALRM, -signal.SIGKILL):  # the latter where memory ran out
+            raise RunError(f"the process that compares answers has ended with {code}")
         return Compared(False, "", "")
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            _ended(self._process)
 
 
 def _started() -> subprocess.Popen[str]:
@@ -80,7 +89,7 @@ def _started() -> subprocess.Popen[str]:
     )
     if not _reply(process, r"\boxed{1}", "1", 600.0):
         raise RunError(
-            f"the process that compares answers cannot be run: {' '.join(command)} ended with {process.wait()}"
+            f"the process that compares answers cannot be run: {' '.join(command)} ended with {_ended(process)}"
         )
     return process
 
@@ -97,6 +106,15 @@ def _reply(process: subprocess.Popen[str], completion: str, answer: str, seconds
     return process.stdout.readline()
 
 
+def _ended(process: subprocess.Popen[str]) -> int:
+    """The exit code of a process that ends."""
+    with contextlib.suppress(BrokenPipeError), process:  # what it has not read is lost
+        pass
+    return process.wait()
+
+
 @functools.cache
 def _worker() -> _Worker:
-    return _Worker()
+    worker = _Worker()
+    atexit.register(worker.close)
+    return worker
