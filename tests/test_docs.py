@@ -105,7 +105,7 @@ def test_the_metrics_are_those_that_runs_write() -> None:
     found = json.loads((ROOT / "tests" / "regression" / "training.json").read_text(encoding="utf-8"))
     recorded = {name for case in found["cases"].values() for name in case["series"]}
     recorded = {re.sub(r"^(?:\w+: |eval/|evaluated )", "", name) for name in recorded}
-    recorded = {re.sub(r"^rewards/\w+/mean$", "rewards/NAME/mean", name) for name in recorded}
+    recorded = {re.sub(r"^rewards/\w+/(mean|std)$", r"rewards/NAME/\1", name) for name in recorded}
     recorded = {re.sub(r"^loss/\w+$", "loss/CLASS", name) for name in recorded}
     speed = Speed("pairs", rows=1, peak=1.0)
     recorded |= {*speed.rates(1, 1.0), "samples/s", *speed.use(Flops(1.0, 1.0), 1.0)}

@@ -11,7 +11,7 @@ from nnxdsl import Distance, Objective, Reward
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.objectives.reward import functions
-from nnxdsl.data.rewards import Rewards
+from nnxdsl.data.rewards import Rewards, Sampled, Scores
 from tests.doc_pages import ROOT, texts
 
 PAGE = (ROOT / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
@@ -24,8 +24,11 @@ def test_its_code_runs() -> None:
         for block in texts("docs/guides/rl.md", "python"):
             exec(block, space)
         assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
-        found = Rewards((Reward("brief"), Reward("right length")))
-        assert found.score("one two", {"words": 5}, "") == [1 - 7 / 200, 0.0]
+        rewards = Rewards((Reward("brief"), Reward("right length"), Reward("judged")))
+        row = {"prompt": "", "words": 5, "answer": "to"}
+        scores = rewards.score(Sampled(["one two"], [[1]], [row], [""]))
+        assert scores == Scores([[1 - 7 / 200, 0.0, 2 / 26]], {"judge/busy": [0.5]}, {"right answer": ["to"]})
+        assert Rewards(space["rewards"][1:], 256).names == ("math_accuracy", "think_format", "soft_overlong")
     finally:
         functions.clear()
         functions.update(before)

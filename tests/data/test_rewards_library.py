@@ -133,8 +133,8 @@ def test_lengths_without_effect_are_refused() -> None:
     with pytest.raises(PlanError) as error:
         Rewards(rewards, 64)
     assert str(error.value).splitlines()[1:] == [
-        "  objective.rewards.0.max_length: has no effect: up to 80 tokens nothing is subtracted, and completions have at "
-        "most 64",
+        "  objective.rewards.0.max_length: has no effect: up to 80 tokens nothing is subtracted, and completions have "
+        "at most 64",
         "  objective.rewards.1.cache: 65 tokens are more than max_completion_length=64",
     ]
     with pytest.raises(PlanError, match=r"rewards.0.max_length: None stands for max_completion_length of the data"):

@@ -72,6 +72,17 @@ def test_advantages_by_hand() -> None:
     np.testing.assert_allclose(advantages(rewards, "batch"), np.array([[-0.5, 0.5], [-2.0, 2.0]]) / spread)
 
 
+def test_answers_without_a_reward_take_no_part() -> None:
+    """As in TRL: they are in no mean and no deviation, and their advantage is 0."""
+    none = np.nan
+    rewards = np.array([[1.0, none, 3.0], [none, none, none], [none, 5.0, none]])
+    np.testing.assert_array_equal(advantages(rewards, "none"), [[-1, 0, 1], [0, 0, 0], [0, 0, 0]])
+    scale = np.sqrt(2) + 1e-4
+    np.testing.assert_allclose(advantages(rewards, "group"), [[-1 / scale, 0, 1 / scale], [0, 0, 0], [0, 0, 0]])
+    scale = 2 + 1e-4  # of 1, 3 and 5
+    np.testing.assert_allclose(advantages(rewards, "batch"), [[-1 / scale, 0, 1 / scale], [0, 0, 0], [0, 0, 0]])
+
+
 def test_the_first_update_has_the_gradient_of_reinforce(figures: Any) -> None:
     # With the policy that drew, ratios are 1 and the loss is minus the mean advantage; its gradient is -A / tokens.
     objective = Objective.GRPO(rewards=REWARDS, beta=0.0, loss_type="dapo")

@@ -47,6 +47,14 @@ def tokens_of_a_row(completion: str, number: int) -> float:
     return float(len(completion.encode()) > number)
 
 
+@reward("judge")
+async def judge(completions: list[str], number: list[int], log_metric: Any, log_extra: Any) -> list[float | None]:
+    """As TRL's functions are: of all completions; it does not apply to every second row."""
+    log_metric("judge/letters", sum(map(len, completions)))
+    log_extra("letters", [len(text) for text in completions])
+    return [None if each % 2 else float(len(text)) for text, each in zip(completions, number, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rollouts")
@@ -60,7 +68,7 @@ def experiment(place: Path, name: str, log: RolloutLog) -> Experiment:
         name=name,
         model=Small(layers=1, pattern=1, vocab_size=320),
         objective=Objective.GRPO(
-            rewards=(Reward("even letters", weight=2.0), Reward("tokens of a row")),
+            rewards=(Reward("even letters", weight=2.0), Reward("tokens of a row"), Reward("judge", weight=0.25)),
             num_generations=2,
             num_iterations=2,
             beta=0.0,
@@ -136,11 +144,14 @@ def test_a_row_has_what_the_step_trained_on(place: Path) -> None:
             for one in row["completions"]:
                 text = one["text"]
                 named = {"even letters": even_letters(text), "tokens of a row": tokens_of_a_row(text, number)}
-                assert one["rewards"] == named
-                assert one["reward"] == 2 * named["even letters"] + named["tokens of a row"]
+                judged = None if number % 2 else float(len(text))
+                assert one["rewards"] == {**named, "judge": judged}
+                assert one["reward"] == 2 * named["even letters"] + named["tokens of a row"] + 0.25 * (judged or 0)
+                assert one["extra"] == {"letters": len(text)}
         recorded = by_step[step]
         assert np.mean([one["reward"] for one in every]) == pytest.approx(recorded["reward"], rel=1e-12)
         assert np.mean([one["length"] for one in every]) == recorded["completions/mean_length"]
+        assert sum(one["extra"]["letters"] for one in every) == recorded["judge/letters"]
         assert np.mean([one["truncated"] for one in every]) == pytest.approx(recorded["completions/clipped_ratio"])
 
 

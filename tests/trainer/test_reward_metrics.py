@@ -1,0 +1,100 @@
+"""Metrics of rewards and lengths, by hand, where some rewards do not apply."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnxdsl import Data, Experiment, Objective, Optimizer, Reward, RunError, Schedule, compile
+from nnxdsl.data import BytesTokenizer, Prompts, load
+from nnxdsl.data.rewards import Scores
+from nnxdsl.trainer.rollouts import Completions, Rollout, Rollouts
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
+
+from small_lab.model import Small
+
+NONE = float("nan")
+END = BytesTokenizer().eos_id
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
+    path = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Say {n}: ", "answer": str(n)}) + "\n" for n in range(4)))
+    data = Data.Prompts(str(path), max_prompt_length=32, max_completion_length=8)
+    prompts = load(data, BytesTokenizer())
+    assert isinstance(prompts, Prompts)
+    made = Experiment(
+        name="grpo",
+        model=Small(layers=1, pattern=1, vocab_size=320),
+        objective=Objective.GRPO(
+            rewards=(Reward("exact_answer", weight=2.0), Reward("contains_answer")), num_generations=3, beta=0.0
+        ),
+        data=data,
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        batch_size=6,
+        steps=2,
+    )
+    return Rollouts.of(compile(made), prompts, BytesTokenizer())
+
+
+VALUES = [[1.0, 1.0], [NONE, 4.0], [2.0, NONE], [1.0, 1.0], [NONE, NONE], [1.0, 1.0]]
+"""Of two groups: totals 3, 4 and 4; and 3, none and 3."""
+ANSWERS = [[5, END], [5, 6, 7, 8], [END], [5, 5, END], [5, 5, 5, 5], [5, END]]
+
+
+def test_metrics_by_hand(rollouts: Rollouts) -> None:
+    found = rollouts._metrics(Scores(VALUES, {"mine": [1.0, 2.0, 6.0]}, {}), ANSWERS)
+    assert found == pytest.approx(
+        {
+            "reward": 17 / 5,
+            "reward_std": np.std([3, 4, 4, 3, 3], ddof=1),
+            "rewards/exact_answer/mean": 5 / 4,
+            "rewards/exact_answer/std": np.std([1, 2, 1, 1], ddof=1),
+            "rewards/contains_answer/mean": 7 / 4,
+            "rewards/contains_answer/std": np.std([1, 4, 1, 1], ddof=1),
+            "frac_reward_zero_std": 0.5,
+            "completions/mean_length": 16 / 6,
+            "completions/min_length": 1,
+            "completions/max_length": 4,
+            "completions/mean_terminated_length": 8 / 4,
+            "completions/min_terminated_length": 1,
+            "completions/max_terminated_length": 3,
+            "completions/clipped_ratio": 2 / 6,
+            "mine": 3.0,
+        }
+    )
+
+
+def test_a_mean_over_nothing_is_left_out(rollouts: Rollouts) -> None:
+    found = rollouts._metrics(Scores([[NONE, NONE]] * 3, {}, {}), [[5, 5]] * 3)
+    assert [name for name in found if "reward" in name] == ["frac_reward_zero_std"]
+    assert found["frac_reward_zero_std"] == 1
+    assert {found[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")} == {0.0}
+    one = rollouts._metrics(Scores([[1.0, NONE]], {}, {}), [[END]])
+    assert (one["reward"], one["reward_std"], one["rewards/exact_answer/std"]) == (2.0, 0.0, 0.0)
+    assert "rewards/contains_answer/mean" not in one
+
+
+def test_completions_without_a_reward_are_named(rollouts: Rollouts) -> None:
+    texts, rows = ["a", "b", "c", "d", "e", "f"], [2, 2, 2, 3, 3, 3]
+    batch = rollouts.prompts.rollout_batch(rows, ANSWERS, np.zeros(6))
+    completions = Completions(rows, texts, np.asarray(VALUES), [False] * 6, {"seen": list(range(6))})
+    rollout = Rollout(0, batch, {}, completions)
+    assert [row.rpartition(":")[2] for row in rollouts.unscored(rollout)] == ["4"]
+    first, second = rollouts.groups(rollout, 2)
+    assert [one["reward"] for one in (*first["completions"], *second["completions"])] == [3, 4, 4, 3, None, 3]
+    assert second["completions"][1]["rewards"] == {"exact_answer": None, "contains_answer": None}
+    assert first["completions"][2]["extra"] == {"seen": 2}
+    json.dumps([first, second], allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["reward", "step", "completions/mean_length"])
+def test_a_metric_of_the_run_is_no_name_for_another(rollouts: Rollouts, name: str) -> None:
+    with pytest.raises(RunError, match=f"log_metric: '{name}' is a metric of the run itself; give yours another name"):
+        rollouts._metrics(Scores(VALUES, {name: [1.0]}, {}), ANSWERS)
