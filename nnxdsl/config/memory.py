@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, get_args
 
 import attrs
 
 from nnxdsl.config.core.base import Spec, gather
 from nnxdsl.config.core.validators import positive
 from nnxdsl.config.objectives.reference import Initial
-from nnxdsl.errors import Problem
+from nnxdsl.errors import Problem, nearest
 
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OFFLOADED = Literal["optimizer", "frozen", "reference"]
 
 
-Attention = Literal["auto", "dense", "chunked", "cudnn", "splash"]
+AttentionKernel = Literal["auto", "dense", "chunked", "cudnn", "splash"]
 
 
 @attrs.frozen(kw_only=True)
@@ -41,21 +41,30 @@ class Memory(Spec):
         attention: What computes attention in training and evaluation. "auto" takes the fused kernel of the platform
             where it serves, else "chunked" for long rows and "dense" for short ones; the plan shows which, and why.
             "dense" is one product over all slots of a row; "chunked" takes queries in blocks, each with the keys that
-            it may see; "cudnn" is cuDNN's kernel for GPUs, "splash" that of Pallas for TPUs. One that is named and
-            cannot serve is refused.
+            it may see; "cudnn" is cuDNN's kernel for GPUs, "splash" that of Pallas for TPUs; `module:Class` is one of
+            another package, a subclass of `nnxdsl.models.attention.kernel.AttentionKernel`, imported where that is
+            allowed (see `nnxdsl.allow_imports`). One that is named and cannot serve is refused.
     """
 
     remat: Literal["auto", "none", "products", "attention", "inputs", "offload", "full"] = "auto"
     logprob_tokens: int | None = attrs.field(default=None, validator=positive)
     offload: tuple[OFFLOADED, ...] = ()
     reference: Literal["auto", "cached", "online"] = "auto"
-    attention: Attention = "auto"
+    attention: AttentionKernel | str = "auto"
 
     def problems(self) -> Iterable[Problem]:
-        """Each part is offloaded once."""
+        """Each part is offloaded once, and attention is computed by a kernel or an import."""
+        names = get_args(AttentionKernel)
+        if self.attention not in names and self.attention.count(":") != 1:
+            expected = f"expected one of {', '.join(map(repr, names))}, or module:Class of another attention kernel"
+            yield Problem("attention", f"{expected}, got {self.attention!r}{nearest(self.attention, names)}")
         for index, part in enumerate(self.offload):
             if part in self.offload[:index]:
                 yield Problem(f"offload.{index}", f"{part!r} is named twice")
+
+    def import_names(self) -> Mapping[str, str]:
+        """The attention kernel of another package."""
+        return {"attention": self.attention} if ":" in self.attention else {}
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """What is offloaded exists, and the reference can be computed in the way that is set."""

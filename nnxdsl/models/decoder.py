@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.context import Context, context
 from nnxdsl.models.attention.dot_product import apply_soft_cap
 from nnxdsl.models.attention.indexer import IndexerStats
+from nnxdsl.models.attention.kernels import find_kernel
 from nnxdsl.models.attention.kv_cache import (
     KV,
     Cache,
@@ -24,7 +26,6 @@ from nnxdsl.models.attention.kv_cache import (
 )
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
-from nnxdsl.models.attention.view import Context, context
 from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
@@ -280,7 +281,7 @@ class Decoder(nnx.Module):
         """
         length = tokens.shape[1]
         row = method.row if cache is None else None
-        if method.kernel != "dense" and (row is None or row.size != length):
+        if not find_kernel(method.kernel).uses_mask and (row is None or row.size != length):
             raise ValueError(f"{method.kernel} attention needs the layout of {length} slots, got {row}")
         shared = context(self.config, positions, cache, method)
         stamp(positions)

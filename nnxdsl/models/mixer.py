@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 
 class Mixer(Protocol):

@@ -9,6 +9,7 @@ import attrs
 import jax
 from jax.sharding import PartitionSpec
 
+from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import Forward, ForwardSharding
@@ -51,6 +52,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         blueprint.compute,
         blueprint.remat,
         experiment.memory.logprob_tokens,
+        Kernels(blueprint.config),
         sharding=ForwardSharding(
             record, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
         ),

@@ -28,7 +28,7 @@ from nnxdsl.optim import adafactor, optimizers, param_filters, qk_clip, schedule
 from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
-from nnxdsl.program.attention_kernel import Kernels, kernels
+from nnxdsl.program.attention_kernel import Kernels, compile_target, name_problems
 from nnxdsl.program.batches.base import BatchKind, kind_of_data
 from nnxdsl.program.layout_warnings import nearest_meshes
 from nnxdsl.program.reference import PolicyParts, ReferenceModel, build_reference
@@ -113,16 +113,18 @@ class Blueprint:
     @property
     def kernels(self) -> Kernels:
         """The attention kernels: `kernels.choose(row)` returns one with its reason."""
-        memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
-        return kernels(memory.attention, self.platform, self.compute, self.config, self.layout, packed=is_packed)
+        return self._kernels(self.config)
 
     @property
     def teacher_kernels(self) -> Kernels:
         """The attention kernels of the teacher."""
         assert self.teacher is not None
-        memory, is_packed = self.experiment.memory, isinstance(self.experiment.batching, Packed)
-        config = self.teacher.config
-        return kernels(memory.attention, self.platform, self.compute, config, self.layout, packed=is_packed)
+        return self._kernels(self.teacher.config)
+
+    def _kernels(self, config: DecoderConfig) -> Kernels:
+        target = compile_target(self.platform, self.compute, config, self.layout)
+        is_packed = isinstance(self.experiment.batching, Packed)
+        return Kernels(config, self.experiment.memory.attention, target, is_packed)
 
     @property
     def remat(self) -> Remat:
@@ -207,6 +209,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     # MTP layers are neither adapted nor quantized.
     decoder = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = targets.problems(adapter, quantization, decoder) + _length_problems(experiment, config)
+    problems += name_problems(experiment.memory.attention)
     if experiment.router_aux_loss_coef and config.moe is None:
         problems.append(Problem("model.router_aux_loss_coef", "has no effect: the model has no experts (MoE)"))
     if experiment.mtp_loss_weight and not config.mtp_layers:

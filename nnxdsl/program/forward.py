@@ -157,7 +157,7 @@ class Forward:
     dtype: Any
     remat: Remat
     logprob_tokens: int | None
-    kernels: Kernels = attrs.field(factory=Kernels)
+    kernels: Kernels
     sharding: ForwardSharding = attrs.field(factory=ForwardSharding)
     options: ForwardOptions = attrs.field(factory=ForwardOptions)
 

@@ -23,8 +23,8 @@ from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
+from nnxdsl.models.attention.kernels import find_kernel
 from nnxdsl.models.attention.kv_cache import init_cache, mtp_cache
-from nnxdsl.models.attention.row_layout import Kernel
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.models.remat import Remat
@@ -225,7 +225,7 @@ class Share:
         adapter: The adapter, or None.
         trainable: Paths of trained arrays.
         data: The data of its rows.
-        attention: The attention kernel of the longest rows.
+        attention: Name of the attention kernel of the longest rows, or of the one that is traced in its place.
         uses_mtp: Whether a loss uses multi-token prediction (MTP).
         uses_indexer_stats: Whether a loss uses statistics of indexers.
     """
@@ -236,7 +236,7 @@ class Share:
     adapter: Adapter | None
     trainable: frozenset[str]
     data: Data
-    attention: Kernel
+    attention: str
     uses_mtp: bool
     uses_indexer_stats: bool
 
@@ -272,8 +272,6 @@ def share_of(blueprint: Blueprint) -> Share:
     )
     longest = lengths(experiment.data).trunk
     kernel = blueprint.kernels.choose(rows.sequence(longest)).kernel if longest else "dense"
-    if kernel in ("cudnn", "splash"):  # these cannot be traced on every platform; their residuals are much the same
-        kernel = "chunked"
     trained = frozenset(blueprint.trainable)
     return Share(
         device_config,
@@ -282,7 +280,7 @@ def share_of(blueprint: Blueprint) -> Share:
         experiment.adapter,
         trained,
         experiment.data,
-        kernel,
+        find_kernel(kernel).traced_as or kernel,
         bool(blueprint.mtp_layer_kinds),
         experiment.indexer_loss_coef > 0,
     )
@@ -298,7 +296,7 @@ def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     """Bytes of a forward pass's residuals, without weights, batch and logits."""
     model = _network(share.config, share.frozen_dtype, share.adapter)
     # With one token at a time, so that no logits are saved.
-    kernels = Kernels(share.attention)
+    kernels = Kernels(share.config, share.attention)
     options = ForwardOptions(uses_mtp=share.uses_mtp, uses_indexer_stats=share.uses_indexer_stats)
     forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)
     batch = abstract_batch(share.data, rows)

@@ -80,6 +80,8 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
     """Every value that a field of this type and limit may hold."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
+        if any(typing.get_origin(arm) is typing.Literal for arm in args):  # other texts are names of imports
+            args = tuple(arm for arm in args if arm is not str)
         return st.one_of([st.none() if arm is types.NoneType else values(arm, limit) for arm in args])
     if origin is typing.Literal:
         return st.sampled_from(args)

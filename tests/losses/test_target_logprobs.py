@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from small_lab.model import Small
 
 from nnxdsl import Experiment, Objective, compile
-from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.data.batch import Batch, PairBatch, SequenceBatch
 from nnxdsl.losses.lm_head import token_stats as logprobs
 from nnxdsl.losses.lm_head.token_stats import token_stats
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.compile import TrainState
-from nnxdsl.program.forward import Forward
+from nnxdsl.program.forward import Forward, ForwardOutput
 
 B, N, D, V = 3, 7, 5, 11
 
@@ -245,6 +246,11 @@ def model_of(experiment: Experiment, trained: Callable[..., TrainState]) -> Deco
     return model
 
 
+def read(decoder: Decoder, tokens: int, batch: Batch) -> ForwardOutput:
+    """With `tokens` at one time."""
+    return Forward(jnp.float32, "none", tokens, Kernels(decoder.config)).read(decoder, batch)
+
+
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("model", [Small(), Small(layers=3, window=3)], ids=["periods", "tail"])
 def test_packed_pairs_equal_ordinary_rows(
@@ -255,7 +261,9 @@ def test_packed_pairs_equal_ordinary_rows(
 ) -> None:
     decoder = model_of(experiment(model=model), trained)
     batch = pairs(5, seed=3)
-    found, stats, *_ = jax.jit(lambda batch: Forward(jnp.float32, "none", 9).read(decoder, batch))(batch)
+    found, stats, *_ = jax.jit(
+        lambda batch: Forward(jnp.float32, "none", 9, Kernels(decoder.config)).read(decoder, batch)
+    )(batch)
     sizes = batch.prompt_length, batch.chosen_length, batch.rejected_length
     assert len(set(zip(*sizes, strict=True))) == 5
     tokens, first = np.zeros((10, 16), np.int32), np.zeros(10, np.int32)
@@ -284,7 +292,9 @@ def test_the_sides_do_not_see_each_other(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:
     decoder = model_of(experiment(), trained)
-    run = jax.jit(lambda batch: Forward(jnp.float32, "none", 64).read(decoder, batch).loss_inputs)
+    run = jax.jit(
+        lambda batch: Forward(jnp.float32, "none", 64, Kernels(decoder.config)).read(decoder, batch).loss_inputs
+    )
     batch = pairs(4)
     other = run(batch._replace(rejected=pairs(4, seed=9).rejected))
     np.testing.assert_array_equal(run(batch).chosen_logps, other.chosen_logps)
@@ -301,7 +311,9 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
 ) -> None:
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
-    found = jax.jit(lambda batch: Forward(jnp.float32, "none", 10).read(decoder, batch).loss_inputs)(batch)
+    found = jax.jit(
+        lambda batch: Forward(jnp.float32, "none", 10, Kernels(decoder.config)).read(decoder, batch).loss_inputs
+    )(batch)
     hidden, *_ = jax.jit(lambda t, n: decoder(t, positions_right_padded(n, 16), dtype=jnp.float32))(
         batch.tokens, batch.length
     )

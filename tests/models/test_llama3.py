@@ -18,9 +18,9 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
+from nnxdsl.models.attention.context import context
 from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
-from nnxdsl.models.attention.view import context
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder

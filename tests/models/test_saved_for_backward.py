@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.models.attention.context import context
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
-from nnxdsl.models.attention.view import context
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import LayerGroup
 from nnxdsl.models.families.gemma3 import GEMMA3

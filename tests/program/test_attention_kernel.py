@@ -13,41 +13,51 @@ from small_lab.model import Small
 from nnxdsl import Data, Experiment, Memory, Mesh, Precision, compile
 from nnxdsl.errors import PlanError
 from nnxdsl.models.attention import row_layout as rows
-from nnxdsl.program.attention_kernel import SHORT, Kernels
+from nnxdsl.models.attention.blockwise import SHORT
+from nnxdsl.models.attention.kernel import CompileTarget
+from nnxdsl.program.architecture import architecture
+from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.blueprint import build_blueprint
 
 LONG, BRIEF = rows.pair(SHORT, SHORT), rows.sequence(SHORT - 1)
-GPU = Kernels(platform="gpu", dtype="bfloat16", head_dim=256)
+CPU = Kernels(architecture(Small(head_dim=256)))
+GPU = attrs.evolve(CPU, target=CompileTarget(platform="gpu", dtype="bfloat16"))
 
 
 def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
-    assert Kernels().choose(LONG) == (
+    assert CPU.choose(LONG) == (
         "chunked",
         "of rows of 768 slots, blocks leave out what no token sees",
     )
-    assert Kernels().choose(BRIEF) == ("dense", "rows of 255 slots are short")
-    assert Kernels(kernel="chunked").choose(BRIEF) == ("chunked", "asked for by name")
-    assert GPU.choose(None) == ("dense", "of a cache's slots nothing is known before")
-    assert Kernels().method(LONG).queries < attrs.evolve(GPU, kernel="chunked").method(LONG).queries
+    assert CPU.choose(BRIEF) == ("dense", "rows of 255 slots are short")
+    assert attrs.evolve(CPU, setting="chunked").choose(BRIEF) == ("chunked", "set by memory.attention")
+    assert GPU.choose(None) == ("dense", "KV cache: no static layout")
+    assert CPU.method(LONG).queries < attrs.evolve(GPU, setting="chunked").method(LONG).queries
 
 
 @pytest.mark.parametrize(
     ("changes", "kernel", "why"),
     [
         ({}, "cudnn", "cuDNN's attention serves this program"),
-        ({"platform": "tpu", "dtype": "float32", "soft_cap": True}, "splash", "splash attention serves this program"),
+        (
+            {"platform": "tpu", "dtype": "float32", "attention_soft_cap": 5.0},
+            "splash",
+            "splash attention serves this program",
+        ),
         ({"dtype": "float32"}, "chunked", "cuDNN's attention computes in bfloat16 or float16, this program in float32"),
-        ({"soft_cap": True}, "chunked", "cuDNN's attention has no soft cap of scores"),
+        ({"attention_soft_cap": 5.0}, "chunked", "cuDNN's attention has no soft cap of scores"),
         ({"capability": 8.0}, "chunked", "at most 128, these are 256 wide"),
         ({"head_dim": 36}, "chunked", "heads of a multiple of 8"),
         ({"stages": 2}, "chunked", "not computed in a pipeline's stages"),
-        ({"has_chunks": True}, "chunked", "cuDNN's attention has no chunks"),
-        ({"has_local_heads": True}, "chunked", "query heads and key/value heads split alike"),
-        ({"length_shards": 2}, "dense", "split over 2 devices; only the dense product spans them"),
+        ({"window_kind": "chunks"}, "chunked", "cuDNN's attention has no chunks"),
+        ({"sinks": True}, "chunked", "cuDNN's attention has no sinks"),
+        ({"splits_heads_alike": False}, "chunked", "query heads and key/value heads split alike"),
+        ({"length_shards": 2, "length_axis": "context"}, "dense", "over 2 devices; only the dense product spans them"),
     ],
 )
 def test_fused_kernels_where_they_serve(changes: dict[str, Any], kernel: str, why: str) -> None:
-    found = attrs.evolve(GPU, **changes).choose(LONG)
+    of_target = {name: changes.pop(name) for name in attrs.fields_dict(CompileTarget).keys() & changes.keys()}
+    found = Kernels(attrs.evolve(GPU.config, **changes), target=attrs.evolve(GPU.target, **of_target)).choose(LONG)
     assert found.kernel == kernel
     assert why in found.why
 
@@ -83,8 +93,9 @@ def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> N
             experiment(model=Small(heads=4), precision=Precision(compute="bfloat16"), **fields), "gpu"
         ).kernels
 
-    assert (found().platform, found().dtype) == ("gpu", "bfloat16")
-    assert not found(mesh=Mesh(tensor=1)).has_local_heads
+    assert (found().target.platform, found().target.dtype) == ("gpu", "bfloat16")
+    assert found(mesh=Mesh(tensor=2)).target.splits_heads_alike
+    assert not found(mesh=Mesh(tensor=4)).target.splits_heads_alike
 
 
 @pytest.mark.slow

@@ -306,7 +306,7 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_
     plain = Model.HF(str(directory), weights=Weights.HF(str(directory)), indexer_loss_coef=0.1)
     with pytest.raises(PlanError, match=r"model.indexer_loss_coef: has no effect: the model has no indexers"):
         build_blueprint(experiment(model=plain, objective=SFT))
-    kernel = r"memory.attention: 'splash' cannot serve: it is to all tokens, not to 32 that an indexer selects"
+    kernel = r"memory.attention: 'splash' cannot serve: splash attention is to all tokens, not to 32 that"
     with pytest.raises(PlanError, match=kernel):
         build_blueprint(experiment(model=sparse, objective=SFT, memory=Memory(attention="splash")), platform="tpu")
 

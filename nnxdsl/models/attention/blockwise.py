@@ -15,12 +15,42 @@ import jax
 import jax.numpy as jnp
 
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
+from nnxdsl.models.attention.kernel import AttentionKernel, ScoreOptions
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import QUERIES, Block, Range, RowLayout
+from nnxdsl.models.attention.view import View
+
+SHORT = 256
+"""Slots of a row below which one dense product is as quick as blocks of queries; measured on a CPU."""
 
 MAX_BLOCKS = 64
 """The largest number of blocks of a row: each is compiled separately, so very long rows have larger blocks."""
+
+
+class Chunked(AttentionKernel):
+    """`attend_in_blocks`."""
+
+    name = "chunked"
+    title = "blockwise attention"
+
+    def not_worth(self, row: RowLayout) -> str | None:
+        """Short rows: one product is as quick."""
+        return f"rows of {row.size} slots are short" if row.size < SHORT else None
+
+    def why(self, row: RowLayout) -> str:
+        """What blocks save."""
+        return f"of rows of {row.size} slots, blocks leave out what no token sees"
+
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, view: View, scores: ScoreOptions
+    ) -> jax.Array:
+        """See `AttentionKernel`."""
+        method = view.method
+        assert method.row is not None  # the decoder refuses other kernels without a layout of the row
+        options = {"window": method.window, "is_chunked": method.is_chunked, "queries": method.queries}
+        options |= {**scores._asdict(), "selected": view.selected}
+        return attend_in_blocks(query, key, value, view.positions, method.row, **options)
 
 
 def attend_in_blocks(

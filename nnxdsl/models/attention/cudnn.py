@@ -3,7 +3,7 @@
 cuDNN supports rows that begin at their first slot, sequence lengths, and causal masks with a window. So the row of a
 pair becomes two rows, `[prompt | chosen]` and `[prompt | rejected]`, each shifted to its first slot, and the output is
 shifted back; the prompt's queries, equal in both, are taken from the first. Tests on CPUs run XLA's attention in place
-of cuDNN's; `program/attention_kernel.py` selects the kernel.
+of cuDNN's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,54 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.models.attention.fused import FusedKernel
+from nnxdsl.models.attention.kernel import CompileTarget, ScoreOptions
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import RowLayout
+from nnxdsl.models.attention.view import View
+from nnxdsl.models.config.decoder import DecoderConfig
+
+_WIDEST = 256
+_OLDER_WIDEST = 128  # before compute capability 9.0
+
+
+class CuDNN(FusedKernel):
+    """`attend_cudnn`."""
+
+    name = "cudnn"
+    title = "cuDNN's attention"
+    platform = "gpu"
+
+    def supports(self, row: RowLayout, config: DecoderConfig, target: CompileTarget) -> str | None:
+        """See `AttentionKernel`."""
+        if refused := super().supports(row, config, target):
+            return refused
+        widest = _OLDER_WIDEST if target.capability is not None and target.capability < 9.0 else _WIDEST
+        width = max(config.of(kind).head_dim for kind in config.layers)
+        if target.dtype not in ("bfloat16", "float16"):
+            return f"{self.title} computes in bfloat16 or float16, this program in {target.dtype}"
+        if width % 8 or width > widest:
+            return f"{self.title} needs heads of a multiple of 8 and at most {widest}, these are {width} wide"
+        if config.attention_soft_cap is not None:
+            return f"{self.title} has no soft cap of scores"
+        return None
+
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, view: View, scores: ScoreOptions
+    ) -> jax.Array:
+        """See `AttentionKernel`; keys and values are padded to one width, which the kernel needs."""
+        self.require_plain(view, scores)
+        if scores.soft_cap is not None:
+            raise ValueError("cuDNN's attention has no soft cap")
+        method, widths = view.method, (key.shape[-1], value.shape[-1])
+        assert method.row is not None  # the decoder refuses other kernels without a layout of the row
+        if widths[0] != widths[1]:
+            query, key, value = (
+                jnp.pad(part, ((0, 0), (0, 0), (0, 0), (0, max(widths) - part.shape[-1])))
+                for part in (query, key, value)
+            )
+        mixed = attend_cudnn(query, key, value, view.positions, method.row, window=method.window, scale=scores.scale)
+        return mixed[..., : widths[1]]
 
 
 def attend_cudnn(

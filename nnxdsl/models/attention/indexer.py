@@ -13,7 +13,7 @@ and p carry no gradient, and the selection has none, so the loss trains the inde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,12 @@ from nnxdsl.models.attention.dot_product import MASK_VALUE
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import Block, Range
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.layers.norm import LayerNorm
 from nnxdsl.models.layers.rope import apply_rotary, halves_of_pairs
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.recording import Recorder
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 KEY_NORM_EPS = 1e-6
 

@@ -6,8 +6,6 @@ kernels do not return them. The product is written as in `dot_product_attention`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
@@ -15,10 +13,8 @@ from nnxdsl.models.attention.blockwise import blocks_of
 from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import Range
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.recording import Recorder
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 _recorder: Recorder[jax.Array] = Recorder("max_logits")
 recording_max_logits, layer_max_logits = _recorder.recording, _recorder.layer

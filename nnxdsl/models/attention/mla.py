@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.indexer import Indexer, record_indexer_loss, select_tokens
 from nnxdsl.models.attention.kv_cache import KV, IndexedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.parts import QueryTemperature
@@ -20,9 +21,6 @@ from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.layers.rope import apply_rotary, query_factor
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import named
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 
 class LatentAttention(nnx.Module):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import jax
 import numpy as np
-
-Kernel = Literal["dense", "chunked", "cudnn", "splash"]
-"""What computes attention: one product over all slots ("dense"), blocks of queries with the keys that they may see
-("chunked"), or the fused kernels of cuDNN for GPUs and of Pallas for TPUs ("splash")."""
 
 QUERIES = 128
 """Queries of a block on a CPU: few enough for its cache, and many enough for fast products."""
@@ -98,14 +94,14 @@ class AttentionMethod:
     """How layers of one kind compute attention; a static pytree node.
 
     Attributes:
-        kernel: selects the implementation.
+        kernel: name of the `AttentionKernel`.
         row: layout of the row; None where it is not static, as with a cache.
         window: of local layers; None for global ones.
         is_chunked: whether local layers attend within chunks of `window` tokens.
-        queries: size of the blocks of "chunked".
+        queries: size of the blocks of queries.
     """
 
-    kernel: Kernel = "dense"
+    kernel: str = "dense"
     row: RowLayout | None = None
     window: int | None = None
     is_chunked: bool = False

@@ -7,14 +7,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.models.attention.fused import FusedKernel
+from nnxdsl.models.attention.kernel import ScoreOptions
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import RowLayout
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.logical_axes import shard_map_call
 
 LANES = 128
 """The block sizes of splash attention are multiples of this."""
 
 LARGEST_BLOCK = 512
+
+
+class Splash(FusedKernel):
+    """`attend_splash`."""
+
+    name = "splash"
+    title = "splash attention"
+    platform = "tpu"
+
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, view: View, scores: ScoreOptions
+    ) -> jax.Array:
+        """See `AttentionKernel`."""
+        self.require_plain(view, scores)
+        method = view.method
+        assert method.row is not None  # the decoder refuses other kernels without a layout of the row
+        options = {"window": method.window, "scale": scores.scale, "soft_cap": scores.soft_cap}
+        return attend_splash(query, key, value, view.positions, method.row, **options)
 
 
 def attend_splash(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import Activation, DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.deltanet.recurrence import Tokens, chunked_delta_rule, step
@@ -20,9 +21,6 @@ from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.recurrent.order import CHUNK, Order
 from nnxdsl.models.recurrent.rows import Conv, Inputs, RecurrentState, by_group, run_row, short_conv
 from nnxdsl.models.remat import from_inputs, named
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 
 def empty_state(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> RecurrentState:

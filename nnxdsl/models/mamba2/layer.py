@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mamba2 import Mamba2Config
 from nnxdsl.models.layers.linear import Linear, rows_of
@@ -18,9 +19,6 @@ from nnxdsl.models.mamba2.recurrence import Tokens, chunked_scan, step
 from nnxdsl.models.recurrent.order import CHUNK, Order
 from nnxdsl.models.recurrent.rows import Conv, Inputs, RecurrentState, by_group, run_row, short_conv
 from nnxdsl.models.remat import from_inputs, named
-
-if TYPE_CHECKING:
-    from nnxdsl.models.attention.view import View
 
 
 class Mamba2(nnx.Module):
