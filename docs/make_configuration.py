@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 import attrs
 
@@ -54,6 +54,8 @@ def _rows(cls: type[Spec]) -> Iterator[str]:
 
 
 def _type(annotation: Any) -> str:
+    if get_origin(annotation) is Union:  # of a Literal and another type
+        return " | ".join("None" if arm is type(None) else _type(arm) for arm in get_args(annotation))
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__qualname__", str(annotation))
     return re.sub(r"\b(?:nnxdsl|typing|collections)(?:\.\w+)*\.(?=\w)", "", text)
 

@@ -80,6 +80,14 @@ def shard_map_call(
     return function(*arrays) if found is None else found(function, arrays, axes, out)
 
 
+def axis_size(mesh_axis: str) -> int:
+    """Devices of a mesh axis, within a function of `shard_map_call`; 1 where that is a plain call."""
+    try:
+        return jax.lax.axis_size(mesh_axis)
+    except NameError:
+        return 1
+
+
 @contextmanager
 def sharding_hooks(
     constraint: Constraint | None,

@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 from jax.typing import DTypeLike
 
 from nnxdsl.errors import PlanError, Problem
@@ -65,6 +66,13 @@ class Kernels:
         # Each block is code of its own, which compilers for GPUs and TPUs take seconds for.
         queries = QUERIES if self.target.platform == "cpu" else 4 * QUERIES
         return AttentionMethod(self.choose(row).kernel, row, queries=queries)
+
+    def token_order(self, row: RowLayout) -> np.ndarray | None:
+        """The order in which devices hold the slots of such rows, see `AttentionKernel`; None for that of the row."""
+        shards, mixers = self.target.length_shards, map(self.config.mixer, self.config.layers)
+        if shards == 1 or any(mixer is not None and not mixer.is_attention for mixer in mixers):
+            return None  # recurrent layers read tokens in their order
+        return find_kernel(self.choose(row).kernel).token_order(row.size, shards)
 
     def problems(self) -> list[Problem]:
         """Why the kernel that is set by name cannot be used; nothing if it can, or if none is set."""

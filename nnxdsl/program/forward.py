@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
@@ -24,7 +25,8 @@ from nnxdsl.losses.lm_head.token_stats import ShardContext, ShardCounts, TokenSt
 from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
 from nnxdsl.models.attention.max_logits import recording_max_logits
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.models.decoder import Decoder, add_stats
+from nnxdsl.models.attention.row_layout import RowLayout
+from nnxdsl.models.decoder import Decoder, DecoderOutput, add_stats
 from nnxdsl.models.logical_axes import Constraint, ShardMapCall, WeightSharding, sharding_hooks
 from nnxdsl.models.moe.router import RouterStats
 from nnxdsl.models.params import AbstractModel, is_stacked
@@ -230,15 +232,14 @@ class Forward:
             positions = TokenPositions(
                 *(jnp.pad(part, ((0, 0), (0, padding))) for part in positions)
             )  # segment 0: padding
-        method = self.kernels.method(row.filled(tokens.shape[1]))
+        row = row.filled(tokens.shape[1])
         with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
-            stages = self._stages(len(tokens))
             indexers = INDEXER_STATS.recording(self.options.uses_indexer_stats)
             with recording_max_logits(self.options.uses_max_logits), indexers:
-                out = model(tokens, positions, dtype=self.dtype, remat=self.remat, stages=stages, method=method)
+                out = self._decode(model, tokens, positions, row)
             router_stats, indexer_stats, mtp_hidden = out.router_stats, out.indexer_stats, None
             if self.options.uses_mtp:
-                mtp_positions = kind.mtp_positions(positions)
+                mtp_positions, method = kind.mtp_positions(positions), self.kernels.method(row)
                 with INDEXER_STATS.recording(self.options.uses_indexer_stats):
                     mtp_hidden, stats = model.mtp_hidden(
                         out.hidden, tokens, mtp_positions, dtype=self.dtype, remat=self.remat, method=method
@@ -248,6 +249,18 @@ class Forward:
                 mtp_hidden = mtp_hidden[:, :length]
         router_stats = router_stats if self.options.uses_router_stats else None
         return _Hidden(out.hidden[:, :length], router_stats, mtp_hidden, out.max_logits or None, indexer_stats)
+
+    def _decode(self, model: Decoder, tokens: jax.Array, positions: TokenPositions, row: RowLayout) -> DecoderOutput:
+        """The decoder's output, computed in the order in which the attention kernel gives tokens to devices."""
+        options = {"dtype": self.dtype, "remat": self.remat, "stages": self._stages(len(tokens))}
+        order = self.kernels.token_order(row)
+        if order is None:
+            return model(tokens, positions, method=self.kernels.method(row), **options)
+        take = partial(jnp.take, axis=1, unique_indices=True, mode="clip")
+        places = TokenPositions(*(take(part, order) for part in positions))
+        method = self.kernels.method(attrs.evolve(row, in_order=False))
+        out = model(take(tokens, order), places, method=method, **options)
+        return out._replace(hidden=take(out.hidden, np.argsort(order)))
 
     def _stages(self, rows: int) -> Stages | None:
         if self.sharding.stages == 1:

@@ -6,19 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Data, Experiment, Memory, Mesh, Precision, compile
+from nnxdsl import Data, Experiment, Memory, Mesh, Model, Precision, compile
+from nnxdsl.config.core.imports import VARIABLE
 from nnxdsl.errors import PlanError
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.blockwise import SHORT
-from nnxdsl.models.attention.kernel import CompileTarget
+from nnxdsl.models.attention.dot_product import dot_product_attention
+from nnxdsl.models.attention.kernel import CompileTarget, ScoreOptions
+from nnxdsl.models.attention.kernels import find_kernel
+from nnxdsl.models.attention.mask import attention_mask
+from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod
+from nnxdsl.models.attention.view import View
 from nnxdsl.program.architecture import architecture
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.blueprint import build_blueprint
 
+RING = "small_lab.ring_attention:RingAttention"
 LONG, BRIEF = rows.pair(SHORT, SHORT), rows.sequence(SHORT - 1)
 CPU = Kernels(architecture(Small(head_dim=256)))
 GPU = attrs.evolve(CPU, target=CompileTarget(platform="gpu", dtype="bfloat16"))
@@ -96,6 +106,69 @@ def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> N
     assert (found().target.platform, found().target.dtype) == ("gpu", "bfloat16")
     assert found(mesh=Mesh(tensor=2)).target.splits_heads_alike
     assert not found(mesh=Mesh(tensor=4)).target.splits_heads_alike
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("small_lab.ring_attention:RingAttention", "'small_lab.ring_attention', which is not allowed"),
+        ("small_lab.model:Small", "'small_lab.model:Small' is no subclass of nnxdsl.models.attention.kernel"),
+        ("small_lab.ring_attention:Rings", "has no attribute 'Rings'"),
+    ],
+)
+def test_what_is_no_kernel_of_another_package(
+    experiment: Callable[..., Experiment], setting: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "" if "not allowed" in message else "small_lab")
+    with pytest.raises(PlanError) as error:
+        build_blueprint(experiment(memory=Memory(attention=setting)))
+    (problem,) = error.value.problems
+    assert problem.path == "memory.attention"
+    assert message in problem.message
+
+
+def test_a_kernel_of_another_package_is_one_file(
+    experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name selects it, it owns a mesh axis, and its order of tokens balances the work of that axis' devices."""
+    monkeypatch.setenv(VARIABLE, RING)
+
+    def kernels(**fields: Any) -> Kernels:
+        return build_blueprint(experiment(memory=Memory(attention=RING), **fields)).kernels
+
+    row, ring = rows.pair(4, 6), kernels(mesh=Mesh(context=4))
+    assert ring.choose(row) == (RING, "set by memory.attention")
+    assert kernels().token_order(row) is None
+    order = ring.token_order(row)
+    assert order is not None
+    assert order.reshape(4, 4).tolist() == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+    dealt = attrs.evolve(row, in_order=False)
+    assert {block.keys for block in dealt.blocks(2, 4)} == {((0, 16),)}
+    with pytest.raises(PlanError, match=r"split over 2 devices"):  # over an axis that it does not own
+        kernels(mesh=Mesh(tensor=2, rules=(("length", "tensor"),)))
+    with pytest.raises(PlanError, match="ring attention has no sinks"):
+        kernels(model=Model.GPTOSS("tiny"))
+
+    # On one device, with a window and a soft cap.
+    query, key, value = (jax.random.normal(jax.random.key(n), (2, 16, heads, 8)) for n, heads in enumerate((4, 2, 2)))
+    places = positions_right_padded(jnp.asarray([16, 9]), 16)
+    mask, scores = attention_mask(places, places, 5), ScoreOptions(0.3, soft_cap=2.0)
+    view = View(AttentionMethod(RING, rows.sequence(16), window=5), places, None, (query, query))
+    found = find_kernel(RING)(query, key, value, view, scores)
+    np.testing.assert_allclose(found, dot_product_attention(query, key, value, mask, 0.3, 2.0), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_ring_attention_of_another_package_trains_as_the_dense_product_does(
+    on_eight_devices: Callable[..., Any],
+) -> None:
+    dense, ring = on_eight_devices("program/on_ring.py").values()
+    assert (dense["attention"], ring["attention"]) == (
+        "dense: set by memory.attention",
+        f"{RING}: set by memory.attention",
+    )
+    for found, expected in zip(ring["metrics"], dense["metrics"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -192,11 +192,11 @@ def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Com
     kind, items = kinds[0], form_texts.items_of(field.type)
     if kind is bool:
         return gr.Checkbox(text == "true", **named)
-    if typing.get_origin(kind) is typing.Literal and len(kinds) == 1:
+    if typing.get_origin(kind) is typing.Literal and kinds[1:] in ([], [str]):
         choices = [(str(choice), str(choice)) for choice in typing.get_args(kind)]
         choices = [("none", ""), *choices] if optional else choices
         other = [] if text in (value for _, value in choices) else [(f"{text} (?)" if text else "choose ...", text)]
-        return gr.Dropdown([*other, *choices], value=text, **named)
+        return gr.Dropdown([*other, *choices], value=text, allow_custom_value=str in kinds, **named)
     if typing.get_origin(items) is typing.Literal:
         chosen = [word.strip() for word in text.split(",") if word.strip()]
         choices = list(dict.fromkeys([*map(str, typing.get_args(items)), *chosen]))

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import attrs
 import jax
+import numpy as np
 
 from nnxdsl.models.attention.row_layout import RowLayout
 from nnxdsl.models.attention.view import View
@@ -83,6 +84,17 @@ class AttentionKernel(Protocol):
             row: the layout of the rows.
             config: the decoder.
             target: the devices. Their platform and `length_axis` are checked already.
+        """
+        return None
+
+    def token_order(self, length: int, shards: int) -> np.ndarray | None:
+        """The slots of a row in the order in which devices hold them, `[length]`; None for that of the row.
+
+        It gives all devices as much work, as zig-zag does in a ring: the result must be right in any order.
+
+        Args:
+            length: slots of a row.
+            shards: over how many devices they are divided.
         """
         return None
 

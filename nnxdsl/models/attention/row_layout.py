@@ -39,11 +39,13 @@ class RowLayout:
         parts: number of slots of each part, in the order of the row.
         size: slots of the row; those after the parts are unused.
         packed: whether the row holds any number of sequences one after another.
+        in_order: whether slots are in the order of tokens, as above; else any slot may attend to any.
     """
 
     parts: tuple[int, ...]
     size: int
     packed: bool = False
+    in_order: bool = True
 
     def __attrs_post_init__(self) -> None:
         if not 0 < sum(self.parts) <= self.size or min(self.parts) < 0:
@@ -119,10 +121,10 @@ def _blocks(row: RowLayout, window: int | None, block: int) -> tuple[Block, ...]
         for turn in range(number):
             low, high = size * turn // number, size * (turn + 1) // number
             own = max(low - reach, 0)
-            keys = [(start + own, start + high)]
+            keys = [(start + own, start + high)] if row.in_order else [(0, row.size)]
             # For a part that continues the first, the first part's last slot is at distance 1 of its own first slot.
             before = max(first + low - reach, 0)
-            if 0 < index < len(row.parts) and before < first:
+            if row.in_order and 0 < index < len(row.parts) and before < first:
                 keys.insert(0, (before, first))
             if len(keys) == 2 and keys[0][1] == keys[1][0]:
                 keys = [(keys[0][0], keys[1][1])]
