@@ -142,7 +142,7 @@ def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFram
                 "Advantage": _rounded(one["advantage"]),
                 "Tokens": one["length"],
                 "Ended": "truncated" if one["truncated"] else "by its end token",
-                **one.get("extra", {}),
+                **{f"extra/{name}": _cell(value) for name, value in one.get("extra", {}).items()},
             }
             for place, one in ranked
         ]
@@ -152,6 +152,10 @@ def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFram
 def _rounded(value: float | None) -> float:
     """Four significant digits, as a number that tables sort; NaN for a reward that does not apply."""
     return math.nan if value is None else float(f"{value:.4g}")
+
+
+def _cell(value: Any) -> Any:
+    return _begins(value) if isinstance(value, str) else value
 
 
 def _order(reward: float | None) -> float:

@@ -118,7 +118,12 @@ COMPLETION: Mapping[str, Kind] = {
     "truncated": Kind("true or false", lambda value: isinstance(value, bool)),
 }
 """Fields of a completion in a row of `rollouts.jsonl`; a reward is null where it does not apply."""
-EXTRA: Mapping[str, Kind] = {"extra": OBJECT}
+EXTRA: Mapping[str, Kind] = {
+    "extra": Kind(
+        "an object of text, numbers, true, false and null",
+        lambda value: isinstance(value, dict) and not any(isinstance(one, list | dict) for one in value.values()),
+    )
+}
 """Fields that it has if reward functions record something."""
 
 

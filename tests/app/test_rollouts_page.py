@@ -28,6 +28,7 @@ from nnxdsl import (
     Tokenizer,
     reward,
 )
+from nnxdsl.storage.records import ROLLOUT, problem_in
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow
 
@@ -113,6 +114,30 @@ def test_a_run_is_shown_by_step_prompt_and_completion(site: Site, trained: Path)
     metrics = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     for name in ("reward", "rewards/even letters/mean", "rewards/brief/mean", "completions/mean_length"):
         assert traces[name] == pytest.approx([row[name] for row in metrics])
+
+
+def test_rewards_that_do_not_apply_and_recorded_values() -> None:
+    one = {
+        "text": "a",
+        "reward": 1.5,
+        "rewards": {"r": None, "s": 1.5},
+        "advantage": 0.0,
+        "length": 1,
+        "truncated": False,
+    }
+    other = {**one, "reward": None, "rewards": {"r": None, "s": None}, "extra": {"#": "<b>9</b>"}}
+    table = page._completions([(1, one), (2, other)]).to_dict("list")
+    assert table["#"] == [1, 2]
+    assert table["extra/#"][1] == "<b>9</b>"
+    assert [str(value) for value in table["Reward"]] == ["1.5", "nan"]
+    group = {"group": 0, "row": "x:1", "prompt": "p", "completions": [one, other]}
+    for completions, mean in (([one, other], "1.5"), ([other, other], "nan")):
+        (line,) = page._prompts([{**group, "completions": completions}]).to_dict("records")
+        assert (str(line["Mean reward"]), line["Spread"]) == (mean, 0.0)
+    good = {**group, "step": 0, "attempt": 1}
+    for extra, is_good in (({"a": None, "b": 1, "c": "x"}, True), ({"a": [1]}, False), (3, False)):
+        row = {**good, "completions": [{**one, "extra": extra}]}
+        assert (problem_in(row, ROLLOUT, required=tuple(ROLLOUT)) is None) == is_good
 
 
 @pytest.mark.extended

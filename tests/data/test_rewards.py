@@ -243,13 +243,15 @@ def test_functions_report_metrics_and_values_of_completions() -> None:
     @reward("all")
     def everything(completions: list[str], log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
         log_metric("letters", 9)
-        log_extra("sizes", [len(text) for text in completions])
+        log_extra("sizes", np.array([len(text) for text in completions]))
+        log_extra("is long", [np.bool_(len(text) > 2) for text in completions])
         return [0.0 for _ in completions]
 
     found = Rewards((Reward("one"), Reward("all")))
     scores = found.score(Sampled(["a", "bb", "ccc"], [[1]] * 3, [{"prompt": ""}] * 3, ["r"] * 3))
     assert scores.metrics == {"letters": [1.0, 2.0, 3.0, 9.0]}
-    assert scores.extra == {"first": ["a", "b", None], "sizes": [1, 2, 3]}
+    assert scores.extra == {"first": ["a", "b", None], "sizes": [1, 2, 3], "is long": [False, False, True]}
+    assert {type(value) for each in scores.extra.values() for value in each} == {str, int, bool, type(None)}
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_a_function_that_hangs_ends_by_its_name(function: Any, message: str) -> 
     assert time.monotonic() - began < HANGS / 2
 
 
+def test_an_asynchronous_function_that_blocks_the_loop_ends_by_its_name() -> None:
+    @reward("blocks")
+    async def blocks(completion: str) -> float:
+        time.sleep(3 if completion == "a" else 0)  # other functions of the loop wait as well, so it is short
+        return 1.0
+
+    with pytest.raises(RunError, match=r"^x.jsonl:1: reward 'blocks' has not returned within timeout=0.1 s"):
+        scored(Reward("blocks", timeout=0.1), texts=("a", "b"))
+
+
 def test_time_is_counted_for_each_call() -> None:
     reward("slow")(lambda completion: time.sleep(0.15) or 1.0)
     assert scored(Reward("slow", timeout=0.5)).values == [[1.0]] * 4  # 0.6 s together
@@ -157,6 +167,13 @@ def test_a_function_that_exits_is_heard_of() -> None:
 
     with pytest.raises(SystemExit):
         scored(Reward("exits"))
+
+    @reward("exits later")
+    async def exits_later(completion: str) -> float:
+        raise SystemExit(3)
+
+    with pytest.raises(RunError, match="reward 'exits later' failed with SystemExit: 3; the completion was 'a'"):
+        scored(Reward("exits later"))
 
 
 def test_concurrency_without_effect_is_refused() -> None:

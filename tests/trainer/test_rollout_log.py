@@ -155,6 +155,21 @@ def test_a_row_has_what_the_step_trained_on(place: Path) -> None:
         assert np.mean([one["truncated"] for one in every]) == pytest.approx(recorded["completions/clipped_ratio"])
 
 
+@pytest.mark.extended
+def test_completions_without_any_reward_are_told(place: Path) -> None:
+    made = experiment(place, "unscored", RolloutLog(every_steps=1))
+    made = evolve(made, {"objective": Objective.GRPO(rewards=(Reward("judge"),), num_generations=2, beta=0.0)})
+    result = trained(made, place / "runs")
+    lost = [row for row in result.rollouts if row["completions"][0]["reward"] is None]
+    assert all(one["advantage"] == 0 for row in lost for one in row["completions"])
+    events = [json.loads(line)["event"] for line in (result.directory / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if "no reward applies" in event]
+    first = f"step {lost[0]['step']}: no reward applies to a completion of {lost[0]['row']} and "
+    assert told.startswith(first)
+    assert told.endswith(" others; advantages are 0")
+    assert (result.directory / "log.txt").read_text().count("no reward applies") == len({row["step"] for row in lost})
+
+
 def test_settings_without_effect_are_refused() -> None:
     given = {
         "name": "sft",

@@ -80,6 +80,7 @@ class Logged:
 
 
 def _plain(column: str, value: Any) -> str | bool | int | float | None:
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, numbers.Real) and math.isfinite(value):
@@ -166,7 +167,7 @@ async def _within(
     try:
         async with waited:
             return await call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter would end the loop of all functions
         if isinstance(error, TimeoutError) and waited.expired():
             raise _late(reward, sampled, chosen.start) from None
         raise _failed(error, reward, sampled, chosen) from error
