@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import itertools
 import math
 import numbers
 import threading
@@ -189,26 +190,35 @@ def _calls(reward: BoundReward, sampled: Sampled) -> list[slice]:
 def _prepared(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple[Callable[[], Any], Logged]:
     """A call for some completions, and where it will report."""
     log = Logged(len(sampled.texts[chosen]))
+    given = _given_to_all if reward.is_batch else _given_to_one
+    arguments, named = given(reward, sampled, chosen)
     logs = {"log_metric": log.log_metric, "log_extra": log.log_extra}
-    ids = [list(one) for one in sampled.ids[chosen]]
-    if reward.is_batch:
-        given: dict[str, Any] = {**logs, "completion_ids": ids}
-        given["prompts"] = [row["prompt"] for row in sampled.rows[chosen]] if "prompts" in reward.given else []
-        given["completions"] = _as_prompts(sampled, chosen)
-        rows = [reward.columns(row) for row in sampled.rows[chosen]]
-        columns = {
-            name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
-        }
-        arguments: list[Any] = []
-    else:
-        given = {**logs, "completion_ids": ids[0]}
-        columns = reward.columns(sampled.rows[chosen.start])
-        text = sampled.texts[chosen.start]
-        by_name = reward.parameter == COMPLETION
-        arguments = [] if by_name else [text]
-        columns |= {COMPLETION: text} if by_name else {}
-    given = {name: value for name, value in given.items() if name in reward.given}
-    return functools.partial(reward.function, *arguments, **columns, **given), log
+    named |= {name: report for name, report in logs.items() if name in reward.given}
+    return functools.partial(reward.function, *arguments, **named), log
+
+
+def _given_to_one(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a function of one completion, without and with a name."""
+    index = chosen.start
+    named = reward.columns(sampled.rows[index])
+    if "completion_ids" in reward.given:
+        named["completion_ids"] = list(sampled.ids[index])
+    if reward.parameter != COMPLETION:
+        return [sampled.texts[index]], named
+    return [], {**named, COMPLETION: sampled.texts[index]}
+
+
+def _given_to_all(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a function of all completions, each a list; a column that a row lacks is None there."""
+    rows = [reward.columns(row) for row in sampled.rows[chosen]]
+    named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}
+    if "prompts" in reward.given:
+        named["prompts"] = [row["prompt"] for row in sampled.rows[chosen]]
+    if "completions" in reward.given:
+        named["completions"] = _as_prompts(sampled, chosen)
+    if "completion_ids" in reward.given:
+        named["completion_ids"] = [list(ids) for ids in sampled.ids[chosen]]
+    return [], named
 
 
 def _as_prompts(sampled: Sampled, chosen: slice) -> list[Any]:
