@@ -45,6 +45,8 @@ def test_its_tables_are_those_of_the_classes() -> None:
     assert found == expected
     named = re.findall(r"`(Distance\.\w+)\(", PAGE.partition("| `distance` |")[2].partition("\n\n")[0])
     assert named == [cls.__qualname__ for cls in members(Distance).values()]
+    listed = re.findall(r"^\| `(Reward\.\w+)\(", PAGE, re.MULTILINE)
+    assert sorted(listed) == sorted(cls.__qualname__ for cls in members(Reward).values() if cls is not Reward.Function)
     # What the methods' row says is what the class takes.
     for row in PAGE.partition("| method |")[2].partition("\n\n")[0].splitlines()[3:]:
         settings = ", ".join(re.findall(r"`(\w+=[^`]+)`", row.split("|")[2]))

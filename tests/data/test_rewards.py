@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -228,6 +229,8 @@ def test_a_reward_that_does_not_apply_is_left_out_of_the_sum() -> None:
     reward("two")(lambda completions: [None if "m" in text else 10.0 for text in completions])
     found = Rewards((Reward("one", weight=2.0), Reward("two", weight=0.5)))
     scores = found.score(Sampled(["a", "n", "m", "nm"], [[1]] * 4, [{"prompt": ""}] * 4, ["r"] * 4))
+    again = Scores(**json.loads(json.dumps(scores._asdict())))  # as other processes get them
+    np.testing.assert_equal(np.asarray(again.values), np.asarray(scores.values))
     np.testing.assert_equal(np.asarray(scores.values), [[1, 10], [math.nan, 10], [1, math.nan], [math.nan] * 2])
     np.testing.assert_equal(found.totals(scores.values), [7.0, 5.0, 2.0, math.nan])
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnxdsl import DataError, PlanError, Reward
+from nnxdsl import DataError, PlanError, Reward, RunError
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
 
 TRL = json.loads((Path(__file__).parents[1] / "reference" / "rewards" / "expected.json").read_text(encoding="utf-8"))
@@ -88,6 +88,16 @@ def test_math_verify_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_without_an_answer_is_refused() -> None:
     with pytest.raises(DataError, match=r"x:1: reward 'math_accuracy' reads 'answer', which the row does not have"):
         Rewards((Reward.MathAccuracy(),)).check([{"prompt": ""}], ["x:1"])
+
+
+def test_an_answer_is_text_or_a_number() -> None:
+    texts, rows = [r"\boxed{42}", r"\boxed{0.5}", r"\boxed{7}"], [{"answer": 42}, {"answer": 0.5}, {"answer": 8}]
+    rewards = Rewards((Reward.MathAccuracy(),))
+    assert rewards.score(Sampled(texts, [[1]] * 3, rows, ["x:1"] * 3)).values == [[1.0], [1.0], [0.0]]
+    with pytest.raises(
+        RunError, match=r"^x:1: reward 'math_accuracy' failed with TypeError: the column 'answer' must be"
+    ):
+        rewards.score(Sampled(["a"], [[1]], [{"answer": ["42"]}], ["x:1"]))
 
 
 def test_the_format_of_reasoning_is_that_of_trl() -> None:

@@ -25,7 +25,7 @@ Score = Callable[..., float | None]
 def _math_accuracy(reward: MathAccuracy, max_completion_length: int | None) -> Score:
     is_right = _checked(reward)
 
-    def math_accuracy(completion: str, answer: str, log_extra: Callable[[str, Any], None]) -> float | None:
+    def math_accuracy(completion: str, answer: str | float, log_extra: Callable[[str, Any], None]) -> float | None:
         compared = is_right(completion, answer)
         log_extra("gold_parsed", compared.gold)
         log_extra("answer_parsed", compared.answer)
@@ -38,7 +38,7 @@ def _math_accuracy(reward: MathAccuracy, max_completion_length: int | None) -> S
 def _cosine_length(reward: CosineLength, max_completion_length: int | None) -> Score:
     is_right, longest = _checked(reward), _longest(reward.max_length, max_completion_length)
 
-    def cosine_length(completion: str, completion_ids: Sequence[int], answer: str) -> float | None:
+    def cosine_length(completion: str, completion_ids: Sequence[int], answer: str | float) -> float | None:
         is_equal, length = is_right(completion, answer).is_equal, len(completion_ids)
         if is_equal is None:
             return None
@@ -50,7 +50,7 @@ def _cosine_length(reward: CosineLength, max_completion_length: int | None) -> S
     return cosine_length
 
 
-def _checked(reward: OfMath) -> Callable[[str, str], math_answers.Compared]:
+def _checked(reward: OfMath) -> Callable[[str, str | float], math_answers.Compared]:
     """Compares the final answer of a completion with the right one."""
     if not math_answers.is_installed():
         kind = type(reward).__qualname__
@@ -58,11 +58,13 @@ def _checked(reward: OfMath) -> Callable[[str, str], math_answers.Compared]:
             "", f"{kind} compares answers with math-verify, which is not installed: pip install 'nnxdsl[math]'"
         )
 
-    def is_right(completion: str, answer: str) -> math_answers.Compared:
+    def is_right(completion: str, answer: str | float) -> math_answers.Compared:
+        if not isinstance(answer, str | int | float):
+            raise TypeError(f"the column 'answer' must be text or a number, got {answer!r}")
         if reward.after is not None and reward.after not in completion:
             return math_answers.Compared(False, "", "")
         text = completion if reward.after is None else completion.rpartition(reward.after)[2]
-        return math_answers.compared(text, answer, reward.answer_timeout)
+        return math_answers.compared(text, str(answer), reward.answer_timeout)
 
     return is_right
 

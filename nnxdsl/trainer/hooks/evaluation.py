@@ -6,6 +6,7 @@ import itertools
 
 import attrs
 
+from nnxdsl.errors import RunError
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.evaluation import Evaluator
 from nnxdsl.trainer.hooks.base import Hook
@@ -54,7 +55,10 @@ class PeriodicEvaluation(Hook):
             display.advance(phase, next(numbers))
             return self.attempt.should_stop()
 
-        metrics = self.evaluator.metrics(trainer.state, should_stop)
+        try:
+            metrics = self.evaluator.metrics(trainer.state, should_stop)
+        except RunError as error:  # such as a reward's
+            raise RunError(f"step {trainer.step}, evaluating: {error}") from error
         if metrics is not None:
             display.advance(phase, count)
         display.end(phase)
