@@ -64,6 +64,10 @@ def test_parts_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
         ({"rewards": ()}, "rewards: is empty; there is nothing to learn from"),
         ({"rewards": REWARDS * 2}, "rewards.1.name: 'exact_answer' is named twice; give it one weight"),
         (
+            {"rewards": (Reward.MathAccuracy(), Reward.MathAccuracy(after="</think>"))},
+            "rewards.1.name: 'math_accuracy' is named twice; give it one weight, or one of the two another name",
+        ),
+        (
             {"epsilon_high": 0.28},
             "epsilon_high: has no effect with num_iterations=1, where every probability is what it was when drawn",
         ),

@@ -139,11 +139,13 @@ def test_functions_that_cannot_be_called_are_refused() -> None:
     reward("prompt")(lambda prompt, answer: 1.0)
     reward("nothing")(lambda: 1.0)
     reward("one of many")(lambda prompt, completions: [1.0])
+    reward("in C")(max)
     with pytest.raises(PlanError) as error:
-        Rewards(tuple(map(Reward, ("prompt", "nothing", "one of many"))))
+        Rewards(tuple(map(Reward, ("prompt", "nothing", "one of many", "in C"))))
     text = str(error.value)
     assert "rewards.0.name: the function of 'prompt' has 'prompt' as its first parameter and no 'completion'" in text
     assert "rewards.1.name: the function of 'nothing' takes no completion" in text
+    assert "rewards.3.name: the parameters of 'in C' cannot be read" in text
     assert (
         "rewards.2.name: the function of 'one of many' gets all prompts at once; name the parameter 'prompts'" in text
     )

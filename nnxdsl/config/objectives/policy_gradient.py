@@ -116,7 +116,8 @@ class GRPO(Objective):
         names = [reward.name for reward in self.rewards]
         for index, name in enumerate(names):
             if name in names[:index]:
-                yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight")
+                other = "" if isinstance(self.rewards[index], Reward.Function) else ", or one of the two another name"
+                yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight{other}")
 
     def _check_clip(self) -> Iterable[Problem]:
         for name in ("epsilon", "epsilon_high"):

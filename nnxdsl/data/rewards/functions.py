@@ -96,7 +96,7 @@ def bound(reward: Reward, max_completion_length: int | None) -> BoundReward:
         PlanError: It has no function, or one that cannot be called; paths from the reward.
     """
     function = function_of(reward, max_completion_length)
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(reward.name, function)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     is_batch = _is_batch(parameters)
     taken = [] if is_batch else _completion(reward.name, parameters)
@@ -122,6 +122,13 @@ def bound(reward: Reward, max_completion_length: int | None) -> BoundReward:
         reads=None if takes_all else frozenset(names - given),
         needs=tuple(one.name for one in named if one.default is one.empty and one.name not in given),
     )
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:  # of a function in C
+        raise refused("name", f"the parameters of '{name}' cannot be read: {error}; call it in one of yours") from error
 
 
 def _is_batch(parameters: Sequence[inspect.Parameter]) -> bool:
