@@ -52,8 +52,8 @@ def test_asynchronous_calls_run_together_up_to_a_number(limit: int) -> None:
 
 
 def test_asynchronous_functions_run_while_others_do() -> None:
-    """Each waits for the other: one after another, they would never end."""
-    first, second = threading.Event(), threading.Event()
+    """Each waits for others: one after another, they would never end."""
+    first, second, third = threading.Event(), threading.Event(), threading.Event()
 
     async def seen(event: threading.Event) -> float:
         while not event.is_set():
@@ -63,6 +63,7 @@ def test_asynchronous_functions_run_while_others_do() -> None:
     @reward("one")
     async def one(completions: list[str]) -> list[float]:
         first.set()
+        await seen(third)
         return [await seen(second)] * len(completions)
 
     @reward("two")
@@ -72,9 +73,14 @@ def test_asynchronous_functions_run_while_others_do() -> None:
 
     @reward("three")
     def three(completion: str) -> float:
+        third.set()
         return float(first.wait(HANGS))
 
-    assert scored(Reward("three"), Reward("one"), Reward("two")).values == [[1.0] * 3] * 4
+    for names in (("three", "one", "two"), ("one", "two", "three")):
+        first.clear()
+        second.clear()
+        third.clear()
+        assert scored(*map(Reward, names)).values == [[1.0] * 3] * 4
 
 
 def test_all_asynchronous_functions_have_one_event_loop() -> None:

@@ -106,12 +106,14 @@ def run_all(rewards: Sequence[BoundReward], sampled: Sampled) -> list[Outcome]:
         if reward.is_async
     }
     try:
-        return [
-            _collected(waiting[index], reward, sampled, clock)
-            if index in waiting
-            else _in_thread(functools.partial(_called, reward, sampled, clock), reward, sampled, clock)
+        found = {
+            index: _in_thread(functools.partial(_called, reward, sampled, clock), reward, sampled, clock)
             for index, (reward, clock) in enumerate(zip(rewards, clocks, strict=True))
-        ]
+            if not reward.is_async
+        }
+        for index, future in waiting.items():
+            found[index] = _collected(future, rewards[index], sampled, clocks[index])
+        return [found[index] for index in range(len(rewards))]
     finally:
         for future in waiting.values():
             future.cancel()
