@@ -91,8 +91,8 @@ MUTATIONS = (
     ),
     Mutation(
         "losses/policy_gradient.py",
-        "1 - objective.epsilon, 1 + above",
-        "1 - objective.epsilon, 1 - above",
+        "low, high = 1 - epsilon, 1 + (",
+        "low, high = 1 - epsilon, 1 - (",
         "losses/test_policy_gradient.py",
     ),
     Mutation(

@@ -139,22 +139,25 @@ class RolloutBatch(NamedTuple):
     Attributes:
         tokens: [B, T] int32, prompt and completion, right-padded.
         length: [B] int32, of both together.
-        answer: [B, R] int32, the completion, right-padded.
+        completion_ids: [B, R] int32, the completion, right-padded.
         loss_mask: [B, R] bool, True on tokens of the completion.
-        weight: [B] float32, 1 for a completion, 0 for a row that fills up the batch.
-        advantage: [B] float32.
-        limit: [B] float32, the maximal completion length in sampling.
-        old: [B, R] float32, log-probability of each token when it was sampled, or None for the policy's own.
+        weight: [B] float32, 1 for a completion, 0 for one that is left out of the loss, or fills up the batch.
+        advantages: [B, R] float32.
+        max_completion_length: [B] float32, the most tokens of a completion in sampling.
+        old_logps: [B, R] float32, log-probability of each token when it was sampled, or None for the policy's own.
+        ref_logps: [B, R] float32, log-probability of each token under the reference, where rewards have the KL
+            divergence; else None.
     """
 
     tokens: Array
     length: Array
-    answer: Array
+    completion_ids: Array
     loss_mask: Array
     weight: Array
-    advantage: Array
-    limit: Array
-    old: Array = None
+    advantages: Array
+    max_completion_length: Array
+    old_logps: Array = None
+    ref_logps: Array = None
 
 
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch

@@ -55,30 +55,27 @@ class Prompts(Dataset):
     def rollout_batch(
         self,
         rows: Sequence[int],
-        answers: Sequence[Sequence[int]],
-        advantage: npt.NDArray[np.floating],
+        completions: Sequence[Sequence[int]],
         size: int | None = None,
     ) -> RolloutBatch:
-        """A batch of sampled completions, each after its prompt.
+        """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
         Args:
             rows: The row of each completion.
-            answers: Ids of the completions, at most `max_completion_length` each, end tokens included.
-            advantage: [answers].
+            completions: Their token ids, at most `max_completion_length` each, end tokens included.
             size: Rows of the batch; None for the number of completions.
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
-        tokens, completions = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
-        mask = np.zeros(completions.shape, bool)
-        length, advantages = np.zeros(size, np.int32), np.zeros(size, np.float32)
+        tokens, completion_ids = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
+        mask, length = np.zeros(completion_ids.shape, bool), np.zeros(size, np.int32)
         for place in range(size):
             index = place if place < len(rows) else 0
-            prompt, answer = self._parts["prompt"][rows[index]], np.asarray(answers[index], np.int32)
-            length[place] = len(prompt) + len(answer)
-            tokens[place, : length[place]] = np.concatenate([prompt, answer])
-            completions[place, : len(answer)], mask[place, : len(answer)] = answer, True
-            advantages[place] = advantage[index]
+            prompt, completion = self._parts["prompt"][rows[index]], np.asarray(completions[index], np.int32)
+            length[place] = len(prompt) + len(completion)
+            tokens[place, : length[place]] = np.concatenate([prompt, completion])
+            completion_ids[place, : len(completion)], mask[place, : len(completion)] = completion, True
         weight = (np.arange(size) < len(rows)).astype(np.float32)
-        limit = np.full(size, self.max_completion_length, np.float32)
-        return RolloutBatch(tokens, length, completions, mask, weight, advantages, limit)
+        advantages = np.zeros(completion_ids.shape, np.float32)
+        max_length = np.full(size, self.max_completion_length, np.float32)
+        return RolloutBatch(tokens, length, completion_ids, mask, weight, advantages, max_length)

@@ -1,118 +1,292 @@
-"""The loss of a policy's own answers, from log-probabilities and advantages; what each setting means is with GRPO.
+"""Losses of a policy's own completions, from log-probabilities and advantages; formulas are with each objective.
 
-Advantages are computed here as well, on the host, from rewards alone.
+An algorithm is three functions: the ratio of probabilities to those of sampling (per token or per completion), the
+surrogate (what a token's ratio and advantage cost), and the aggregation (what the loss is a mean over).
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
 from jaxtyping import Array, Float
 
-from nnxdsl.config.objectives.policy_gradient import GRPO
+from nnxdsl.config.objectives import policy_gradient as config
+from nnxdsl.config.objectives.policy_gradient import KLEstimator
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 
-SLACK = 1e-4
-"""Added to standard deviations that advantages are divided by, as TRL does."""
-
-Float64 = npt.NDArray[np.float64]
-
 
 class RolloutOutputs(NamedTuple):
-    """One model's log-probabilities of completions that a policy has generated.
+    """One model's log-probabilities of completions that a policy has sampled.
 
     Attributes:
         stats: Of each of their tokens, `[B, N]`.
-        advantage: `[B]`.
-        max_completion_length: The most tokens that an answer could have had, `[B]`.
-        old_logps: Log-probabilities of the tokens when they were drawn, `[B, N]`; None: those of the policy as it is.
+        advantages: Of each token, `[B, N]`.
+        max_completion_length: The most tokens that a completion could have had, `[B]`.
+        old_logps: Log-probabilities of the tokens when they were sampled, `[B, N]`; None: those of the policy as it is.
     """
 
     stats: TokenStats
-    advantage: Array
+    advantages: Array
     max_completion_length: Array
     old_logps: Array | None
 
 
-@build.register
-def _(objective: GRPO) -> Loss:
-    above = objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
-    low, high = 1 - objective.epsilon, 1 + above
+class Tokens(NamedTuple):
+    """The tokens of a micro-batch, float32 `[B, N]`.
+
+    Attributes:
+        logps: Log-probabilities under the policy.
+        old_logps: Log-probabilities when they were sampled; no gradient.
+        advantages: Advantages.
+        mask: The weight of the completion where a token counts, else 0.
+    """
+
+    logps: Array
+    old_logps: Array
+    advantages: Array
+    mask: Array
+
+
+class Surrogate(NamedTuple):
+    """The loss of each token.
+
+    Attributes:
+        loss: `[B, N]`, or `[B, 1]` for one value per completion.
+        metrics: Booleans or numbers of the same shape, of which means over tokens are reported.
+    """
+
+    loss: Array
+    metrics: dict[str, Array]
+
+
+LogRatio = Callable[[Tokens], Array]
+"""Log of the ratio of probabilities under the policy to those of sampling, `[B, N]` or `[B, 1]`."""
+
+SurrogateFn = Callable[[Array, Tokens], Surrogate]
+"""From log-ratios to the loss of each token."""
+
+Aggregation = Callable[[Array, Array, RolloutOutputs, Array], WeightedMean]
+"""From `[B, N]` losses, their mask, the policy's outputs and row weights `[B]` to the loss."""
+
+
+def policy_gradient(
+    objective: config.PolicyGradient, log_ratio: LogRatio, surrogate: SurrogateFn, aggregate: Aggregation
+) -> Loss:
+    """The loss of an objective from its three functions, with its KL term."""
 
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
-        logp, mask = policy.stats.logp, policy.stats.mask * weight[:, None]  # [B, N]
-        count = jnp.sum(mask)
-        old = jax.lax.stop_gradient(logp) if policy.old_logps is None else policy.old_logps
-        ratio = jnp.exp(logp - old)
-        gain = policy.advantage[:, None]
-        per_token = -jnp.minimum(ratio * gain, jnp.clip(ratio, low, high) * gain)
-        metrics: dict[str, WeightedMean] = {}
+        logps, mask = policy.stats.logp, policy.stats.mask * weight[:, None]
+        old_logps = jax.lax.stop_gradient(logps) if policy.old_logps is None else policy.old_logps
+        tokens = Tokens(logps, old_logps, policy.advantages, mask)
+        log_ratios = log_ratio(tokens)
+        per_token, metrics = surrogate(log_ratios, tokens)
+        metrics = {} if policy.old_logps is None else dict(metrics)
         if reference is not None:
-            estimate = kl(objective.kl_estimator, logp - reference.stats.logp)
-            per_token = per_token + objective.beta * estimate
-            metrics["kl"] = WeightedMean(jnp.sum(estimate * mask), count)
-        if policy.old_logps is not None:
-            below, above = (ratio < low) & (gain < 0), (ratio > high) & (gain > 0)
-            sides = {"low": below, "high": above, "region": below | above}
-            metrics |= {
-                f"clip_ratio/{name}_mean": WeightedMean(jnp.sum(is_in * mask), count) for name, is_in in sides.items()
-            }
-        return LossTerms(
-            _mean_over(objective.loss_type, per_token, mask, weight, policy.max_completion_length), metrics
-        )
+            metrics["kl"], term = _kl_terms(objective, logps - reference.stats.logp, log_ratios)
+            per_token = per_token + term
+        means = {name: _mean(value, mask, weight) for name, value in metrics.items()}
+        return LossTerms(aggregate(per_token * mask, mask, policy, weight), means)
 
     return loss
 
 
-def kl(estimate: Literal["k1", "k2", "k3"], ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
-    """An estimate of the KL divergence of the policy from the reference, of tokens that the policy has drawn.
+def _mean(value: jax.Array, mask: jax.Array, weight: jax.Array) -> WeightedMean:
+    """The mean of `[B, N]` over tokens, or of `[B, 1]` over completions."""
+    counted = weight[:, None] if value.shape[1] == 1 else mask
+    return WeightedMean(jnp.sum(value * counted), jnp.sum(counted))
+
+
+def _kl_terms(
+    objective: config.PolicyGradient, log_ratios: jax.Array, old_log_ratios: jax.Array
+) -> tuple[jax.Array, jax.Array | float]:
+    """The estimate that is reported, and what each token's loss gets: 0 where the reward has the KL divergence."""
+    if not isinstance(objective, config.KLInLoss):
+        return kl("k1", log_ratios), 0.0
+    estimate = kl(objective.kl_estimator, log_ratios)
+    if objective.use_bias_correction_kl:
+        estimate = estimate * jnp.exp(old_log_ratios)
+    return estimate, objective.beta * estimate
+
+
+def kl(estimator: KLEstimator, log_ratios: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """An estimate of the KL divergence of the policy from the reference, of tokens that the policy has sampled.
 
     Args:
-        estimate: Which; see `GRPO`.
-        ratio: Log-probability under the policy less that under the reference, in nats.
+        estimator: Which; see `KLInLoss`.
+        log_ratios: Log-probabilities under the policy minus those under the reference, in nats.
     """
-    if estimate == "k1":
-        return ratio
-    return jnp.square(ratio) / 2 if estimate == "k2" else jnp.expm1(-ratio) + ratio
+    if estimator == "k1":
+        return log_ratios
+    return jnp.square(log_ratios) / 2 if estimator == "k2" else jnp.expm1(-log_ratios) + log_ratios
 
 
-def _mean_over(
-    loss_type: Literal["grpo", "dapo", "dr_grpo"],
-    per_token: jax.Array,
-    mask: jax.Array,
-    weight: jax.Array,
-    limit: jax.Array,
-) -> WeightedMean:
-    """The loss of tokens `[B, N]` as a sum and what it is divided by."""
-    sums = jnp.sum(per_token * mask, axis=1)  # [B]
-    if loss_type == "dapo":
-        return WeightedMean(jnp.sum(sums), jnp.sum(mask))
-    if loss_type == "dr_grpo":
-        return WeightedMean(jnp.sum(sums), jnp.sum(limit * weight))
-    return WeightedMean(jnp.sum(sums / jnp.maximum(jnp.sum(mask, axis=1), 1)), jnp.sum(weight))
+# Ratios
 
 
-def advantages(rewards: Float64, scale: Literal["group", "batch", "none"]) -> Float64:
-    """By how much each answer is better than the others to its prompt.
+def token_ratio(tokens: Tokens) -> jax.Array:
+    """Log-ratio of each token, `[B, N]`."""
+    return tokens.logps - tokens.old_logps
 
-    Args:
-        rewards: [prompts, answers to each] their weighted sums; NaN for answers that have none, which take part in no
-            mean and get 0.
-        scale: What they are divided by; see `GRPO.scale_rewards`. Standard deviations are those of samples (n - 1).
 
-    Returns:
-        As `rewards`.
-    """
-    scored = np.ma.masked_invalid(rewards)
-    better = scored - scored.mean(axis=1, keepdims=True)
-    if scale == "none":
-        return better.filled(0.0)
-    spread = scored.std(axis=1, ddof=1, keepdims=True) if scale == "group" else scored.std(ddof=1)
-    return (better / (spread + SLACK)).filled(0.0)
+def sequence_mean_ratio(tokens: Tokens) -> jax.Array:
+    """Mean log-ratio of the tokens of each completion, `[B, 1]` (GSPO)."""
+    return sequence_ratio(tokens) / jnp.maximum(jnp.sum(tokens.mask > 0, axis=1, keepdims=True), 1)
+
+
+def sequence_ratio(tokens: Tokens) -> jax.Array:
+    """Log-ratio of each whole completion, `[B, 1]`."""
+    return jnp.sum(jnp.where(tokens.mask > 0, token_ratio(tokens), 0.0), axis=1, keepdims=True)
+
+
+# Surrogates
+
+
+def clipped(epsilon: float, epsilon_high: float | None = None, delta: float | None = None) -> SurrogateFn:
+    """PPO's clip with two sides, and an upper bound `delta` of ratios that are not clipped."""
+    low, high = 1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high)
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        # A completion's ratio goes with its advantage, which all its tokens have.
+        ratio, advantages = jnp.exp(log_ratios), tokens.advantages[:, : log_ratios.shape[1]]
+        bounded = ratio if delta is None else jnp.minimum(ratio, delta)
+        loss = -jnp.minimum(bounded * advantages, jnp.clip(ratio, low, high) * advantages)
+        is_low, is_high = (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
+        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
+        return Surrogate(loss, {f"clip_ratio/{name}_mean": side for name, side in sides.items()})
+
+    return surrogate
+
+
+def truncated(max_ratio: float) -> SurrogateFn:
+    """The log-likelihood, weighted by the ratio up to `max_ratio` (CISPO)."""
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        ratio = jax.lax.stop_gradient(jnp.exp(log_ratios))
+        loss = -jnp.minimum(ratio, max_ratio) * tokens.advantages * tokens.logps
+        return Surrogate(loss, {"cispo_clip_ratio": (ratio > max_ratio) & (tokens.advantages > 0)})
+
+    return surrogate
+
+
+def soft_gate(temperature_positive: float, temperature_negative: float) -> SurrogateFn:
+    """A sigmoid of the ratio, with slope 1 at a ratio of 1 (SAPO)."""
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        temperature = jnp.where(tokens.advantages > 0, temperature_positive, temperature_negative)
+        gate = jax.nn.sigmoid(temperature * jnp.expm1(log_ratios)) * 4 / temperature
+        return Surrogate(-gate * tokens.advantages, {})
+
+    return surrogate
+
+
+def trust_region(max_divergence: float, max_ratio: float) -> SurrogateFn:
+    """The ratio, up to `max_ratio`; no loss of tokens whose probability has moved too far (DPPO)."""
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        moved = jax.lax.stop_gradient(jnp.exp(tokens.logps) - jnp.exp(tokens.old_logps))
+        is_low = (moved < -max_divergence) & (tokens.advantages < 0)
+        is_high = (moved > max_divergence) & (tokens.advantages > 0)
+        loss = -jnp.minimum(jnp.exp(log_ratios), max_ratio) * tokens.advantages
+        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
+        metrics = {f"clip_ratio/{name}_mean": side for name, side in sides.items()}
+        return Surrogate(jnp.where(is_low | is_high, 0.0, loss), metrics)
+
+    return surrogate
+
+
+def geometric_mean(epsilon: float) -> SurrogateFn:
+    """The geometric mean of a completion's ratios, each bounded in the direction of its advantage (GMPO)."""
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        sign = jnp.sign(tokens.advantages)
+        bounded = sign * jnp.minimum(sign * log_ratios, epsilon)
+        is_low, is_high = (log_ratios < -epsilon) & (sign < 0), (log_ratios > epsilon) & (sign > 0)
+        mean = sequence_mean_ratio(tokens._replace(logps=bounded, old_logps=jnp.zeros_like(bounded)))
+        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
+        metrics = {f"clip_ratio/{name}_mean": side for name, side in sides.items()}
+        return Surrogate(-jnp.exp(mean) * tokens.advantages, metrics)
+
+    return surrogate
+
+
+# Aggregations
+
+
+def mean_over_completions(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
+    """A mean over completions of the means over their tokens."""
+    lengths = jnp.sum(mask > 0, axis=1)
+    return WeightedMean(jnp.sum(jnp.sum(loss, axis=1) / jnp.maximum(lengths, 1)), jnp.sum(weight))
+
+
+def mean_over_tokens(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
+    """A mean over all tokens of the step."""
+    return WeightedMean(jnp.sum(loss), jnp.sum(mask))
+
+
+def sum_over_max_length(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
+    """A sum over tokens, divided by the number that all completions could have had at most."""
+    return WeightedMean(jnp.sum(loss), jnp.sum(policy.max_completion_length * weight))
+
+
+@build.register
+def _(objective: config.GRPO) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
+    return policy_gradient(objective, token_ratio, surrogate, mean_over_completions)
+
+
+@build.register
+def _(objective: config.DAPO) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
+    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)
+
+
+@build.register
+def _(objective: config.DrGRPO) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
+    return policy_gradient(objective, token_ratio, surrogate, sum_over_max_length)
+
+
+@build.register
+def _(objective: config.GSPO) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high)
+    return policy_gradient(objective, sequence_mean_ratio, surrogate, mean_over_completions)
+
+
+@build.register
+def _(objective: config.CISPO) -> Loss:
+    return policy_gradient(objective, token_ratio, truncated(objective.max_ratio), mean_over_tokens)
+
+
+@build.register
+def _(objective: config.SAPO) -> Loss:
+    surrogate = soft_gate(objective.temperature_positive, objective.temperature_negative)
+    return policy_gradient(objective, token_ratio, surrogate, mean_over_completions)
+
+
+@build.register
+def _(objective: config.GMPO) -> Loss:
+    return policy_gradient(objective, token_ratio, geometric_mean(objective.epsilon), mean_over_completions)
+
+
+@build.register
+def _(objective: config.DPPO) -> Loss:
+    surrogate = trust_region(objective.max_divergence, objective.max_ratio)
+    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)
+
+
+@build.register
+def _(objective: config.RLOO) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high)
+    return policy_gradient(objective, sequence_ratio, surrogate, mean_over_completions)
+
+
+@build.register
+def _(objective: config.ReinforcePlusPlus) -> Loss:
+    surrogate = clipped(objective.epsilon, objective.epsilon_high)
+    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)

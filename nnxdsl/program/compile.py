@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.policy_gradient import GRPO
 from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
@@ -63,6 +62,7 @@ class _Jitted(NamedTuple):
     step: Any
     evaluate: Any
     score: Any
+    score_with_reference: Any
     loss_metrics: Any
     reference_outputs: Any
     teacher_top_k: Any
@@ -149,6 +149,11 @@ class Program:
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """The policy's forward outputs of a batch; bitwise reproducible for equal weights and shapes."""
         return self._jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
+
+    def score_with_reference(self, state: TrainState, batch: Batch) -> tuple[ForwardOutput, Any]:
+        """The policy's forward outputs of a batch, and the reference's loss inputs (None without one)."""
+        batch = self.shard_batch(kind_of(batch).without_cached(batch))
+        return self._jitted.score_with_reference(state.trainable, state.frozen, state.reference, batch)
 
     def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with reference log-probabilities computed by the policy of `state`.
@@ -273,13 +278,12 @@ class Program:
         if batch is None:
             rows = self.experiment.batch_size
             objective = self.experiment.objective
-            has_cached = self.experiment.reference_mode == "cached"
-            has_cached |= isinstance(objective, GRPO) and objective.num_iterations > 1
             batch = abstract_batch(
                 self.experiment.data,
                 rows,
                 self.batch_sharding(rows),
-                has_cached=has_cached,
+                has_ref_logps=self.experiment.reference_mode == "cached" or (objective.use_kl_in_reward and objective.needs_reference),
+                has_old_logps=objective.num_iterations > 1,
                 teacher_top_k=objective.top_k if isinstance(objective, Distill) else None,
                 batching=self.experiment.batching,
                 blocks=self.blueprint.blocks,
@@ -419,6 +423,7 @@ def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> 
         step=jit(step, donate_argnums=0, out_shardings=(donated, replicated)),
         evaluate=jit_replicated(loss.evaluate),
         score=jit_replicated(loss.score),
+        score_with_reference=jit_replicated(loss.score_with_reference),
         loss_metrics=jit_replicated(loss.loss_metrics),
         reference_outputs=own_reference and jit_replicated(own_reference.compute),
         teacher_top_k=loss.teacher and jit_replicated(loss.teacher.top_k),

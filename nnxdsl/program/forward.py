@@ -16,7 +16,7 @@ import numpy as np
 
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.policy_gradient import GRPO
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.optimizer import Muon
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, divergence, feature_distance
@@ -132,7 +132,7 @@ def forward_options(experiment: Experiment) -> ForwardOptions:
     """The forward options of an experiment, from its objective and optimizer."""
     objective, optimizer = experiment.objective, experiment.optimizer
     return ForwardOptions(
-        temperature=objective.temperature if isinstance(objective, GRPO) else 1.0,
+        temperature=objective.temperature if isinstance(objective, PolicyGradient) else 1.0,
         ld_alpha=objective.ld_alpha,
         uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
         distill=objective if isinstance(objective, Distill) else None,

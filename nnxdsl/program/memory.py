@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.policy_gradient import GRPO
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
@@ -114,7 +114,7 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
 
 def _generation(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
     """Memory of generating completions beyond that of the step that follows."""
-    if not isinstance(blueprint.experiment.objective, GRPO):
+    if not isinstance(blueprint.experiment.objective, PolicyGradient):
         return []
     usage = rollout_memory(blueprint, longest)
     freed = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))

@@ -103,6 +103,12 @@ class PolicyLoss:
         """The policy's forward outputs of one batch."""
         return self.make_forward(frozen, batch)(self.cast(trainable))
 
+    def score_with_reference(
+        self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch
+    ) -> tuple[ForwardOutput, LossInputs | None]:
+        """The policy's forward outputs of one batch, and the reference's loss inputs (None without one)."""
+        return self.policy_and_reference(self.cast(trainable), frozen, reference, batch)
+
     def policy_and_reference(
         self, leaves: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None = None
     ) -> tuple[ForwardOutput, LossInputs | None]:

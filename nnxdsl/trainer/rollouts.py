@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from nnxdsl.config.objectives.policy_gradient import GRPO
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
@@ -25,7 +25,7 @@ from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.policy_gradient import advantages
+from nnxdsl.losses.advantages import token_advantages
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import distributed
 from nnxdsl.storage.records import METRICS
@@ -70,7 +70,7 @@ class Rollouts:
     """Generates completions with the policy of a program.
 
     Attributes:
-        program: Of an experiment whose objective is `GRPO`.
+        program: Of an experiment whose objective is a `PolicyGradient`.
         prompts: The training prompts.
         tokenizer: Of prompts and answers.
         rewards: The reward functions.
@@ -104,7 +104,7 @@ class Rollouts:
             DataError: A row lacks what a reward reads.
         """
         objective, words = program.experiment.objective, program.blueprint.config.vocab_size
-        assert isinstance(objective, GRPO)
+        assert isinstance(objective, PolicyGradient)
         if objective.top_k is not None and objective.top_k >= words:
             message = f"{objective.top_k:,} has no effect on a vocabulary of {words:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
@@ -113,10 +113,10 @@ class Rollouts:
         return cls(program, prompts, tokenizer, rewards)
 
     @property
-    def objective(self) -> GRPO:
+    def objective(self) -> PolicyGradient:
         """The program's objective."""
         objective = self.program.experiment.objective
-        assert isinstance(objective, GRPO)
+        assert isinstance(objective, PolicyGradient)
         return objective
 
     def at(self, step: int, state: TrainState) -> Rollout:
@@ -166,7 +166,7 @@ class Rollouts:
             "text": completions.texts[index],
             "reward": _or_none(self.rewards.totals(rewards)[0]),
             "rewards": dict(zip(self.rewards.names, map(_or_none, rewards), strict=True)),
-            "advantage": float(batch.advantage[index]),
+            "advantage": float(batch.advantages[index, 0]),
             "length": int(batch.loss_mask[index].sum()),
             "truncated": bool(completions.is_truncated[index]),
             **({"extra": extra} if extra else {}),
@@ -240,16 +240,27 @@ class Rollouts:
         answers = self._answers(state, self.prompts, rows, _seed(self.program.experiment.seed, f"step {step}"))
         texts = self._texts(answers)
         scores = self._values(self.prompts, rows, answers, texts)
-        totals = self.rewards.totals(scores.values).reshape(-1, group)
-        batch = self.prompts.rollout_batch(rows, answers, advantages(totals, self.objective.scale_rewards).reshape(-1))
-        if self.objective.num_iterations > 1:
-            stats = self.program.score(state, batch).token_stats
-            batch = batch._replace(old=np.asarray(stats.logp))
-        metrics = self._metrics(scores, answers)
         is_truncated = [answer[-1] not in self._stops for answer in answers]
-        return Rollout(
-            step, batch, metrics, Completions(rows, texts, np.asarray(scores.values), is_truncated, scores.extra)
-        )
+        batch = self._scored(state, self.prompts.rollout_batch(rows, answers))
+        log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
+        totals = self.rewards.totals(scores.values)
+        advantages = token_advantages(self.objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
+        weight = np.where(is_truncated, 0, 1) if self.objective.mask_truncated_completions else np.ones(len(rows))
+        old_logps = batch.old_logps if self.objective.num_iterations > 1 else None
+        batch = batch._replace(advantages=advantages, weight=weight.astype(np.float32), old_logps=old_logps)
+        completions = Completions(rows, texts, np.asarray(scores.values), is_truncated, scores.extra)
+        return Rollout(step, batch, self._metrics(scores, answers), completions)
+
+    def _scored(self, state: TrainState, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with the log-probabilities that advantages or later steps read."""
+        needs_reference = self.objective.use_kl_in_reward and self.objective.needs_reference
+        if not needs_reference and self.objective.num_iterations == 1:
+            return batch
+        if not needs_reference:
+            return batch._replace(old_logps=np.asarray(self.program.score(state, batch).token_stats.logp))
+        policy, reference = self.program.score_with_reference(state, batch)
+        old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
+        return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
 
     def _answers(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[list[int]]:
         objective, blueprint = self.objective, self.program.blueprint

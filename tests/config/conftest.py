@@ -45,6 +45,7 @@ from nnxdsl.config.core.validators import Limit, function_name, positive
 from nnxdsl.config.data import ROLES, FileData
 from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.memory import OFFLOADED
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.optimizer import MAX_BF16_DECAY
 from nnxdsl.config.sharding import MESH_AXES
 
@@ -161,8 +162,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return meshes()
     if cls is Objective.Sum:
         return sums()
-    if cls is Objective.GRPO:
-        return grpos()
+    if issubclass(cls, PolicyGradient):
+        return policy_gradients(cls)
     if cls is Reward.SoftOverlong:
         return of_class(cls, cache=st.integers(1, 9), max_length=st.none() | st.integers(10, 99))
     if cls is Objective.Distill:
@@ -271,17 +272,18 @@ def sums(draw: st.DrawFn) -> Spec:
 
 
 @st.composite
-def grpos(draw: st.DrawFn) -> Spec:
-    """Objectives of answers, with settings that act."""
-    fields = {
-        n: draw(of_field(f)) for n, f in declared(Objective.GRPO).items() if n not in ("rewards", "num_generations")
-    }
+def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
+    """Objectives of sampled completions, with settings that act."""
+    known = declared(cls)
+    fields = {n: draw(of_field(f)) for n, f in known.items() if n not in ("rewards", "num_generations")}
     if fields["num_iterations"] == 1:
-        fields |= {"epsilon": 0.2, "epsilon_high": None}
-    if fields["beta"] == 0:
+        fields |= {name: known[name].default for name in cls.off_policy_fields}
+    if fields["beta"] == 0 and "kl_estimator" in known:
         fields["kl_estimator"] = "k3"
+    if fields["beta"] == 0 or fields.get("kl_estimator") != "k3":
+        fields |= {"use_bias_correction_kl": False} if "use_bias_correction_kl" in known else {}
     rewards = draw(st.lists(of_family(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
-    return Objective.GRPO(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
+    return cls(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
 
 
 @st.composite
@@ -319,7 +321,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "rollouts",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
-    if isinstance(objective, Objective.GRPO):
+    if isinstance(objective, PolicyGradient):
         fields["batching"] = registry["Batching.Padded"]()
         fields["rollouts"] = draw(st.sampled_from((RolloutLog(), RolloutLog(every_steps=None), RolloutLog(prompts=2))))
     fields["tracking"] = tuple(dict.fromkeys(fields["tracking"]))
@@ -340,7 +342,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fields["reference"] = draw(st.sampled_from(compared).flatmap(of_noun))
     if isinstance(fields["reference"], Reference.Uniform):
         objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
-    alone = mesh.stage > 1 or objective.compares_across_batch or isinstance(objective, Objective.GRPO)
+    alone = mesh.stage > 1 or objective.compares_across_batch or isinstance(objective, PolicyGradient)
     alone |= isinstance(fields["batching"], Batching.Packed) or isinstance(fields["reference"], Reference.Synced)
     fields["outer"] = None if alone else draw(st.sampled_from((None, Outer.DiLoCo(workers=mesh.data, lr=1.0))))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}

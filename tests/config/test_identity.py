@@ -46,6 +46,7 @@ from nnxdsl import (
 from nnxdsl.config.core.base import declared, is_family, members, registry
 from nnxdsl.config.core.run_id import canonical, fingerprint
 from nnxdsl.config.objectives.multi_token import WithMTP
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 
 OUTSIDE = {"name", "notes", "evaluation", "checkpoint", "rollouts", "tracking"}
 OUTSIDE |= {"mesh", "microbatch_size", "batching", "memory"}
@@ -170,9 +171,13 @@ def samples(design: Any) -> dict[str, Experiment]:
         "compared": design(reference=Reference.Checkpoint(Weights.HF("other"))),
         "synced": design(reference=Reference.Synced()),
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
-        "answers": design(
-            objective=Objective.GRPO(rewards=REWARDS, num_iterations=2), data=Data.Prompts("prompts.jsonl")
-        ),
+        **{
+            kind.__name__: design(
+                objective=kind(rewards=REWARDS, num_iterations=2, beta=0.1), data=Data.Prompts("prompts.jsonl")
+            )
+            for kind in members(Objective).values()
+            if issubclass(kind, PolicyGradient)
+        },
         "taught": design(
             objective=Objective.Distill(teacher=Model.Gemma3("tiny"), distance=Distance.JSD()),
             data=Data.Conversations("chats.jsonl"),

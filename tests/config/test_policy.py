@@ -27,10 +27,10 @@ def asked(**fields: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"batch_size": 6}, "objective.num_generations: 4 answers to a prompt do not divide batch_size=6"),
+        ({"batch_size": 6}, "objective.num_generations: 4 completions of a prompt do not divide batch_size=6"),
         (
             {"batching": Batching.Packed()},
-            "batching: Batching.Packed arranges rows of a file, and answers are in none; leave it out",
+            "batching: Batching.Packed arranges rows of a file, and completions are in none; leave it out",
         ),
         (
             {"data": Data.Text("rows.jsonl")},
@@ -69,7 +69,7 @@ def test_parts_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
         ),
         (
             {"epsilon_high": 0.28},
-            "epsilon_high: has no effect with num_iterations=1, where every probability is what it was when drawn",
+            "epsilon_high: has no effect with num_iterations=1, where every probability is that of sampling",
         ),
         ({"beta": 0.0, "kl_estimator": "k1"}, "kl_estimator: has no effect with beta=0, which takes no reference"),
         ({"num_generations": 1}, "num_generations: expected a value >= 2, got 1"),

@@ -48,16 +48,16 @@ def test_answers_need_room(write, tokens: BytesTokenizer) -> None:
 def test_a_batch_of_answers(write, tokens: BytesTokenizer) -> None:
     dataset = load(Data.Prompts(write({"prompt": "ab"}, {"prompt": "c"}), max_completion_length=4), tokens)
     assert isinstance(dataset, Prompts)
-    batch = dataset.rollout_batch([1, 0], [[7, 8], [9, 10, 11, 12]], np.array([0.5, -0.5]), size=3)
+    batch = dataset.rollout_batch([1, 0], [[7, 8], [9, 10, 11, 12]], size=3)
     bos, (a, b, c) = tokens.bos_id, tokens.encode("abc")
     assert batch.tokens.shape == (3, 16)
     assert batch.tokens[:2, :7].tolist() == [[bos, c, 7, 8, 0, 0, 0], [bos, a, b, 9, 10, 11, 12]]
     assert batch.length.tolist() == [4, 7, 4]
-    assert batch.answer.tolist() == [[7, 8, 0, 0], [9, 10, 11, 12], [7, 8, 0, 0]]
+    assert batch.completion_ids.tolist() == [[7, 8, 0, 0], [9, 10, 11, 12], [7, 8, 0, 0]]
     assert batch.loss_mask.sum(axis=1).tolist() == [2, 4, 2]
     assert batch.weight.tolist() == [1, 1, 0]
-    assert batch.advantage.tolist() == [0.5, -0.5, 0.5]
-    assert batch.limit.tolist() == [4, 4, 4]
+    assert batch.advantages.shape == batch.completion_ids.shape
+    assert batch.max_completion_length.tolist() == [4, 4, 4]
     with pytest.raises(DataError, match="prompts alone are no batch"):
         dataset.batch([0], 1)
 

@@ -1,4 +1,4 @@
-"""The loss of a policy's own answers: equal to TRL's own code and to the formulas, in value, gradient and metrics."""
+"""Losses of a policy's own completions: equal to TRL's code and to the formulas, in value, gradient and metrics."""
 
 from __future__ import annotations
 
@@ -13,85 +13,153 @@ import pytest
 from nnxdsl import Objective, Reward, losses
 from nnxdsl.losses.base import LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-from nnxdsl.losses.policy_gradient import RolloutOutputs, advantages, kl
+from nnxdsl.losses.policy_gradient import RolloutOutputs, kl
 
-FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
+POLICY = Path(__file__).parents[1] / "reference" / "policy"
 REWARDS = (Reward("exact_answer"),)
-LIMIT = 9.0
+MAX_LENGTH = 9.0
+SIDES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
+IN_TRL: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+    "grpo": (Objective.GRPO, {"epsilon_high": 0.28}, SIDES),
+    "dapo": (Objective.DAPO, {"epsilon_high": 0.28}, SIDES),
+    "dr_grpo": (Objective.DrGRPO, {"epsilon_high": 0.28}, SIDES),
+    "delta": (Objective.GRPO, {"epsilon_high": 0.28, "delta": 1.35}, SIDES),
+    "gspo": (Objective.GSPO, {"epsilon": 0.01, "epsilon_high": 0.02}, SIDES),
+    "cispo": (Objective.CISPO, {"max_ratio": 1.1}, ("cispo_clip_ratio",)),
+    "sapo": (Objective.SAPO, {}, ()),
+    "corrected": (Objective.GRPO, {"epsilon_high": 0.28, "use_bias_correction_kl": True}, SIDES),
+    "gspo_corrected": (
+        Objective.GSPO,
+        {"epsilon": 0.2, "epsilon_high": 0.28, "use_bias_correction_kl": True},
+        SIDES,
+    ),
+}
+"""TRL's settings in `make_policy.py`: the class, its fields, and its metrics beside `kl`."""
+
+EVERY = [
+    Objective.GRPO,
+    Objective.DAPO,
+    Objective.DrGRPO,
+    Objective.GSPO,
+    Objective.CISPO,
+    Objective.SAPO,
+    Objective.GMPO,
+    Objective.DPPO,
+    Objective.RLOO,
+    Objective.ReinforcePlusPlus,
+]
 
 
 @pytest.fixture(scope="module")
 def figures() -> Any:
-    return np.load(FIGURES)
+    with np.load(POLICY / "grpo.npz") as file:
+        return dict(file)
 
 
-def of_tokens(logp: Any, lengths: Any) -> TokenStats:
-    mask = jnp.asarray(np.arange(logp.shape[1]) < np.asarray(lengths)[:, None], jnp.float32)
-    nothing = jnp.zeros_like(mask)
-    return TokenStats(logp * mask, nothing, nothing, nothing, mask)
+def stats_of(logps: Any, lengths: Any) -> TokenStats:
+    mask = jnp.asarray(np.arange(logps.shape[1]) < np.asarray(lengths)[:, None], jnp.float32)
+    zeros = jnp.zeros_like(mask)
+    return TokenStats(logps * mask, zeros, zeros, zeros, mask)
 
 
-def terms_of(objective: Any, figures: Any, logp: Any, *, is_process_0: bool = False) -> LossTerms:
-    rows = len(figures["lengths"])
-    limit, old = jnp.full(rows, LIMIT), None if is_process_0 else jnp.asarray(figures["old"], jnp.float32)
-    policy, other = (of_tokens(x, figures["lengths"]) for x in (logp, jnp.asarray(figures["reference"], jnp.float32)))
-    gain = jnp.asarray(figures["advantage"].reshape(-1), jnp.float32)
-    compared = RolloutOutputs(other, gain, limit, old) if objective.beta else None
-    return losses.build(objective)(RolloutOutputs(policy, gain, limit, old), compared, jnp.ones(rows))
+def inputs_of(figures: Any, logps: Any, *, is_on_policy: bool = False, advantages: Any = None) -> RolloutOutputs:
+    advantages = figures["advantage"] if advantages is None else advantages
+    per_token = jnp.asarray(np.broadcast_to(advantages.reshape(-1, 1), logps.shape), jnp.float32)
+    old = None if is_on_policy else jnp.asarray(figures["old"], jnp.float32)
+    return RolloutOutputs(stats_of(logps, figures["lengths"]), per_token, jnp.full(len(logps), MAX_LENGTH), old)
+
+
+def terms_of(objective: Any, figures: Any, logps: Any, **fields: Any) -> LossTerms:
+    policy = inputs_of(figures, logps, **fields)
+    reference = inputs_of(figures, jnp.asarray(figures["reference"], jnp.float32), **fields)
+    weight = jnp.ones(len(logps))
+    return losses.build(objective)(policy, reference if objective.needs_reference else None, weight)
 
 
 def mean(ratio: WeightedMean) -> float:
     return float(ratio.total / ratio.count)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_it_is_what_trl_computes(loss_type: Any, figures: Any) -> None:
-    objective = Objective.GRPO(rewards=REWARDS, num_iterations=2, epsilon_high=0.28, beta=0.3, loss_type=loss_type)
-
-    def loss(logp: jax.Array) -> Any:
-        terms = terms_of(objective, figures, logp)
+def value_and_grad(objective: Any, figures: Any, **fields: Any) -> tuple[float, LossTerms, np.ndarray]:
+    def loss(logps: jax.Array) -> Any:
+        terms = terms_of(objective, figures, logps, **fields)
         return terms.loss.total / terms.loss.count, terms
 
-    (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(figures["logp"], jnp.float32))
-    assert float(value) == pytest.approx(float(figures[f"{loss_type}.loss"]), rel=2e-6)
-    np.testing.assert_allclose(gradient, figures[f"{loss_type}.gradient"], rtol=2e-5, atol=2e-7)
-    for name in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
-        assert mean(terms.metrics[name]) == pytest.approx(float(figures[f"{loss_type}.{name}"]), rel=1e-5)
+    logps = jnp.asarray(figures["logp"], jnp.float32)
+    (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(logps)
+    return float(value), terms, np.asarray(gradient)
 
 
-def test_advantages_are_what_trl_computes(figures: Any) -> None:
-    found = advantages(figures["rewards"], "group")
-    np.testing.assert_allclose(found, figures["advantage"], rtol=1e-12)
-    assert np.all(found[1] == 0)  # answers that are worth the same teach nothing
+@pytest.mark.parametrize("name", IN_TRL)
+def test_what_trl_computes(name: str, figures: Any) -> None:
+    cls, fields, metrics = IN_TRL[name]
+    objective = cls(rewards=REWARDS, num_iterations=2, beta=0.3, **fields)
+    value, terms, gradient = value_and_grad(objective, figures)
+    assert value == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
+    np.testing.assert_allclose(gradient, figures[f"{name}.gradient"], rtol=2e-5, atol=2e-7)
+    assert set(terms.metrics) == {"kl", *metrics}
+    for metric in ("kl", *metrics):
+        assert mean(terms.metrics[metric]) == pytest.approx(float(figures[f"{name}.{metric}"]), rel=1e-5)
 
 
-def test_advantages_by_hand() -> None:
-    rewards = np.array([[0.0, 1.0], [1.0, 5.0]])
-    np.testing.assert_allclose(advantages(rewards, "none"), [[-0.5, 0.5], [-2.0, 2.0]])
-    spread = np.sqrt(((rewards - 1.75) ** 2).sum() / 3) + 1e-4
-    np.testing.assert_allclose(advantages(rewards, "batch"), np.array([[-0.5, 0.5], [-2.0, 2.0]]) / spread)
+def test_what_trl_computes_for_rloo(figures: Any) -> None:
+    with np.load(POLICY / "rloo.npz") as file:
+        expected = dict(file)
+    objective = Objective.RLOO(rewards=REWARDS, num_iterations=2, beta=0.3, epsilon_high=0.28)
+    value, terms, gradient = value_and_grad(objective, figures, advantages=expected["advantage"])
+    assert value == pytest.approx(float(expected["loss"]), rel=2e-6)
+    np.testing.assert_allclose(gradient, expected["gradient"], rtol=2e-5, atol=2e-7)
+    for metric in SIDES:
+        assert mean(terms.metrics[metric]) == pytest.approx(float(expected[metric]), rel=1e-5)
 
 
-def test_answers_without_a_reward_take_no_part() -> None:
-    """As in TRL: they are in no mean and no deviation, and their advantage is 0."""
-    none = np.nan
-    rewards = np.array([[1.0, none, 3.0], [none, none, none], [none, 5.0, none]])
-    np.testing.assert_array_equal(advantages(rewards, "none"), [[-1, 0, 1], [0, 0, 0], [0, 0, 0]])
-    scale = np.sqrt(2) + 1e-4
-    np.testing.assert_allclose(advantages(rewards, "group"), [[-1 / scale, 0, 1 / scale], [0, 0, 0], [0, 0, 0]])
-    scale = 2 + 1e-4  # of 1, 3 and 5
-    np.testing.assert_allclose(advantages(rewards, "batch"), [[-1 / scale, 0, 1 / scale], [0, 0, 0], [0, 0, 0]])
+def test_gmpo_by_the_formula(figures: Any) -> None:
+    objective = Objective.GMPO(rewards=REWARDS, num_iterations=2, epsilon=0.2)
+    value, _, gradient = value_and_grad(objective, figures)
+    advantages, lengths = figures["advantage"].reshape(-1), figures["lengths"]
+    costs, slopes = [], np.zeros_like(figures["logp"])
+    for row, (advantage, length) in enumerate(zip(advantages, lengths, strict=True)):
+        x = (figures["logp"] - figures["old"])[row, :length]
+        bounded = np.minimum(x, 0.2) if advantage > 0 else np.maximum(x, -0.2)
+        ratio = np.exp(bounded.mean())
+        costs.append(-ratio * advantage)
+        slopes[row, :length] = -ratio * advantage * (bounded == x) / length / len(lengths)
+    assert value == pytest.approx(np.mean(costs), rel=2e-6)
+    np.testing.assert_allclose(gradient, slopes, rtol=2e-5, atol=2e-7)
 
 
-def test_the_first_update_has_the_gradient_of_reinforce(figures: Any) -> None:
-    # With the policy that drew, ratios are 1 and the loss is minus the mean advantage; its gradient is -A / tokens.
-    objective = Objective.GRPO(rewards=REWARDS, beta=0.0, loss_type="dapo")
-    logp, lengths = jnp.asarray(figures["logp"], jnp.float32), figures["lengths"]
-    terms, back = jax.vjp(lambda x: terms_of(objective, figures, x, is_process_0=True).loss.total, logp)
-    gain, mask = figures["advantage"].reshape(-1, 1), np.arange(logp.shape[1]) < lengths[:, None]
-    assert float(terms) == pytest.approx(float(-(gain * mask).sum()), rel=1e-5, abs=1e-5)
-    np.testing.assert_allclose(back(jnp.ones(()))[0], -(gain * mask), rtol=1e-6, atol=1e-7)
-    assert not any(name.startswith("clip") for name in terms_of(objective, figures, logp, is_process_0=True).metrics)
+def test_dppo_by_the_formula(figures: Any) -> None:
+    objective = Objective.DPPO(rewards=REWARDS, num_iterations=2, max_divergence=0.1, max_ratio=1.3)
+    value, terms, gradient = value_and_grad(objective, figures)
+    new, old = figures["logp"], figures["old"]
+    mask = np.arange(new.shape[1]) < figures["lengths"][:, None]
+    advantages = np.broadcast_to(figures["advantage"].reshape(-1, 1), new.shape)
+    moved, ratio = np.exp(new) - np.exp(old), np.exp(new - old)
+    is_dropped = np.where(advantages > 0, moved > 0.1, moved < -0.1) & (advantages != 0)
+    counted = mask & ~is_dropped
+    assert value == pytest.approx((-np.minimum(ratio, 1.3) * advantages * counted).sum() / mask.sum(), rel=2e-6)
+    slopes = -ratio * (ratio < 1.3) * advantages * counted / mask.sum()
+    np.testing.assert_allclose(gradient, slopes, rtol=2e-5, atol=2e-7)
+    assert 0 < mean(terms.metrics["clip_ratio/region_mean"]) == pytest.approx((is_dropped & mask).sum() / mask.sum())
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_the_first_update_has_the_gradient_of_reinforce(cls: Any, figures: Any) -> None:
+    # With the policy that sampled, every ratio is 1: the gradient is -A, over what the loss is a mean over.
+    objective = cls(rewards=REWARDS, beta=0.0)
+    _, terms, gradient = value_and_grad(objective, figures, is_on_policy=True)
+    advantages, lengths = figures["advantage"].reshape(-1, 1), figures["lengths"]
+    mask = np.arange(gradient.shape[1]) < lengths[:, None]
+    per_completion = {Objective.GRPO, Objective.GSPO, Objective.SAPO, Objective.GMPO}
+    if cls in per_completion:
+        divisor = lengths[:, None] * len(lengths)
+    elif cls is Objective.RLOO:  # the log-likelihood of a completion is a sum
+        divisor = len(lengths)
+    else:
+        divisor = MAX_LENGTH * len(lengths) if cls is Objective.DrGRPO else lengths.sum()
+    np.testing.assert_allclose(gradient, -(advantages * mask) / divisor, rtol=2e-6, atol=1e-8)
+    assert not terms.metrics
 
 
 def test_estimates_of_the_divergence() -> None:
@@ -101,20 +169,44 @@ def test_estimates_of_the_divergence() -> None:
     np.testing.assert_allclose(kl("k3", ratio), [np.exp(0.5) - 1.5, 0.0, np.exp(-2.0) + 1.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_rows_that_fill_a_batch_do_not_count(loss_type: Any, figures: Any) -> None:
-    objective = Objective.GRPO(rewards=REWARDS, loss_type=loss_type)
-    whole = terms_of(objective, figures, jnp.asarray(figures["logp"], jnp.float32), is_process_0=True)
+def test_the_corrected_estimate_has_the_gradient_of_the_divergence(figures: Any) -> None:
+    # On policy, the corrected k3 has k2's gradient, log-ratio by log-ratio; plain k3 has another, k1 a constant.
+    def slopes(**fields: Any) -> np.ndarray:
+        objective = Objective.DAPO(rewards=REWARDS, beta=1.0, **fields)
+        zero = np.zeros_like(figures["advantage"])
+        return value_and_grad(objective, figures, is_on_policy=True, advantages=zero)[2] * figures["lengths"].sum()
 
-    def filled(x: Any) -> Any:
-        return jnp.concatenate([x, x[:2]])
+    mask = np.arange(figures["logp"].shape[1]) < figures["lengths"][:, None]
+    log_ratio = np.where(mask, figures["logp"] - figures["reference"], 0)
+    np.testing.assert_allclose(slopes(use_bias_correction_kl=True), log_ratio, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(slopes(kl_estimator="k2"), log_ratio, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(slopes(), -np.expm1(-log_ratio), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(slopes(kl_estimator="k1"), mask, rtol=1e-5)
 
-    both = []
-    for name in ("logp", "reference"):
-        stats = of_tokens(jnp.asarray(figures[name], jnp.float32), figures["lengths"])
-        gain = jnp.asarray(figures["advantage"].reshape(-1), jnp.float32)
-        both.append(jax.tree.map(filled, RolloutOutputs(stats, gain, jnp.full(len(gain), LIMIT), None)))
-    weight = jnp.concatenate([jnp.ones(len(figures["lengths"])), jnp.zeros(2)])
-    more = losses.build(objective)(*both, weight)
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_rows_that_fill_a_batch_do_not_count(cls: Any, figures: Any) -> None:
+    objective = cls(rewards=REWARDS, beta=0.1, num_iterations=2)
+    policy, reference = (inputs_of(figures, jnp.asarray(figures[name], jnp.float32)) for name in ("logp", "reference"))
+    rows = len(figures["lengths"])
+    whole = losses.build(objective)(policy, reference, jnp.ones(rows))
+    filled = (jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), inputs) for inputs in (policy, reference))
+    more = losses.build(objective)(*filled, jnp.concatenate([jnp.ones(rows), jnp.zeros(2)]))
     assert mean(more.loss) == pytest.approx(mean(whole.loss), rel=1e-6)
-    assert mean(more.metrics["kl"]) == pytest.approx(mean(whole.metrics["kl"]), rel=1e-6)
+    for name in whole.metrics:
+        assert mean(more.metrics[name]) == pytest.approx(mean(whole.metrics[name]), rel=1e-6)
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_parts_of_a_batch_add_up_to_it(cls: Any, figures: Any) -> None:
+    # Trainers that divide each micro-batch by its own tokens or rows give another loss for another cut.
+    objective = cls(rewards=REWARDS, beta=0.1, num_iterations=2)
+    inputs = [inputs_of(figures, jnp.asarray(figures[name], jnp.float32)) for name in ("logp", "reference")]
+    loss = losses.build(objective)
+    whole = loss(*inputs, jnp.ones(12)).loss
+    parts = []
+    for start, stop in ((0, 2), (2, 7), (7, 12)):
+        cut = [jax.tree.map(lambda x: x[start:stop], each) for each in inputs]  # noqa: B023
+        parts.append(loss(*cut, jnp.ones(stop - start)).loss)
+    assert float(sum(part.count for part in parts)) == float(whole.count)
+    assert float(sum(part.total for part in parts)) == pytest.approx(float(whole.total), rel=2e-6)

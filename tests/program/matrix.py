@@ -12,7 +12,6 @@ reckoned here in float64, from the logits of both models where it depends on the
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -54,6 +53,7 @@ from nnxdsl import (  # noqa: E402
     compile,
 )
 from nnxdsl.config.core.base import members  # noqa: E402
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient  # noqa: E402
 from nnxdsl.data.batch import Batch, PairBatch, RolloutBatch, SequenceBatch  # noqa: E402
 from nnxdsl.models.attention.positions import positions_right_padded  # noqa: E402
 from nnxdsl.program.compile import Program, TrainState  # noqa: E402
@@ -71,7 +71,11 @@ SPECIAL: dict[str, Any] = {
     "Sum": Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0)),
     "SFT": Objective.SFT(loss_on="all"),
     "Distill": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2),
-    "GRPO": Objective.GRPO(rewards=(Reward("none"),), num_generations=4),
+    **{
+        name: cls(rewards=(Reward("none"),), num_generations=4)
+        for name, cls in members(Objective).items()
+        if issubclass(cls, PolicyGradient)
+    },
 }
 _KNOWN = members(Objective)
 OBJECTIVES: dict[str, Any] = {
@@ -86,6 +90,20 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "QLoRA-NF4": {"adapter": LORA, "quantization": Quantization.NF4(block_size=8)},
     "QLoRA-Int8": {"adapter": LORA, "quantization": Quantization.Int8(block_size=8)},
 }
+AS_GRPO = tuple(name for name, cls in members(Objective).items() if issubclass(cls, PolicyGradient) and name != "GRPO")
+"""Objectives that differ from GRPO by their loss alone: they are tried with LoRA."""
+
+
+def trainings(objective: str) -> tuple[str, ...]:
+    """The ways of training with which an objective is tried."""
+    return ("LoRA",) if objective in AS_GRPO else tuple(TRAININGS)
+
+
+def furthest(objective: str) -> tuple[str, ...]:
+    """The places with which an objective is tried: all, or the first and what is furthest from it."""
+    return ("alone", "8 devices, 2 parts") if objective in AS_GRPO else tuple(PLACES)
+
+
 EIGHT = Mesh(data=2, fsdp=2, tensor=2)
 PLACES: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -136,7 +154,7 @@ def batches(objective: Any) -> list[Any]:
     weight = np.array([1, 1, 1, 1, 1, 0, 1, 1], np.float32)
     if objective.batch_kind == "prompts":
         # `old` is not known: learnt from once, when the policy is what it was.
-        found: list[Any] = [samples.answers()._replace(old=None)] * 2
+        found: list[Any] = [samples.answers()._replace(old_logps=None)] * 2
     elif objective.batch_kind == "sequences":
         found = [samples.sequences(ROWS, seed=seed) for seed in (0, 1)]
     else:
@@ -182,12 +200,37 @@ def answers_of(program: Program, state: TrainState, batch: PairBatch) -> list[tu
     return found
 
 
+def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) -> float:
+    """The loss of completions where all ratios are 1: a token's is minus its advantage."""
+    keep = np.asarray(batch.weight) > 0
+    mask, advantages = np.asarray(batch.loss_mask) & keep[:, None], np.asarray(batch.advantages, np.float64)
+    of_tokens, by_row = -advantages, mask.sum(axis=1)
+    match program.experiment.objective:
+        case Objective.CISPO():
+            logp = log_probabilities(*program.policy(state), batch.tokens, batch.length)
+            for row, column in np.argwhere(mask):
+                place = batch.length[row] - by_row[row] + column
+                of_tokens[row, column] *= logp[row, place - 1, batch.tokens[row, place]]
+        case Objective.SAPO(temperature_positive=above, temperature_negative=below):
+            of_tokens = of_tokens * 2 / np.where(advantages > 0, above, below)
+        case _:
+            pass
+    sums = (of_tokens * mask).sum(axis=1)[keep]
+    match program.experiment.objective:
+        case Objective.DAPO() | Objective.CISPO() | Objective.DPPO() | Objective.ReinforcePlusPlus():
+            return float(sums.sum() / mask.sum())
+        case Objective.DrGRPO():
+            return float(sums.sum() / np.sum(batch.max_completion_length[keep]))
+        case _:
+            return float(np.mean(sums / by_row[keep]))
+
+
 def first_loss(program: Program, state: TrainState, batch: Batch) -> float:
     """What the table of objectives has for the loss before any step, where policy and reference are equal."""
     objective: Any = program.experiment.objective
     keep = np.asarray(batch.weight) > 0
-    if isinstance(batch, RolloutBatch):  # ratios are 1, so an answer's loss is its advantage
-        return float(-np.mean(batch.advantage[keep], dtype=np.float64))
+    if isinstance(batch, RolloutBatch):
+        return first_policy_loss(program, state, batch)
     if isinstance(batch, SequenceBatch):
         mask, target = batch.loss_mask[:, 1:] & keep[:, None], batch.tokens[:, 1:, None]
         student = log_probabilities(*program.policy(state), batch.tokens, batch.length)
@@ -317,7 +360,7 @@ def wrong(said: dict[str, Any]) -> list[str]:
 def entry(said: dict[str, Any] | None) -> str:
     """A cell of the table."""
     if said is None:
-        return "not tried"
+        return "as GRPO"
     if "refused" in said:
         return "refused"
     return "**" + "; ".join(bad) + "**" if (bad := wrong(said)) else f"{max(said.get(p, 0.0) for p in PLACES):.0e}"
@@ -385,9 +428,9 @@ def main() -> int:
         stored = {name: row for name, row in stored.items() if name not in chosen}
     # First what is furthest apart, so that one who is in a hurry has all of that.
     for places in (("alone", "8 devices, 2 parts"), ("alone", "2 parts", "8 devices")):
-        for name, training in itertools.product(chosen, TRAININGS):
+        for name, training in ((name, training) for name in chosen for training in trainings(name)):
             cell = stored.get(name, {}).get(training, {})
-            if "refused" in cell or set(places[1:]) <= cell.keys() or time.monotonic() - begun > options.seconds:
+            if "refused" in cell or not {*places} <= {*furthest(name)} or set(places[1:]) <= cell.keys() or time.monotonic() - begun > options.seconds:
                 continue
             said = tried(name, training, places)
             flags = {key: said[key] and cell.get(key, True) for key in ("finite", "kept", "moved") if key in said}

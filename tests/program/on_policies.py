@@ -28,7 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "memory": Memory(logprob_tokens=16, attention="dense"),
     },
     "grpo": {
-        "objective": Objective.GRPO(rewards=(Reward("none"),), num_generations=4, num_iterations=2, loss_type="dapo"),
+        "objective": Objective.DAPO(
+            rewards=(Reward("none"),), num_generations=4, num_iterations=2, epsilon_high=None, beta=0.04
+        ),
         "data": Data.Prompts("none.jsonl", max_prompt_length=8, max_completion_length=8),
         "memory": Memory(attention="dense"),
     },

@@ -42,6 +42,7 @@ from nnxdsl.config.objectives.base import Objective as Family
 from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
 from nnxdsl.config.objectives.multi_token import WithMTP
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.models.families.registry import FAMILIES as NETWORKS
 from nnxdsl.program.blueprint import build_blueprint
 
@@ -54,15 +55,19 @@ FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_leng
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=16)
 TEXT = Data.Text("none.jsonl", max_length=32)
 REWARDS = (Reward("length"),)
+POLICY_GRADIENTS = [kind for kind in registry.values() if issubclass(kind, PolicyGradient)]
 
 # What is asked for beside the object under test, and that object where it needs arguments, by the object's name.
 AROUND: dict[str, dict[str, Any]] = {
     "Divergence.Alpha": {"objective": Objective.DPO(divergence=Alpha())},
     "Distance.JSD": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
     "Objective.Distill": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
-    "Objective.GRPO": {
-        "objective": Objective.GRPO(rewards=REWARDS, num_generations=2, num_iterations=2),
-        "data": PROMPTS,
+    **{
+        kind.__qualname__: {
+            "objective": kind(rewards=REWARDS, num_generations=2, num_iterations=2, beta=0.04),
+            "data": PROMPTS,
+        }
+        for kind in POLICY_GRADIENTS
     },
     "Objective.KTO": {"objective": Objective.KTO(), "data": FEEDBACK},
     "Objective.SFT": {"objective": Objective.SFT(loss_on="all"), "data": TEXT},
@@ -271,13 +276,24 @@ ELSEWHERE = {
     "Guard.SkipSpikes.max_total": COUNTED,
     "Objective.SFT.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
     "Objective.Distill.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
-    "Objective.GRPO.rewards": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
-    "Objective.GRPO.num_generations": ANSWERS,
-    "Objective.GRPO.top_k": DRAWN,
-    "Objective.GRPO.top_p": DRAWN,
-    "Objective.GRPO.num_speculative_tokens": "generate/test_speculative.py::test_rollouts_have_it",
-    "Objective.GRPO.num_iterations": "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal",
-    "Objective.GRPO.scale_rewards": "losses/test_policy_gradient.py::test_advantages_by_hand",
+    **{
+        f"{kind.__qualname__}.{name}": test
+        for kind in POLICY_GRADIENTS
+        for name, test in (
+            ("rewards", "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names"),
+            ("num_generations", ANSWERS),
+            ("top_k", DRAWN),
+            ("top_p", DRAWN),
+            ("num_speculative_tokens", "generate/test_speculative.py::test_rollouts_have_it"),
+            ("num_iterations", "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
+            ("mask_truncated_completions", "trainer/test_rollouts.py::test_truncated_completions_can_be_left_out"),
+            ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
+        )
+        if name in declared(kind)
+    },
+    "Objective.RLOO.beta": "trainer/test_rollouts.py::test_the_divergence_is_in_the_reward",
+    "Objective.ReinforcePlusPlus.beta": "trainer/test_rollouts.py::test_the_divergence_is_in_the_reward",
+    "Objective.ReinforcePlusPlus.baseline": "losses/test_advantages.py::test_of_reinforce_plus_plus_token_by_token",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.Function.name": "data/test_rewards.py::test_rewards_that_are_there",
     "Reward.Function.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",

@@ -2,7 +2,7 @@
 
     /path/to/environment/with/trl/bin/python tests/reference/make_policy.py
 
-Writes tests/reference/policy/grpo.npz and jsd.npz. Made with TRL 1.16.0 and torch 2.15.
+Writes tests/reference/policy/grpo.npz, rloo.npz and jsd.npz. Made with TRL 1.16.0 and torch 2.15.
 """
 
 from __future__ import annotations
@@ -14,13 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 from trl.experimental.gkd import GKDTrainer
 
 OUT = Path(__file__).with_name("policy")
 GROUPS, SIZE, LENGTH, LIMIT = 3, 4, 7, 9
 LOW, HIGH, BETA = 0.2, 0.28, 0.3
-LOSS_TYPES = ("grpo", "dapo", "dr_grpo")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"loss_type": "dapo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "delta": {"delta": 1.35},
+    "gspo": {"importance_sampling_level": "sequence", "epsilon_low": 0.01, "epsilon_high": 0.02},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
+    "sapo": {"loss_type": "sapo"},
+    "corrected": {"use_bias_correction_kl": True},
+    "gspo_corrected": {"importance_sampling_level": "sequence", "use_bias_correction_kl": True},
+}
+"""Settings of TRL's trainer that differ from the first."""
 
 
 def drawn() -> dict[str, np.ndarray]:
@@ -39,58 +50,85 @@ def drawn() -> dict[str, np.ndarray]:
     return found
 
 
-def trainer(loss_type: str, logp: torch.Tensor) -> Any:
-    """What `GRPOTrainer._compute_loss` reads of a trainer."""
+def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
+    """What `_compute_loss` of GRPO's and RLOO's trainers reads of a trainer."""
     nothing = SimpleNamespace(reduce=lambda x, reduction: x, gather=lambda x: x, num_processes=1, sync_gradients=True)
-    return SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        importance_sampling_level="token",
-        beta=BETA,
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
-        loss_type=loss_type,
-        epsilon_low=LOW,
-        epsilon_high=HIGH,
-        use_vllm=False,
-        model=SimpleNamespace(training=True),
-        current_gradient_accumulation_steps=1,
-        max_completion_length=LIMIT,
-        accelerator=nothing,
-        _entropy_bonus_enabled=False,
-        _metrics={"train": defaultdict(list)},
+    own = dict(settings)
+    args = SimpleNamespace(
+        use_bias_correction_kl=own.pop("use_bias_correction_kl", False),
+        delta=own.pop("delta", None),
+        steps_per_generation=1,
+        sapo_temperature_pos=1.0,
+        sapo_temperature_neg=1.05,
     )
+    fields = {
+        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        "aux_loss_enabled": False,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "importance_sampling_level": "token",
+        "beta": BETA,
+        "args": args,
+        "loss_type": "grpo",
+        "epsilon_low": LOW,
+        "epsilon_high": HIGH,
+        "use_vllm": False,
+        "model": SimpleNamespace(training=True),
+        "current_gradient_accumulation_steps": 1,
+        "max_completion_length": LIMIT,
+        "accelerator": nothing,
+        "_entropy_bonus_enabled": False,
+        "_metrics": {"train": defaultdict(list)},
+    }
+    return SimpleNamespace(**{**fields, **own})
 
 
 def grpo() -> dict[str, np.ndarray]:
-    """Loss, gradient by log-probabilities, and metrics, by what the loss is a mean over."""
+    """Loss, gradient by log-probabilities, and metrics, by setting."""
     found = drawn()
-    mask = torch.tensor(np.arange(LENGTH) < found["lengths"][:, None]).double()
     rewards = torch.tensor(found["rewards"])
     # As in `_generate_and_score_completions`, for scale_rewards="group".
     advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     found["advantage"] = advantage.numpy()
-    for loss_type in LOSS_TYPES:
-        logp = torch.tensor(found["logp"], requires_grad=True)
-        self = trainer(loss_type, logp)
-        ids = torch.zeros(logp.shape, dtype=torch.long)
-        inputs = {
-            "prompt_ids": ids[:, :1],
-            "prompt_mask": ids[:, :1],
-            "completion_ids": ids,
-            "completion_mask": mask,
-            "advantages": advantage.reshape(-1),
-            "old_per_token_logps": torch.tensor(found["old"]),
-            "ref_per_token_logps": torch.tensor(found["reference"]),
-            "num_items_in_batch": mask.sum(),
-        }
-        loss = GRPOTrainer._compute_loss(self, None, inputs)
-        loss.backward()
-        found[f"{loss_type}.loss"], found[f"{loss_type}.gradient"] = loss.detach().numpy(), logp.grad.numpy()
-        for name in ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
-            found[f"{loss_type}.{name}"] = np.array(self._metrics["train"][name][0])
+    for name, settings in SETTINGS.items():
+        found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     return found
+
+
+def computed(
+    cls: Any, settings: dict[str, Any], drawn: dict[str, np.ndarray], advantage: torch.Tensor
+) -> dict[str, np.ndarray]:
+    """Loss, gradient by log-probabilities, and metrics of a trainer's class."""
+    mask = torch.tensor(np.arange(LENGTH) < drawn["lengths"][:, None]).double()
+    logp = torch.tensor(drawn["logp"], requires_grad=True)
+    self = trainer(settings, logp)
+    ids = torch.zeros(logp.shape, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": ids[:, :1],
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": advantage.reshape(-1),
+        "old_per_token_logps": torch.tensor(drawn["old"]),
+        "ref_per_token_logps": torch.tensor(drawn["reference"]),
+        "old_logps": (torch.tensor(drawn["old"]) * mask).sum(1),
+        "num_items_in_batch": mask.sum(),
+    }
+    loss = cls._compute_loss(self, None, inputs)
+    loss.backward()
+    metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}
+    return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **metrics}
+
+
+def rloo() -> dict[str, np.ndarray]:
+    """As `grpo`, of RLOO with the KL divergence in the reward."""
+    found = drawn()
+    mask = np.arange(LENGTH) < found["lengths"][:, None]
+    # As in `RLOOTrainer._generate_and_score_completions`: k1 of the policy that sampled, leave-one-out baseline.
+    kl = ((found["old"] - found["reference"]) * mask).sum(1).reshape(GROUPS, SIZE)
+    rewards = torch.tensor(found["rewards"] - BETA * kl)
+    advantage = rewards - (rewards.sum(1, keepdim=True) - rewards) / (SIZE - 1)
+    return {"advantage": advantage.numpy(), **computed(RLOOTrainer, {}, found, advantage)}
 
 
 def jsd() -> dict[str, np.ndarray]:
@@ -113,4 +151,5 @@ def jsd() -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     np.savez_compressed(OUT / "grpo.npz", **grpo())
+    np.savez_compressed(OUT / "rloo.npz", **rloo())
     np.savez_compressed(OUT / "jsd.npz", **jsd())

@@ -165,20 +165,19 @@ TABLE: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "grpo": lambda: {"objective": Objective.GRPO(**GROUPS), "adapter": LORA},
     "grpo-replayed": lambda: {
-        "objective": Objective.GRPO(
+        "objective": Objective.DAPO(
             **GROUPS,
             num_iterations=2,
-            epsilon_high=0.28,
+            beta=0.04,
             top_k=40,
             top_p=0.9,
             temperature=0.8,
-            loss_type="dapo",
             kl_estimator="k1",
         ),
         "microbatch_size": 4,
     },
     "grpo-by-length": lambda: {
-        "objective": Objective.GRPO(**GROUPS, beta=0.0, loss_type="dr_grpo", scale_rewards="none"),
+        "objective": Objective.DrGRPO(**GROUPS),
         "adapter": DORA,
     },
     # -- references

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from nnxdsl import (
     RunError,
     Schedule,
     compile,
+    evolve,
     reward,
 )
 from nnxdsl.config.objectives.reward import functions
@@ -85,8 +87,8 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     first = rollouts(program, prompts)
     found = first.at(0, state)
     assert found.batch.tokens.shape == (4, 16)
-    assert found.batch.answer.shape == found.batch.old.shape == (4, 8)
-    assert not np.array_equal(found.batch.answer[0], found.batch.answer[1])  # two answers to one prompt
+    assert found.batch.completion_ids.shape == found.batch.old_logps.shape == (4, 8)
+    assert not np.array_equal(*found.batch.completion_ids[:2])  # two answers to one prompt
     assert first.indices(0) == first.indices(1) != first.indices(2)
     assert first.at(1, state) is found  # the second update learns from the same
     assert first.state(2)["rollout"] is None
@@ -117,6 +119,51 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
         broken.check(kept)
 
 
+@pytest.mark.extended
+def test_truncated_completions_can_be_left_out(program: Program, prompts: Prompts) -> None:
+    state = program.init()
+    last_ids = rollouts(program, prompts).at(0, state).batch.completion_ids[:, -1].tolist()
+    fields = {"objective.mask_truncated_completions": True, "objective.num_iterations": 1}
+    masking = rollouts(attrs.evolve(program, experiment=evolve(program.experiment, fields)), prompts)
+    masking._stops = masking._stops | {last_ids[1]}  # so that a completion has ended
+    batch = masking.at(0, state).batch
+    assert batch.weight.tolist() == [float(last == last_ids[1]) for last in last_ids]
+    assert 0 < batch.weight.sum() < len(last_ids)
+    _, metrics = program.step(state, batch)
+    kept = batch.advantages[batch.weight > 0]
+    assert float(metrics["loss"]) == pytest.approx(-kept.mean(), abs=1e-6)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("cls", [Objective.RLOO, Objective.ReinforcePlusPlus])
+def test_the_divergence_is_in_the_reward(cls: Any, program: Program, prompts: Prompts) -> None:
+    objective = cls(rewards=(Reward("vowels"),), num_generations=2, beta=0.5)
+    own = compile(evolve(program.experiment, {"objective": objective}))
+    initial, state = own.init(), own.init()
+    made = rollouts(own, prompts)
+    for step in range(2):
+        state, _ = own.step(state, made.at(step, state).batch)
+    batch = made.at(2, state).batch
+    assert batch.old_logps is None  # the next update learns from others
+    mask = batch.loss_mask
+    now, first = (np.asarray(own.score(each, batch).token_stats.logp, np.float64) for each in (state, initial))
+    np.testing.assert_allclose(batch.ref_logps, first, rtol=1e-5, atol=1e-6)
+    kl = 0.5 * (now - first) * mask
+    assert np.abs(kl).max() > 1e-3
+    completions = made.at(2, state).completions
+    assert completions is not None
+    rewards = completions.rewards[:, 0]
+    if cls is Objective.RLOO:
+        totals = (rewards - kl.sum(axis=1)).reshape(-1, 2)
+        expected = (totals - totals[:, ::-1]).reshape(-1, 1) * mask
+    else:
+        returns = rewards[:, None] - np.cumsum(kl[:, ::-1], axis=1)[:, ::-1]
+        expected = (returns - returns[mask].mean()) / (returns[mask].std(ddof=1) + 1e-4) * mask
+    np.testing.assert_allclose(batch.advantages, expected, rtol=1e-4, atol=1e-5)
+    _, metrics = own.step(state, batch)
+    assert float(metrics["kl"]) == pytest.approx((now - first)[mask].mean(), rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Program, prompts: Prompts) -> None:
@@ -124,12 +171,13 @@ def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Prog
     state = program.init()
     rollout = rollouts(program, prompts).at(0, state)
     now = np.asarray(program.score(state, rollout.batch).token_stats.logp)
-    np.testing.assert_array_equal(now, rollout.batch.old)
+    np.testing.assert_array_equal(now, rollout.batch.old_logps)
     assert np.all(now[rollout.batch.loss_mask] < 0)
     assert np.all(now[~rollout.batch.loss_mask] == 0)
     _, metrics = program.step(state, rollout.batch)
-    gain, mask = rollout.batch.advantage, rollout.batch.loss_mask
-    assert float(metrics["loss"]) == pytest.approx(-np.mean(gain * mask.any(axis=1)), abs=1e-6)
+    advantages, mask = rollout.batch.advantages, rollout.batch.loss_mask
+    expected = -np.mean((advantages * mask).sum(axis=1) / mask.sum(axis=1))
+    assert float(metrics["loss"]) == pytest.approx(expected, abs=1e-6)
     assert float(metrics["clip_ratio/region_mean"]) == 0
 
 

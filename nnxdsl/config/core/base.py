@@ -187,7 +187,7 @@ class Spec:
 
     @classmethod
     def field_hint(cls, name: str, value: object) -> str:
-        """What to write where `value` is not valid for the field `name`, to end the message; empty for no hint."""
+        """What to write where `value` is not valid for `name`, or the class has no such field; empty for no hint."""
         return ""
 
     if not TYPE_CHECKING:  # a type checker is to complain of every name that is not declared
@@ -276,9 +276,10 @@ def _fill(spec: Spec, values: Mapping[str, object], problems: list[Problem]) -> 
     fields = declared(cls)
     if is_family(cls) or "is_base" in vars(cls):
         problems.append(Problem("", f"{cls.__name__} is a family; use one of its members: {members_hint(cls.family)}"))
-    for name in values:
+    for name, value in values.items():
         if name not in fields:
-            problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{suggest(name, fields)}"))
+            hint = cls.field_hint(name, value) or suggest(name, fields)
+            problems.append(Problem(name, f"{cls.__name__} has no field '{name}'{hint}"))
     values = {**cls.derived_defaults(values), **values}
     for name, field in fields.items():
         value = values.get(name, field.default)

@@ -10,7 +10,8 @@ from nnxdsl.config.core.base import Spec
 
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
-    from nnxdsl.config.objectives import distillation, kto, policy_gradient, sft
+    from nnxdsl.config.objectives import distillation, kto, sft
+    from nnxdsl.config.objectives import policy_gradient as online
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
 
@@ -40,7 +41,16 @@ class Objective(Spec):
     ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
     Sum: ClassVar[type[pairs.Sum]]
     Distill: ClassVar[type[distillation.Distill]]
-    GRPO: ClassVar[type[policy_gradient.GRPO]]
+    GRPO: ClassVar[type[online.GRPO]]
+    DAPO: ClassVar[type[online.DAPO]]
+    DrGRPO: ClassVar[type[online.DrGRPO]]
+    GSPO: ClassVar[type[online.GSPO]]
+    CISPO: ClassVar[type[online.CISPO]]
+    SAPO: ClassVar[type[online.SAPO]]
+    GMPO: ClassVar[type[online.GMPO]]
+    DPPO: ClassVar[type[online.DPPO]]
+    RLOO: ClassVar[type[online.RLOO]]
+    ReinforcePlusPlus: ClassVar[type[online.ReinforcePlusPlus]]
     KTO: ClassVar[type[kto.KTO]]
 
     batch_kind: ClassVar[str] = ""
@@ -64,6 +74,8 @@ class Objective(Spec):
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
     num_iterations: ClassVar[int] = 1
     """Optimizer steps on the same rows, one after another."""
+    use_kl_in_reward: ClassVar[bool] = False
+    """Whether the rewards of sampled completions, and not the loss, have the KL divergence from the reference."""
     loss_on: ClassVar[str] = "assistant"
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None

@@ -1,6 +1,8 @@
-"""Objectives that learn from the rewards of the policy's own completions; `losses/policy_gradient.py` computes them.
+"""Objectives that learn from rewards of the policy's own completions; `losses/policy_gradient.py` computes them.
 
-Completions are sampled and rewarded by `trainer/rollouts.py`.
+Completions are sampled and rewarded by `trainer/rollouts.py`. Of a token, `l` is its log-probability under the policy,
+`o` that when it was sampled, `w = exp(l - o)` their probability ratio, and `A` the advantage of its completion. Losses
+are exact over the optimizer step: how a batch is cut into micro-batches changes nothing.
 """
 
 # pyright: reportIncompatibleVariableOverride=false
@@ -23,44 +25,51 @@ from nnxdsl.errors import Problem
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
 
+KLEstimator = Literal["k1", "k2", "k3"]
+Scale = Literal["group", "batch", "none"]
+Baseline = Literal["mean", "leave_one_out", "none"]
+
+_below_one = Limit(above=0, at_most=1)
+
+_LOSS_TYPES = {
+    "grpo": "GRPO",
+    "dapo": "DAPO",
+    "dr_grpo": "DrGRPO",
+    "cispo": "CISPO",
+    "sapo": "SAPO",
+}
+"""The classes of TRL's loss types."""
+
 
 @attrs.frozen(kw_only=True)
-class GRPO(Objective):
-    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300, equation 3, with outcome rewards).
-
-    The policy answers each prompt `num_generations` times; an answer's advantage `A` is its reward less the mean of its
-    group, over the group's standard deviation. Each token of it costs `-min(r A, clip(r, 1 - l, 1 + h) A) + beta k`,
-    where `r` is its probability over that when it was drawn, `l` and `h` are `epsilon` and `epsilon_high`, and `k`
-    estimates the KL divergence from the reference. `loss_type` sets what these are a mean over.
-
-    With `loss_type="dapo"`, `epsilon_high=0.28` and `beta=0` it is DAPO (Yu et al. 2025, arXiv:2503.14476) without its
-    choice of groups; with `loss_type="dr_grpo"`, `scale_rewards="none"` and `beta=0` it is Dr. GRPO (Liu et al. 2025,
-    arXiv:2503.20783).
+class PolicyGradient(Objective):
+    """A loss of completions that the policy samples; fields of its members mean the same in all of them.
 
     Attributes:
-        rewards: What answers are worth: the weighted sum of these.
-        num_generations: Answers to each prompt. `batch_size` counts answers, so this divides it.
-        temperature: Of the draws. It is the policy that divides its logits by it which is trained, as in TRL.
+        rewards: The reward of a completion is the weighted sum of these.
+        num_generations: Completions of each prompt, a group. `batch_size` counts completions, so this divides it.
+        temperature: Of sampling. The policy that is trained is the one that divides its logits by it, as in TRL.
         top_k: Sample from the k most likely tokens only; None for all.
         top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
             `top_k` leaves, if it is given); None for all.
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
-            its passes: the same answers, up to the rounding of logits. The layer is not trained. 0 for none.
-        num_iterations: Optimizer steps that learn from the same answers, one after another.
-        epsilon: How far below 1 a probability ratio counts.
-        epsilon_high: How far above 1 a probability ratio counts; None for as far as below.
-        beta: Weight of the KL estimate; 0 for no reference.
-        kl_estimator: The estimate, from the log-ratio `x` of policy to reference: "k1" `x`, "k2" `x^2 / 2`, "k3"
-            `exp(-x) - 1 + x`, which is the paper's (Schulman 2020, http://joschu.net/blog/kl-approx.html).
-        scale_rewards: What advantages are divided by: the standard deviation of the "group", that of the whole
-            "batch", or nothing ("none").
-        loss_type: What the loss is a mean over, by TRL's names: "grpo", sequences, each the mean of its own tokens;
-            "dapo", all tokens of the batch; "dr_grpo", the sum over tokens divided by the longest possible length of
-            all completions together.
+            its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
+        num_iterations: Optimizer steps that learn from the same completions, one after another.
+        mask_truncated_completions: Whether completions that reached the maximal length before their end are left out
+            of the loss. They count in the advantages of their group.
+        beta: Weight of the KL divergence from the reference; 0 for no reference.
     """
 
+    is_base: ClassVar[bool] = True
     batch_kind: ClassVar[str] = "prompts"
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"num_speculative_tokens"})
+    baseline: ClassVar[Baseline] = "mean"
+    """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
+    scale_rewards: ClassVar[Scale] = "none"
+    """What differences from the baseline are divided by."""
+    whitens_tokens: ClassVar[bool] = False
+    """Whether advantages have mean 0 and standard deviation 1 over the tokens of the batch."""
+    off_policy_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that act only where the policy is no longer the one that sampled."""
 
     rewards: tuple[Reward, ...]
     num_generations: int = attrs.field(default=8, validator=Limit(at_least=2))
@@ -69,12 +78,8 @@ class GRPO(Objective):
     top_p: float | None = attrs.field(default=None, validator=inner)
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     num_iterations: int = attrs.field(default=1, validator=positive)
-    epsilon: float = attrs.field(default=0.2, validator=Limit(above=0, at_most=1))
-    epsilon_high: float | None = attrs.field(default=None, validator=positive)
-    beta: float = attrs.field(default=0.04, validator=not_negative)
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
+    mask_truncated_completions: bool = False
+    beta: float = attrs.field(default=0.0, validator=not_negative)
 
     # Other members know it by their class; here it goes by `beta`.
     @property
@@ -82,9 +87,17 @@ class GRPO(Objective):
         """Whether it compares the policy with a reference."""
         return self.beta > 0
 
+    @classmethod
+    def field_hint(cls, name: str, value: object) -> str:
+        """Names the class of a `loss_type` of TRL."""
+        if name != "loss_type":
+            return ""
+        member = _LOSS_TYPES.get(str(value))
+        return f"; write Objective.{member}(...)" if member else "; each algorithm is a class, such as Objective.DAPO"
+
     def problems(self) -> Iterable[Problem]:
-        """There is a reward, none is there twice, and what is set acts."""
-        return gather(self._check_rewards, self._check_clip, self._check_kl)
+        """There is a reward, none is there twice, and what is set takes effect."""
+        return gather(self._check_rewards, self._check_off_policy, self._check_kl)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Groups fill batches, and their completions are sampled: in no file, and by the weights that are trained."""
@@ -96,13 +109,13 @@ class GRPO(Objective):
 
     def _check_groups(self, experiment: Experiment) -> Iterable[Problem]:
         if experiment.batch_size % self.num_generations:
-            message = f"{self.num_generations} answers to a prompt do not divide batch_size={experiment.batch_size}"
+            message = f"{self.num_generations} completions of a prompt do not divide batch_size={experiment.batch_size}"
             yield Problem("objective.num_generations", message)
 
     def _check_batching(self, experiment: Experiment) -> Iterable[Problem]:
         if not isinstance(experiment.batching, Padded):
             kind = type(experiment.batching).__qualname__
-            yield Problem("batching", f"{kind} arranges rows of a file, and answers are in none; leave it out")
+            yield Problem("batching", f"{kind} arranges rows of a file, and completions are in none; leave it out")
 
     def _check_workers(self, experiment: Experiment) -> Iterable[Problem]:
         if experiment.outer is not None:
@@ -119,12 +132,244 @@ class GRPO(Objective):
                 other = "" if isinstance(self.rewards[index], Reward.Function) else ", or one of the two another name"
                 yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight{other}")
 
-    def _check_clip(self) -> Iterable[Problem]:
-        for name in ("epsilon", "epsilon_high"):
-            if self.num_iterations == 1 and getattr(self, name) != declared(GRPO)[name].default:
-                message = "has no effect with num_iterations=1, where every probability is what it was when drawn"
+    def _check_off_policy(self) -> Iterable[Problem]:
+        for name in self.off_policy_fields:
+            if self.num_iterations == 1 and getattr(self, name) != declared(type(self))[name].default:
+                message = "has no effect with num_iterations=1, where every probability is that of sampling"
                 yield Problem(name, message)
 
     def _check_kl(self) -> Iterable[Problem]:
-        if self.beta == 0 and self.kl_estimator != declared(GRPO)["kl_estimator"].default:
-            yield Problem("kl_estimator", "has no effect with beta=0, which takes no reference")
+        return ()
+
+
+@attrs.frozen(kw_only=True)
+class KLInLoss(PolicyGradient):
+    """A policy gradient whose loss has `beta` times an estimate of the KL divergence from the reference.
+
+    Attributes:
+        kl_estimator: The estimate, from the log-ratio `x` of policy to reference: "k1" `x`, "k2" `x^2 / 2`, "k3"
+            `exp(-x) - 1 + x` (Schulman 2020, http://joschu.net/blog/kl-approx.html). In a loss, k1 has a gradient of
+            zero in expectation.
+        use_bias_correction_kl: Multiplies k3 by the probability ratio `w`: its gradient is then that of the KL
+            divergence (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). TRL's default; ours is the plain k3.
+    """
+
+    is_base: ClassVar[bool] = True
+
+    kl_estimator: KLEstimator = "k3"
+    use_bias_correction_kl: bool = False
+
+    def _check_kl(self) -> Iterable[Problem]:
+        fields = declared(type(self))
+        for name in ("kl_estimator", "use_bias_correction_kl"):
+            if self.beta == 0 and getattr(self, name) != fields[name].default:
+                yield Problem(name, "has no effect with beta=0, which takes no reference")
+        if self.use_bias_correction_kl and self.kl_estimator != "k3":
+            yield Problem("use_bias_correction_kl", f"corrects k3, not {self.kl_estimator}; set kl_estimator='k3'")
+
+
+@attrs.frozen(kw_only=True)
+class GRPO(KLInLoss):
+    """Group relative policy optimization (Shao et al. 2024, arXiv:2402.03300, equation 3, with outcome rewards).
+
+    A token's loss is `-min(w A, clip(w, 1 - epsilon, 1 + epsilon_high) A)`, and the loss is a mean over completions of
+    the means over their tokens. `A` is the reward minus the mean of its group, over the group's standard deviation.
+
+    Attributes:
+        epsilon: By how much a ratio below 1 counts.
+        epsilon_high: By how much a ratio above 1 counts; None for `epsilon`.
+        delta: Upper bound of a ratio where it is not clipped, that is of negative advantages: dual clipping (Ye et
+            al. 2020, arXiv:1912.09729). None for no bound.
+        scale_rewards: What advantages are divided by: the standard deviation of the "group", that of the whole
+            "batch", or nothing ("none").
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high", "delta")
+
+    epsilon: float = attrs.field(default=0.2, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=None, validator=positive)
+    delta: float | None = attrs.field(default=None, validator=Limit(above=1))
+    beta: float = attrs.field(default=0.04, validator=not_negative)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class DAPO(KLInLoss):
+    """DAPO's loss (Yu et al. 2025, arXiv:2503.14476, equation 8): GRPO's with a mean over all tokens of the step.
+
+    Attributes:
+        epsilon: As of GRPO.
+        epsilon_high: As of GRPO; larger than `epsilon`, so that unlikely tokens can become likely ("clip-higher").
+        delta: As of GRPO.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high", "delta")
+
+    epsilon: float = attrs.field(default=0.2, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=0.28, validator=positive)
+    delta: float | None = attrs.field(default=None, validator=Limit(above=1))
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class DrGRPO(KLInLoss):
+    """Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): GRPO's loss without its biases of length and of difficulty.
+
+    The loss is a sum over tokens divided by the number of completions times `max_completion_length`, and advantages
+    are not divided by a standard deviation.
+
+    Attributes:
+        epsilon: As of GRPO.
+        epsilon_high: As of GRPO.
+        delta: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high", "delta")
+
+    epsilon: float = attrs.field(default=0.2, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=None, validator=positive)
+    delta: float | None = attrs.field(default=None, validator=Limit(above=1))
+
+
+@attrs.frozen(kw_only=True)
+class GSPO(KLInLoss):
+    """Group sequence policy optimization (Zheng et al. 2025, arXiv:2507.18071, equation 5).
+
+    GRPO's loss with one ratio for each completion: `w = exp(mean over its tokens of l - o)`.
+
+    Attributes:
+        epsilon: As of GRPO; the paper's value, far below TRL's default of 0.2, since ratios are of means.
+        epsilon_high: As of GRPO.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+
+    epsilon: float = attrs.field(default=3e-4, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=4e-4, validator=positive)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class CISPO(KLInLoss):
+    """CISPO (MiniMax-M1, arXiv:2506.13585, equation 4): a bounded ratio weighs the log-likelihood, no token is dropped.
+
+    A token's loss is `-min(w, max_ratio) A l`, with no gradient through the weight; the loss is a mean over all tokens.
+
+    Attributes:
+        max_ratio: Upper bound of a ratio, an absolute number (ScaleRL, arXiv:2510.13786). In TRL it is
+            `epsilon_high`, whose default of 0.2 would bound every ratio by 0.2.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("max_ratio",)
+
+    max_ratio: float = attrs.field(default=5.0, validator=Limit(at_least=1))
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class SAPO(KLInLoss):
+    """Soft adaptive policy optimization (Gao et al. 2025, arXiv:2511.20347): a sigmoid in place of the clip.
+
+    A token's loss is `-(4 / t) sigmoid(t (w - 1)) A`; the loss is a mean over completions of means over their tokens.
+
+    Attributes:
+        temperature_positive: `t` of tokens with positive advantages.
+        temperature_negative: `t` of other tokens: larger, so that their gradients decay faster away from `w = 1`.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("temperature_positive", "temperature_negative")
+
+    temperature_positive: float = attrs.field(default=1.0, validator=positive)
+    temperature_negative: float = attrs.field(default=1.05, validator=positive)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class GMPO(KLInLoss):
+    """Geometric-mean policy optimization (Zhao et al. 2025, arXiv:2507.20673, equation 4).
+
+    A completion's loss is `-exp(mean over its tokens of x) A`: `x = l - o`, bounded by `epsilon` in the direction of
+    the advantage.
+
+    Attributes:
+        epsilon: Bound of a token's log-ratio.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon",)
+
+    epsilon: float = attrs.field(default=0.4, validator=positive)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class DPPO(KLInLoss):
+    """Divergence proximal policy optimization (arXiv:2602.04879), by total variation.
+
+    A token's loss is `-w A`, and zero once its probability has moved by more than `max_divergence` in the direction of
+    its advantage: unlike a clipped ratio, this leaves unlikely tokens free to move. The loss is a mean over all tokens.
+
+    Attributes:
+        max_divergence: Bound of the difference of probabilities.
+        max_ratio: Upper bound of a ratio, against overflow; no gradient flows beyond.
+        scale_rewards: As of GRPO.
+    """
+
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("max_divergence", "max_ratio")
+
+    max_divergence: float = attrs.field(default=0.2, validator=inner)
+    max_ratio: float = attrs.field(default=20.0, validator=Limit(at_least=1))
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class RLOO(PolicyGradient):
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740), as TRL computes it.
+
+    A completion's reward loses `beta` times its log-ratio to the reference, summed over its tokens; its advantage is
+    that minus the mean of the others in its group. The loss is GRPO's with the ratio of whole completions.
+
+    Attributes:
+        beta: Weight of the KL divergence in the reward.
+        epsilon: By how much a ratio below 1 counts.
+        epsilon_high: By how much a ratio above 1 counts; None for `epsilon`.
+    """
+
+    baseline: ClassVar[Baseline] = "leave_one_out"
+    use_kl_in_reward: ClassVar[bool] = True
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+
+    num_generations: int = attrs.field(default=2, validator=Limit(at_least=2))
+    beta: float = attrs.field(default=0.05, validator=not_negative)
+    epsilon: float = attrs.field(default=0.2, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=None, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlus(PolicyGradient):
+    """REINFORCE++ (Hu 2025, arXiv:2501.03262): GRPO's clip, advantages of tokens, whitened over the batch.
+
+    A token's return is its completion's reward minus `beta` times the log-ratios to the reference of itself and of all
+    tokens after it. Advantages are returns minus their mean over all tokens of the batch, over their standard
+    deviation. The loss is a mean over all tokens.
+
+    Attributes:
+        beta: Weight of the KL divergence in the reward.
+        baseline: Subtracted from rewards before they are whitened: "none", or the "mean" of the group
+            (REINFORCE++-baseline).
+        epsilon: By how much a ratio below 1 counts.
+        epsilon_high: By how much a ratio above 1 counts; None for `epsilon`.
+    """
+
+    whitens_tokens: ClassVar[bool] = True
+    use_kl_in_reward: ClassVar[bool] = True
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+
+    beta: float = attrs.field(default=0.01, validator=not_negative)
+    baseline: Literal["mean", "none"] = "none"
+    epsilon: float = attrs.field(default=0.2, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=None, validator=positive)

@@ -26,7 +26,8 @@ def abstract_batch(
     rows: int,
     sharding: Sharding | None = None,
     *,
-    has_cached: bool = False,
+    has_ref_logps: bool = False,
+    has_old_logps: bool = False,
     batching: Batching = PADDED,
     blocks: int = 1,
     teacher_top_k: int | None = None,
@@ -37,7 +38,8 @@ def abstract_batch(
         data: Source of the rows.
         rows: Of the data, in a batch.
         sharding: Of all its arrays.
-        has_cached: Whether pairs carry the reference's log-probabilities, and rollouts those of sampling.
+        has_ref_logps: Whether the batch carries the reference's log-probabilities.
+        has_old_logps: Whether rollouts carry the log-probabilities of sampling.
         batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
         teacher_top_k: How many of a teacher's most likely tokens a batch has for each target; None for no teacher.
@@ -53,9 +55,9 @@ def abstract_batch(
         )
     packed = kind_of_data(data, is_packed=True)
     if isinstance(batching, Packed) and packed is not None:
-        arrays = AbstractArrays(blocks, sharding, has_cached, teacher_top_k)
+        arrays = AbstractArrays(blocks, sharding, has_ref_logps, has_old_logps, teacher_top_k)
         return packed.abstract(data, arrays, largest(lengths(data), rows, batching, blocks))
-    return kind.abstract(data, AbstractArrays(rows, sharding, has_cached, teacher_top_k))
+    return kind.abstract(data, AbstractArrays(rows, sharding, has_ref_logps, has_old_logps, teacher_top_k))
 
 
 def largest(longest: Lengths, rows: int, batching: Packed, blocks: int) -> Size:

@@ -23,6 +23,7 @@ from nnxdsl.data.packing import Size
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.base import PairLogps, WeightedMean
 from nnxdsl.losses.distillation import DistillationInputs
+from nnxdsl.losses.policy_gradient import RolloutOutputs
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.policy_gradient import RolloutOutputs
@@ -129,14 +130,15 @@ class AbstractArrays:
     Attributes:
         count: Rows of a batch, or blocks of a packed one: the first dimension of all its arrays.
         sharding: Of all its arrays; None for none.
-        has_cached: Whether the batch carries precomputed log-probabilities: the reference's of pairs, those of sampling
-            of rollouts.
+        has_ref_logps: Whether the batch carries the reference's log-probabilities.
+        has_old_logps: Whether rollouts carry the log-probabilities of sampling.
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
     """
 
     count: int
     sharding: Sharding | None = None
-    has_cached: bool = False
+    has_ref_logps: bool = False
+    has_old_logps: bool = False
     teacher_top_k: int | None = None
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
@@ -186,7 +188,7 @@ class BatchKind(Generic[BatchT]):
         """Which targets of `mtp_targets` count: those with two tokens before them, in rows of nonzero weight."""
         raise NotImplementedError
 
-    def reference_logps(self, batch: BatchT) -> PairLogps | None:
+    def reference_logps(self, batch: BatchT) -> LossInputs | None:
         """The reference's log-probabilities in the batch; None without."""
         return None
 
@@ -196,7 +198,7 @@ class BatchKind(Generic[BatchT]):
         Raises:
             ValueError: this kind of batch cannot hold them.
         """
-        raise ValueError("reference log-probs can only be cached for preference pairs")
+        raise ValueError("reference log-probs can only be cached for preference pairs and rollouts")
 
     def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
         """The teacher's top-k of each target in the batch; None without."""

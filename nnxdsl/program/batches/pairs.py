@@ -90,7 +90,7 @@ class AnyPairs(BatchKind[BatchT]):
     def scores(self, data: Data, arrays: AbstractArrays, *shape: int) -> tuple[Any, ...]:
         """The abstract weights, reference log-probabilities and labels of pairs, the last three fields of a batch."""
         weight = arrays.array(*shape, dtype=jnp.float32)
-        cached = weight if arrays.has_cached else None
+        cached = weight if arrays.has_ref_logps else None
         return weight, cached, cached, weight if data.batch_kind == "feedback" else None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nnxdsl.config.data import Data
 from nnxdsl.data.batch import RolloutBatch
@@ -41,9 +43,9 @@ class RolloutKind(BatchKind[RolloutBatch]):
     def targets(self, hidden: jax.Array, batch: RolloutBatch) -> Targets:
         """The tokens of completions `[B, R]`; the first is predicted from the prompt's last."""
         prompt = batch.length - jnp.sum(batch.loss_mask, axis=1)  # [B]
-        source = prompt[:, None] - 1 + jnp.arange(batch.answer.shape[1])
+        source = prompt[:, None] - 1 + jnp.arange(batch.completion_ids.shape[1])
         source = jnp.minimum(source, hidden.shape[1] - 1)  # of the padding
-        return Targets(jnp.take_along_axis(hidden, source[:, :, None], axis=1), batch.answer, batch.loss_mask)
+        return Targets(jnp.take_along_axis(hidden, source[:, :, None], axis=1), batch.completion_ids, batch.loss_mask)
 
     def target_mask(self, batch: RolloutBatch) -> jax.Array:
         """Which targets count, `[B, R]`."""
@@ -53,23 +55,51 @@ class RolloutKind(BatchKind[RolloutBatch]):
         self, stats: TokenStats, batch: RolloutBatch, options: PairOptions
     ) -> tuple[LossInputs, TokenStats]:
         """The statistics of the completions' tokens `[B, R]`, with their advantages."""
-        return RolloutOutputs(stats, batch.advantage, batch.limit, batch.old), weighted_stats(stats, batch.weight)
+        outputs = RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+        return outputs, weighted_stats(stats, batch.weight)
+
+    def reference_logps(self, batch: RolloutBatch) -> RolloutOutputs | None:
+        """The reference's log-probabilities in the batch, without other statistics; None without."""
+        if batch.ref_logps is None:
+            return None
+        logps, zeros = jnp.asarray(batch.ref_logps), jnp.zeros(batch.loss_mask.shape, jnp.float32)
+        stats = TokenStats(logps, zeros, zeros, zeros, jnp.asarray(batch.loss_mask, jnp.float32))
+        return RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+
+    def with_reference_logps(self, batch: RolloutBatch, reference: LossInputs) -> RolloutBatch:
+        """The batch with the reference's log-probabilities."""
+        assert isinstance(reference, RolloutOutputs)
+        return batch._replace(ref_logps=np.asarray(reference.stats.logp))
+
+    def without_cached(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch without log-probabilities of sampling and reference."""
+        return batch._replace(old_logps=None, ref_logps=None)
 
     def lengths(self, batch: RolloutBatch) -> BatchLengths:
         """What a batch in numpy holds."""
-        return single_branch(real_lengths(batch.length, batch.weight), batch.loss_mask[batch.weight > 0])
+        return attrs.evolve(
+            single_branch(real_lengths(batch.length, batch.weight), batch.loss_mask[batch.weight > 0]),
+            has_reference_logps=batch.ref_logps is not None,
+        )
 
     def padded(self, batch: RolloutBatch) -> tuple[int, Lengths]:
         """Rows of a batch and the tokens of each, padding among them."""
-        return len(batch.weight), Lengths(batch.tokens.shape[1], batch.answer.shape[1])
+        return len(batch.weight), Lengths(batch.tokens.shape[1], batch.completion_ids.shape[1])
 
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> RolloutBatch:
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
-        weight, mask = arrays.array(dtype=jnp.float32), arrays.array(response, dtype=jnp.bool_)
-        old_logps = arrays.array(response, dtype=jnp.float32) if arrays.has_cached else None
-        tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response), mask
-        return RolloutBatch(*tokens, weight, weight, weight, old_logps)
+        weight, per_token = arrays.array(dtype=jnp.float32), arrays.array(response, dtype=jnp.float32)
+        tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response)
+        return RolloutBatch(
+            *tokens,
+            loss_mask=arrays.array(response, dtype=jnp.bool_),
+            weight=weight,
+            advantages=per_token,
+            max_completion_length=weight,
+            old_logps=per_token if arrays.has_old_logps else None,
+            ref_logps=per_token if arrays.has_ref_logps else None,
+        )
 
 
 register(RolloutBatch, RolloutKind(), "prompts")

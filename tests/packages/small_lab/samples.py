@@ -66,7 +66,8 @@ def answers() -> RolloutBatch:
     old = (draw.normal(-3, 0.5, (8, 8)) * mask).astype(np.float32)
     one = np.ones(8, np.float32)
     gain = draw.normal(size=8).astype(np.float32)
-    return RolloutBatch(tokens, (prompt + said).astype(np.int32), answer, mask, one, gain, 8 * one, old)
+    length = (prompt + said).astype(np.int32)
+    return RolloutBatch(tokens, length, answer, mask, one, gain[:, None] * mask, 8 * one, old)
 
 
 class Trained:
