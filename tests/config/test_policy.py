@@ -72,6 +72,15 @@ def test_parts_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
             "epsilon_high: has no effect with num_iterations=1, where every probability is that of sampling",
         ),
         ({"beta": 0.0, "kl_estimator": "k1"}, "kl_estimator: has no effect with beta=0, which takes no reference"),
+        (
+            {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": True},
+            "use_bias_correction_kl: corrects k3, not k2; set kl_estimator='k3'",
+        ),
+        ({"loss_type": "dapo"}, "loss_type: GRPO has no field 'loss_type'; write Objective.DAPO(...)"),
+        (
+            {"loss_type": "bnpo"},
+            "loss_type: GRPO has no field 'loss_type'; each algorithm is a class, such as Objective.DAPO",
+        ),
         ({"num_generations": 1}, "num_generations: expected a value >= 2, got 1"),
     ],
 )
@@ -94,6 +103,27 @@ def test_names_that_no_function_could_have(name: str) -> None:
 @pytest.mark.parametrize("name", ["short", "ends well", "my_lab:short", "my_lab.rewards:Short.score"])
 def test_names_that_functions_have(name: str) -> None:
     assert Reward(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (Objective.DAPO, {"epsilon_high": 0.3}),
+        (Objective.DrGRPO, {"delta": 2.0}),
+        (Objective.GSPO, {"epsilon": 0.1}),
+        (Objective.CISPO, {"max_ratio": 2.0}),
+        (Objective.SAPO, {"temperature_negative": 2.0}),
+        (Objective.GMPO, {"epsilon": 0.1}),
+        (Objective.DPPO, {"max_divergence": 0.1}),
+        (Objective.RLOO, {"epsilon": 0.1}),
+        (Objective.ReinforcePlusPlus, {"epsilon": 0.1}),
+    ],
+)
+def test_bounds_need_a_second_update(cls: Any, fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(SpecError, match=f"{name}: has no effect with num_iterations=1"):
+        cls(rewards=REWARDS, **fields)
+    cls(rewards=REWARDS, num_iterations=2, **fields)
 
 
 def test_a_reference_is_there_where_it_is_read() -> None:
