@@ -50,7 +50,7 @@ def test_its_tables_are_those_of_the_classes() -> None:
     listed = re.findall(r"^\| `(Reward\.\w+)\(", PAGE, re.MULTILINE)
     assert sorted(listed) == sorted(cls.__qualname__ for cls in members(Reward).values() if cls is not Reward.Function)
     # Each class is there, and what its row says are its defaults.
-    rows = PAGE.partition("| class |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = PAGE.partition("| class | a token's loss |")[2].partition("\n\n")[0].splitlines()[2:]
     classes = [cls for cls in members(Objective).values() if issubclass(cls, PolicyGradient)]
     assert [re.findall(r"`(Objective\.\w+)`", row)[0] for row in rows] == [cls.__qualname__ for cls in classes]
     for cls, row in zip(classes, rows, strict=True):

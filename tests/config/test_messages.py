@@ -39,8 +39,8 @@ OBJECTIVES = (
     "Objective.LengthNormalizedDPO, Objective.EXO, Objective.DiscoPOP, Objective.NCA, Objective.BCO, Objective.SPPO, "
     "Objective.APOZero, Objective.APODown, Objective.AOT, Objective.AOTUnpaired, Objective.ORPO, Objective.SimPO, "
     "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill, Objective.GRPO, Objective.DAPO, "
-    "Objective.DrGRPO, Objective.GSPO, Objective.CISPO, Objective.SAPO, Objective.GMPO, Objective.DPPO, Objective.RLOO, "
-    "Objective.ReinforcePlusPlus, Objective.KTO"
+    "Objective.DrGRPO, Objective.GSPO, Objective.CISPO, Objective.SAPO, Objective.GMPO, Objective.DPPO, "
+    "Objective.RLOO, Objective.ReinforcePlusPlus, Objective.KTO"
 )
 SHORT = OBJECTIVES.replace("Objective.", "")
 

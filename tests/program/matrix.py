@@ -428,9 +428,10 @@ def main() -> int:
         stored = {name: row for name, row in stored.items() if name not in chosen}
     # First what is furthest apart, so that one who is in a hurry has all of that.
     for places in (("alone", "8 devices, 2 parts"), ("alone", "2 parts", "8 devices")):
-        for name, training in ((name, training) for name in chosen for training in trainings(name)):
-            cell = stored.get(name, {}).get(training, {})
-            if "refused" in cell or not {*places} <= {*furthest(name)} or set(places[1:]) <= cell.keys() or time.monotonic() - begun > options.seconds:
+        for name, training in [(each, training) for each in chosen for training in trainings(each)]:
+            cell, is_late = stored.get(name, {}).get(training, {}), time.monotonic() - begun > options.seconds
+            is_tried = "refused" in cell or set(places[1:]) <= cell.keys()
+            if is_tried or is_late or not {*places} <= {*furthest(name)}:
                 continue
             said = tried(name, training, places)
             flags = {key: said[key] and cell.get(key, True) for key in ("finite", "kept", "moved") if key in said}

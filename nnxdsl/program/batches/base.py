@@ -23,7 +23,6 @@ from nnxdsl.data.packing import Size
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.base import PairLogps, WeightedMean
 from nnxdsl.losses.distillation import DistillationInputs
-from nnxdsl.losses.policy_gradient import RolloutOutputs
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.policy_gradient import RolloutOutputs
