@@ -111,9 +111,9 @@ TRACKING = (
 ONLY = {
     ("Experiment", "epochs"): "epochs",
     ("Experiment", "frozen"): "frozen",
-    ("Experiment", "rollouts"): "answers",
-    ("RolloutLog", "every_steps"): "answers",
-    ("RolloutLog", "prompts"): "answers",
+    ("Experiment", "rollouts"): "GRPO",
+    ("RolloutLog", "every_steps"): "GRPO",
+    ("RolloutLog", "prompts"): "GRPO",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
     ("Optimizer.AdamW", "nu_dtype"): "optimizer 3",
     ("Optimizer.Muon", "max_attention_logit"): "clipped",
