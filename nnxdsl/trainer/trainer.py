@@ -16,7 +16,7 @@ from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runtime import allocator
 from nnxdsl.trainer.batches import Batches
 from nnxdsl.trainer.evaluation import Sample
-from nnxdsl.trainer.hooks.base import Hook, StepMetrics
+from nnxdsl.trainer.hooks.base import Hook, StepMetrics, taken_metric
 
 
 class TrainingError(RunError):
@@ -138,8 +138,7 @@ class Trainer:
         pending, self._pending = self._pending, None
         values = {name: value.item() for name, value in pending.values.items()}
         if taken := values.keys() & pending.batch_metrics.keys():
-            message = f"'{min(taken)}' is a metric of the run itself; give that of log_metric another name"
-            raise RunError(f"step {pending.step}: {message}")
+            raise taken_metric(pending.step, min(taken))
         values = _present(values) | dict(pending.batch_metrics)
         if not self._last_read and self.program.blueprint.platform == "cpu":
             allocator.keep_memory()  # the step's temporaries are allocated now

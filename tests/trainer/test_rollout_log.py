@@ -20,6 +20,7 @@ from nnxdsl import (
     Optimizer,
     Reward,
     RolloutLog,
+    RunError,
     Schedule,
     SpecError,
     evolve,
@@ -168,6 +169,20 @@ def test_completions_without_any_reward_are_told(place: Path) -> None:
     assert told.startswith(first)
     assert told.endswith(" others; advantages are 0")
     assert (result.directory / "log.txt").read_text().count("no reward applies") == len({row["step"] for row in lost})
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("metric", ["loss", "samples/s"])
+def test_a_metric_of_the_run_is_none_of_a_reward(metric: str, place: Path) -> None:
+    @reward("misnamed")
+    def misnamed(completion: str, log_metric: Any) -> float:
+        log_metric(metric, 1.0)
+        return 1.0
+
+    made = experiment(place, "misnamed", RolloutLog())
+    made = evolve(made, {"objective": Objective.GRPO(rewards=(Reward("misnamed"),), num_generations=2, beta=0.0)})
+    with pytest.raises(RunError, match=f"^step 0: '{metric}' is a metric of the run itself; give that of log_metric"):
+        run(made, place / metric.replace("/", " "), Display(quiet=True))
 
 
 def test_settings_without_effect_are_refused() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from nnxdsl.errors import RunError
 from nnxdsl.planning.flops import Flops
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ class StepMetrics(NamedTuple):
     def is_finite(self) -> bool:
         """Whether loss and gradient norm are finite."""
         return math.isfinite(self.values["loss"]) and math.isfinite(self.values["grad_norm"])
+
+
+def taken_metric(step: int, name: str) -> RunError:
+    """The error for a metric of a reward function that has the name of one of the run's own."""
+    return RunError(f"step {step}: '{name}' is a metric of the run itself; give that of log_metric another name")
 
 
 class Hook:
