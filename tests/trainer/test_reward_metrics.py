@@ -83,7 +83,7 @@ def test_a_mean_over_nothing_is_left_out(rollouts: Rollouts) -> None:
 
 def test_completions_without_a_reward_are_named(rollouts: Rollouts) -> None:
     texts, rows = ["a", "b", "c", "d", "e", "f"], [2, 2, 2, 3, 3, 3]
-    batch = rollouts.prompts.rollout_batch(rows, ANSWERS, np.zeros(6))
+    batch = rollouts.prompts.rollout_batch(rows, ANSWERS)
     completions = Completions(rows, texts, np.asarray(VALUES), [False] * 6, {"seen": list(range(6))})
     rollout = Rollout(0, batch, {}, completions)
     assert [row.rpartition(":")[2] for row in rollouts.unscored(rollout)] == ["4"]
