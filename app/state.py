@@ -58,6 +58,8 @@ class Site:
         """Returns the directory of a run; raises if the home has no run with this id."""
         if not run:
             raise RunError("name a run: /run?id=...")
+        if self.index.row(run) is None:
+            raise RunError(f"there is no run {run[:100]} in {self.settings.home}; choose another one")
         return RunDirectory(run_path(self.settings.home, run))
 
     def experiment(self, run: str) -> Experiment:

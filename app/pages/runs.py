@@ -15,7 +15,6 @@ import gradio as gr
 import numpy as np
 import pandas as pd
 
-from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.errors import RunError
 from nnxdsl.terminal.plan_format import pluralize
 
@@ -23,6 +22,7 @@ from ..components.confirm import Confirmation
 from ..components.states import signed, sparkline
 from ..html import link
 from ..page import Page
+from ..processes.launch import TRASH, Launch
 from ..state import Site
 from ..store.index import Row
 from ..store.run_filter import filter_text, is_found, kind_of, number_of
@@ -35,7 +35,7 @@ from .demo import Offer
 
 SHOWN = 50
 """Runs of a page of the table."""
-STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged")
+STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged", "missing")
 FEW = 200
 LAUNCHES = 20
 REFUSED_SECONDS = 24 * 3600.0
@@ -231,7 +231,7 @@ def delete(site: Site, query: Query, client: str) -> Done:
         except RunError as error:
             left = {"ids": ",".join(ids[count:])}
             return Done(f"{error}. {count} were deleted before it.", is_problem=True, query=left)
-    return Done(f"Moved to {site.settings.home / '.trash'}: {', '.join(ids)}.", query={"ids": ""})
+    return Done(f"Moved to {site.settings.home / TRASH}: {', '.join(ids)}.", query={"ids": ""})
 
 
 def _deleted(query: Query) -> str:
@@ -271,19 +271,22 @@ def _one(query: Query, what: str) -> str:
 
 
 def _without_directory(site: Site) -> list[Row]:
-    """Runs that are starting, queued, or were refused within a day: there is no directory of them."""
+    """Runs without a directory: those that are starting or queued, were refused within a day, or lost it at work."""
     home, queued = site.settings.home, [one.run for one in site.launcher.waiting()]
-    states: dict[str, str] = {}
-    for launch in itertools.islice(site.launcher.launches(), LAUNCHES):  # the newest start of a run comes first
-        is_refused = launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS
-        states.setdefault(launch.run, "starting" if launch.is_alive else "refused" if is_refused else "")
+    newest: dict[str, Launch] = {}
+    for launch in itertools.islice(site.launcher.launches(), LAUNCHES):
+        newest.setdefault(launch.run, launch)
     found = [
-        Row(id=run, path=home / run, state=state)
-        for run, state in states.items()
-        if state and run not in queued and site.index.row(run) is None
+        Row(id=run, path=home / run, state=launch.state)
+        for run, launch in newest.items()
+        if run not in queued and site.index.row(run) is None and (launch.is_alive or _is_refused(launch))
     ]
     places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
     return found + [Row(id=run, path=home / run, state="queued", inconsistency=place) for run, place in places]
+
+
+def _is_refused(launch: Launch) -> bool:
+    return time.time() - launch.began < REFUSED_SECONDS and launch.state == "refused"
 
 
 def _filter(query: Query) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -42,6 +43,8 @@ from .presets import Presets
 MAX_LAUNCHES = 500
 SWEEPS = "sweeps"
 """Directory of the starts of sweeps."""
+TRASH = ".trash"
+"""Directory of a home that deleted runs are moved to."""
 TAIL = 16_000
 READ_SECONDS = 30.0
 """Timeout in seconds of a launch for the child process that reads its recipe."""
@@ -84,6 +87,19 @@ class Launch:
         except (RunError, AttributeError):
             return None
         return code if isinstance(code, int) else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its run had a directory, which its output then names."""
+        begins = rf"(?:starting|resuming) .*\b{re.escape(self.run)}(?: at step \d+)?\s*"
+        with contextlib.suppress(OSError), run_process.output_file(self.directory).open(errors="replace") as lines:
+            return any(re.fullmatch(begins, line) for line in lines)
+        return False
+
+    @property
+    def state(self) -> str:
+        """State of its run while that has no directory: `starting`, `refused`, or `missing` if it had one."""
+        return "missing" if self.has_begun else "starting" if self.is_alive else "refused"
 
     def output(self) -> str:
         """The last part of its output."""
@@ -268,7 +284,7 @@ class Launcher:
             raise RunError(f"{run}: there is no such run")
         if self._at_work(run) is not None:
             raise RunError(f"{run} is running; stop it first")
-        trash = self._home / ".trash" / f"{run}-{time.time_ns()}"
+        trash = self._home / TRASH / f"{run}-{time.time_ns()}"
         with RunLock(path):
             trash.parent.mkdir(exist_ok=True)
             shutil.move(path, trash)

@@ -472,3 +472,30 @@ def test_a_long_list_has_pages(settings: Settings) -> None:
     assert built.pressed("Previous", {"p": "2"})["query"] == {"p": ""}
     assert len(built.shown(p="99")["Dataframe"]) == 3  # the last one
     site.close()
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_launched_run_whose_directory_is_gone_is_missing_after_a_restart_of_the_app(
+    settings: Settings, is_alive: bool
+) -> None:
+    site = Site(attrs.evolve(settings, read_only=True))
+    made = experiment(0)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    launch = settings.own / "launches" / f"{time.time_ns()}-{made.id}"
+    launch.mkdir(parents=True)
+    record = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
+    (launch / "launch.json").write_text(json.dumps(record))
+    page, listed = native.Built(run_page.PAGE, site), native.Built(runs_page.PAGE, site)
+    if not is_alive:
+        child.communicate()
+    before = "starting" if is_alive else "refused"
+    assert before in updates(page, id=made.id)["HTML"]["value"]
+    assert before in listed.shown()["Dataframe"]["State"][0]
+    (launch / "output.txt").write_text(f"starting {settings.home / 'dpo-0000-of-another'}\n")
+    assert before in updates(page, id=made.id)["HTML"]["value"]
+    with (launch / "output.txt").open("a") as output:
+        output.write(f"starting {settings.home / made.id}\nstep 1/100  loss 0.6931\n")
+    assert "missing" in updates(page, id=made.id)["HTML"]["value"]
+    assert ["missing" in state for state in listed.shown()["Dataframe"]["State"]] == [True] * is_alive
+    child.communicate()
+    site.close()

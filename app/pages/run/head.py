@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from nnxdsl.storage import process_info
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
-from ...processes.launch import Launch
+from ...processes.launch import TRASH, Launch
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row, last_attempt
@@ -51,6 +52,8 @@ class Chosen:
     @property
     def is_live(self) -> bool:
         """Whether a process of it is running."""
+        if self.state == "missing":
+            return self.newest is not None and self.newest.is_alive
         return self.state in ("starting", "stopping") or (self.row is not None and self.row.is_live)
 
     @property
@@ -77,9 +80,13 @@ def chosen(site: Site, run: str) -> Chosen:
         queue = [one.run for one in site.launcher.waiting()]
         if run in queue:
             return Chosen(run, "queued", place=queue.index(run) + 1)
-        if site.index.vanished_since(run, 0.0 if newest is None else newest.began):
-            return Chosen(run, "missing", problem=f"Its directory {site.settings.home / run} was moved or deleted.")
-        return Chosen(run, "" if newest is None else "starting" if is_alive else "refused", newest=newest)
+        state = "" if newest is None else newest.state
+        if state == "missing" or site.index.vanished_since(run, 0.0 if newest is None else newest.began):
+            place = site.settings.home
+            deleted = sorted((place / TRASH).glob(f"{glob.escape(run)}-[0-9]*"))
+            gone = f"Its directory {place / run} was moved or deleted" + (f"; it is {deleted[-1]}" if deleted else "")
+            return Chosen(run, "missing", newest=newest, problem=f"{gone}.")
+        return Chosen(run, state, newest=newest)
     try:
         found = Chosen(run, row.state, row, newest, site.run(run), problem=row.problem or "")
     except RunError as error:

@@ -143,7 +143,7 @@ def _offered(run: head.Chosen, blamed: str | None, buttons: dict[str, gr.Button]
         "stop": run.is_live,
         "kill": run.is_live,
         "resume": has_files and not run.is_live and run.state in ("stopped", "failed", "lost", "queued"),
-        "again": run.state == "refused",
+        "again": run.state in ("refused", "missing") and run.newest is not None and not run.is_live,
         "unqueue": run.place is not None,
         "delete": has_files and not run.is_live,
         "edit": run.state == "refused",
