@@ -20,6 +20,7 @@ import gradio as gr
 
 from nnxdsl.errors import NnxdslError, RunError
 
+from .client import CLIENT
 from .pages.layout.request import NO_DEVICE, device_of, plan_job
 from .pages.outputs.request import request as outputs_request
 from .pages.outputs.request import steps_of
@@ -75,12 +76,14 @@ def add(site: Site) -> None:
         """Launch an experiment, given as Python or JSON, or put it into the queue; return the id of its run."""
         found = from_text(experiment)
         start = site.launcher.enqueue if queued else site.launcher.launch
-        start(found, client_of(request))
+        CLIENT.set(client_of(request))
+        start(found)
         return found.id
 
     def stop(request: gr.Request, run: str) -> str:
         """Ask a run to save a checkpoint and stop; return what was done."""
-        return site.launcher.stop(run, client_of(request))
+        CLIENT.set(client_of(request))
+        return site.launcher.stop(run)
 
     def outputs(
         run: str,

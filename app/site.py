@@ -38,20 +38,20 @@ END_SECONDS = 5
 class Pages(gr.Blocks):
     """All pages of an app, which bring their styles and scripts wherever they are served."""
 
-    def __init__(self, site: Site, pages: tuple[Page, ...]) -> None:
+    def __init__(self, site: Site, pages: tuple[type[Page], ...]) -> None:
         """Adds the pages."""
         self._own, self._given = _head(site.settings.root, pages), ""
         super().__init__(analytics_enabled=False, title="nnxdsl", fill_width=True)
         first = next(page for page in pages if page.path == "/")
         with self:
             _header(site, pages, first.path)
-            first.build(site)
+            first(site)
             api.add(site)
         for page in pages:
             if page is not first:
                 with self.route(page.title, page.path):
                     _header(site, pages, page.path)
-                    page.build(site)
+                    page(site)
 
     @property
     def head(self) -> str:
@@ -63,7 +63,7 @@ class Pages(gr.Blocks):
         self._given = given or ""
 
 
-def build(site: Site, pages: tuple[Page, ...] = PAGES) -> gr.Blocks:
+def build(site: Site, pages: tuple[type[Page], ...] = PAGES) -> gr.Blocks:
     """Builds all pages of an app without serving them."""
     return Pages(site, pages)
 
@@ -161,7 +161,7 @@ def _mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **o
         return gr.mount_gradio_app(app, blocks, path=path, **{**given, **options})
 
 
-def _head(root: str, pages: tuple[Page, ...]) -> str:
+def _head(root: str, pages: tuple[type[Page], ...]) -> str:
     """All static files, `app.*` first, with what the scripts know of the app."""
     css, js = ("\n".join(file.read_text("utf-8") for file in sorted(STATIC.glob(kind))) for kind in ("*.css", "*.js"))
     titles = {page.path: page.title for page in pages}
@@ -170,7 +170,7 @@ def _head(root: str, pages: tuple[Page, ...]) -> str:
     return f'<style>{css}</style><script>{shared}\n{js}</script><link rel="icon" href="data:,">'
 
 
-def _header(site: Site, pages: tuple[Page, ...], current: str) -> None:
+def _header(site: Site, pages: tuple[type[Page], ...], current: str) -> None:
     root = site.settings.root
     links = [
         tag("a", page.title, href=f"{root}{page.path}", aria_current="page" if page.path == current else None)

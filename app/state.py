@@ -5,6 +5,7 @@ from __future__ import annotations
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.runs.status import writer_of
 
 from .processes.alerts import Alerts
 from .processes.dispatcher import Dispatcher
@@ -48,7 +49,8 @@ class Site:
         self.answers = Answers(settings)
         self.votes, self.tags = Votes(own / "votes.jsonl"), Tags(own / "tags.jsonl")
         self.drafts = Drafts(own / "drafts")
-        self.index, self.series, self.rollouts, self.usage = Index(settings.home), Series(), Rollouts(), Usage()
+        self.index, self.series, self.rollouts = Index(settings.home), Series(), Rollouts()
+        self.usage = Usage(self._live_pids)
         self.presets = Presets(project / "experiments", project)
         self.launcher = Launcher(settings, self.presets)
         self.alerts = Alerts(settings, self.index)
@@ -73,8 +75,13 @@ class Site:
             raise RunError(f"{run} names classes of another package, which the app does not import, or is damaged")
         return found
 
+    def _live_pids(self) -> dict[str, int]:
+        """Processes of live runs on this machine."""
+        writers = {row.id: writer_of(row.status) for row in self.index.rows() if row.is_live}
+        return {run: one.pid for run, one in writers.items() if one is not None and one.is_here()}
+
     def close(self) -> None:
         """Stops threads and child processes of the app; runs continue."""
-        for one in (self.dispatcher, self.alerts, self.jobs, self.compiles, self.answers, self.presets):
+        for one in (self.dispatcher, self.alerts, self.usage, self.jobs, self.compiles, self.answers, self.presets):
             if one is not None:
                 one.close()

@@ -1,12 +1,4 @@
-"""A page of gradio components that follows the query of its URL.
-
-    def build(site: Site) -> None:                      # inside the page's route
-        view = View()
-        run = view.control("run", gr.Dropdown(label="Run"))       # ?run=...
-        table = gr.Dataframe()
-        view.shows(lambda query: {run: gr.update(choices=..., value=query.get("run")), table: ...}, [run, table])
-        stop = gr.Button("Stop")
-        view.does(stop.click, lambda query, client: Done(stopped(site, query["run"], client)))
+"""Connects the components of a page with the query of its URL: controls, what fills them, and actions.
 
 The state of a page is its query alone: what a user chooses is written into it, and what is shown is computed from it,
 so that a reloaded or shared URL shows the same. Values that did not change are not sent again: text stays selected.
@@ -97,39 +89,37 @@ class View:
             # The first tab tells that it is selected when the page opens, before the query's one is.
             opened = f"new URLSearchParams(location.search).get({json.dumps(name)}) ?? {json.dumps(ids[0])}"
             selected = f"nnx.isUsed ? {json.dumps(chosen)} : {opened}"
-            self.sets(tab.select, name, selected, ids[0])  # type: ignore[attr-defined]
+            self.write_query(tab.select, name, selected, ids[0])  # type: ignore[attr-defined]
         return tabs
 
-    def sets(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
+    def write_query(self, trigger: Any, name: str, script: str, initial: str = "") -> None:
         """Writes the value of a JavaScript expression into the part `name` of the query when something is triggered."""
         written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)})"
         trigger(None, None, [self._changed], js=f"() => {written}", **UNQUEUED)
 
-    def follows(self, text: gr.Textbox, script: str) -> None:
+    def on_change(self, text: gr.Textbox, script: str) -> None:
         """Passes a text to a JavaScript function whenever it changes, then shows the page anew."""
         shows = "return JSON.stringify({ count: ++nnx.count });"
         text.change(None, [text], [self._changed], js=f"(text) => {{ {script}(text); {shows} }}", **UNQUEUED)
 
-    def shows(
-        self, values: Callable[[Query], Values], outputs: Sequence[Block], every: float | gr.Timer | None = None
+    def refresh(
+        self, fill: Callable[[Query], Values], components: Sequence[Block], timer: gr.Timer | None = None
     ) -> None:
-        """Shows the values of a query when the page is opened, when a control changes, and after actions.
+        """Fills components when the page is opened, when a control changes, and after actions.
 
         An `NnxdslError` is shown at the top of the page, and what is shown else is left as it is. It may be
-        called several times, each with outputs of its own.
+        called several times, each with components of its own.
 
         Args:
-            values: The new values, or updates, of those outputs that change.
-            outputs: Components that it may change; controls among them.
-            every: Seconds after which values that are not controls are updated again, or a timer of the page, which
-                may be among the outputs.
+            fill: Returns the new values, or updates, of those components that change.
+            components: What it may change; controls among them.
+            timer: Fills again those that are not controls; it may be among the components.
         """
         sent = gr.Textbox(visible="hidden", label="digests")
-        timer = gr.Timer(every) if isinstance(every, int | float) else every
         with self._problems:
             problem = gr.Markdown(visible=False, elem_classes=["problem"])
-        shown = [*outputs, problem]
-        handler = _handler(values, shown, self._controls)
+        shown = [*components, problem]
+        handler = _handler(fill, shown, self._controls)
         for trigger, begin in (
             (gr.context.Context.root_block.load, "'{}'"),  # type: ignore[union-attr]
             (self._changed.change, "changed"),
@@ -145,7 +135,7 @@ class View:
                 **UNQUEUED,
             )
 
-    def does(
+    def on(
         self,
         trigger: Any,
         function: Callable[..., Done | None],
@@ -155,15 +145,15 @@ class View:
     ) -> None:
         """Calls a function when something is triggered (`button.click`), then shows its notice and the page anew.
 
-        The function takes the query, the client's address, with `has_event` the `gr.SelectData` of what was selected,
-        and the values of the inputs. An `NnxdslError` is shown as a notice. In a read-only app, actions that write must
-        not be built at all: what is built can be called.
+        The function takes the query, with `has_event` the `gr.SelectData` of what was selected, and the values of the
+        inputs; `CLIENT` is who asks for it. An `NnxdslError` is shown as a notice. In a read-only app, actions that
+        write must not be built at all: what is built can be called.
         """
 
         def handle(request: gr.Request, query: str, *values: Any) -> str:
             CLIENT.set(client_of(request))
             try:
-                done = function(_parsed(query), client_of(request), *values) or Done()
+                done = function(_parsed(query), *values) or Done()
             except Exception as error:
                 raise gr.Error(escape(_message(error)).replace("\n", "<br>"), print_exception=False) from error
             if done.notice:  # as HTML
@@ -202,7 +192,7 @@ def is_narrow(query: Query) -> bool:
 
 
 def _handler(
-    values: Callable[[Query], Values], outputs: list[Block], controls: Mapping[str, Block]
+    fill: Callable[[Query], Values], outputs: list[Block], controls: Mapping[str, Block]
 ) -> Callable[..., list[Any]]:
     """What gradio calls: returns outputs whose values changed, but for the control that the user changed."""
     problem = outputs[-1]
@@ -210,7 +200,7 @@ def _handler(
     def handle(changed: str, query: str, sent: str, request: gr.Request | None = None) -> list[Any]:
         CLIENT.set(client_of(request))
         try:
-            found = {problem: gr.update(visible=False, value=""), **values(_parsed(query))}
+            found = {problem: gr.update(visible=False, value=""), **fill(_parsed(query))}
         except Exception as error:
             found = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
         name = str(json_object(changed).get("name", ""))

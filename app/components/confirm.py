@@ -8,21 +8,21 @@ from functools import partial
 
 import attrs
 import gradio as gr
-from gradio.blocks import Block
 
 from nnxdsl.errors import RunError
 
 from ..markdown import plain
+from ..page import Part
 from ..view import Done, Query, Values, View
 
 PARAMETER = "confirm"
 """Part of the query that says which question is asked."""
 
 
-class Confirmation:
+class Confirmation(Part):
     """A question with buttons that act or cancel, and a field where a name has to be typed.
 
-    It is open while `?confirm=` is its name, so that a reloaded page asks again. `shown` changes its `outputs`.
+    It is open while `?confirm=` is its name, so that a reloaded page asks again.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Confirmation:
         button: gr.Button,
         name: str,
         question: str,
-        act: Callable[[Query, str], Done | None],
+        act: Callable[[Query], Done | None],
         expected: Callable[[Query], str] = lambda query: "",
     ) -> None:
         """Adds the question `name` of the query, which a button reveals; `expected` has to be typed, unless empty."""
@@ -43,12 +43,11 @@ class Confirmation:
                 yes = gr.Button(str(button.value), variant="stop")
                 no = gr.Button("Cancel")
         self._group, self._typed = group, typed
-        self.outputs: list[Block] = [group, typed]
-        view.sets(button.click, PARAMETER, json.dumps(name))
-        view.sets(no.click, PARAMETER, '""')
-        view.does(partial(gr.on, [yes.click, typed.submit]), self._acted, [typed])
+        view.write_query(button.click, PARAMETER, json.dumps(name))
+        view.write_query(no.click, PARAMETER, '""')
+        view.on(partial(gr.on, [yes.click, typed.submit]), self._acted, [typed])
 
-    def shown(self, query: Query) -> Values:
+    def fill(self, query: Query) -> Values:
         """Returns the updates of the components for a query."""
         expected = self._expected(query)
         return {
@@ -56,9 +55,9 @@ class Confirmation:
             self._typed: gr.update(label=f"Type {expected} to confirm", value="", visible=expected != ""),
         }
 
-    def _acted(self, query: Query, client: str, typed: str | None) -> Done:
+    def _acted(self, query: Query, typed: str | None) -> Done:
         expected = self._expected(query)
         if expected and (typed or "").strip() != expected:
             raise RunError(f"Type {expected} to confirm.")
-        done = self._act(query, client) or Done()
+        done = self._act(query) or Done()
         return attrs.evolve(done, query={PARAMETER: "", **done.query})

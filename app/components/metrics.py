@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 import gradio as gr
 
-from ..view import Query, View
-from .axes import OVER
+from ..page import Part
+from ..store.series import Columns
+from ..view import Query, Values, View
+from .axes import OVER, offered
 
 TOGETHER = {
     "Loss": ("loss",),
@@ -29,26 +30,25 @@ NOT_ALONE = {"num_tokens", "pairs/s", "samples/s"}
 SMOOTHING = ("0", "0.6", "0.9", "0.97")
 
 
-class Controls(NamedTuple):
-    """What a page lets a user choose of its charts."""
+class ChartOptions(Part):
+    """Smoothing, horizontal axis, logarithms, and whether all metrics are drawn."""
 
-    group: gr.Group
-    over: gr.Dropdown
-    more: gr.Checkbox
+    def __init__(self, view: View) -> None:
+        """Adds the controls."""
+        with gr.Group() as self.group:
+            with gr.Row():
+                smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Exponential moving average")
+                axis = gr.Dropdown(list(OVER), value="step", label="X axis", info="Of all charts")
+            with gr.Row():
+                log = gr.Checkbox(label="Log scale", info="Loss, gradient norm, rates", min_width=140)
+                more = gr.Checkbox(label="All metrics", info="Also those without a chart", min_width=140)
+        view.control("smooth", smooth, "0")
+        view.control("log", log)
+        self.axis, self.more = view.control("x", axis, "step"), view.control("all", more)
 
-
-def controls(view: View) -> Controls:
-    """Adds smoothing, horizontal axis, logarithms, and whether all metrics are drawn."""
-    with gr.Group() as group:
-        with gr.Row():
-            smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Exponential moving average")
-            over = gr.Dropdown(list(OVER), value="step", label="X axis", info="Of all charts")
-        with gr.Row():
-            log = gr.Checkbox(label="Log scale", info="Loss, gradient norm, rates", min_width=140)
-            more = gr.Checkbox(label="All metrics", info="Also those without a chart", min_width=140)
-    view.control("smooth", smooth, "0")
-    view.control("log", log)
-    return Controls(group, view.control("x", over, "step"), view.control("all", more))
+    def fill(self, runs: Sequence[Mapping[str, Columns]]) -> Values:
+        """Offers the axes that the metrics of all runs allow."""
+        return {self.axis: gr.update(choices=list(offered(runs)))}
 
 
 def smoothing(query: Query) -> float:

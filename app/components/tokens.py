@@ -32,7 +32,7 @@ def token_map(view: View, name: str) -> gr.HTML:
     """
     script = f"nnx.tokens(element, {json.dumps(name)}, trigger, watch);"
     shown = gr.HTML(js_on_load=script, apply_default_css=False)
-    view.sets(shown.select, name, "nnx.chosen")
+    view.write_query(shown.select, name, "nnx.chosen")
     return shown
 
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from ..page import Page
-from . import about, export, rollouts, runs, system
-from .compare import page as compare
-from .data import page as data
-from .layout import page as layout
-from .new import page as new
-from .outputs import page as outputs
-from .run import page as run
-from .sweeps import page as sweeps
+from .about import About
+from .compare.page import Compare
+from .data.page import Data
+from .export import Export
+from .layout.page import Layout
+from .new.page import NewRun
+from .outputs.page import Outputs
+from .rollouts import Rollouts
+from .run.page import Run
+from .runs import Runs
+from .sweeps.page import Sweeps
+from .system import System
 
-PAGES: tuple[Page, ...] = (
-    runs.PAGE,
-    run.PAGE,
-    new.PAGE,
-    data.PAGE,
-    compare.PAGE,
-    sweeps.PAGE,
-    layout.PAGE,
-    outputs.PAGE,
-    rollouts.PAGE,
-    export.PAGE,
-    system.PAGE,
-    about.PAGE,
+PAGES: tuple[type[Page], ...] = (
+    Runs,
+    Run,
+    NewRun,
+    Data,
+    Compare,
+    Sweeps,
+    Layout,
+    Outputs,
+    Rollouts,
+    Export,
+    System,
+    About,
 )

@@ -21,7 +21,7 @@ from ..page import Page
 from ..processes.usage import disk
 from ..state import Site
 from ..store.index import last_attempt
-from ..view import Done, Query, Values, View
+from ..view import Done, Query, Values
 from ..words import number, size
 
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
@@ -37,33 +37,52 @@ COMMANDS = {
 }
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# About")
-    with gr.Row():
-        with gr.Column(min_width=360):
-            here = gr.Markdown()
-            confirmation = None if site.settings.read_only else _clearing(site, view)
-        versions = gr.Markdown(min_height=40)
-    limits = site.settings.limits
-    rows = {
-        "Concurrent runs of the queue": limits.slots,
-        "Queued runs at most": limits.queued,
-        "Upload limit": size(limits.upload_bytes),
-        "Time limit of a child process": f"{limits.job_seconds:.0f} s",
-        "Log shown": size(limits.log_bytes),
-    }
-    with gr.Row():
-        for section in (_section("Limits", rows), _section("The command line", COMMANDS, NOTE)):
+class About(Page):
+    """Settings and versions, and a button that clears caches."""
+
+    name, path, title = "about", "/about", "About"
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("# About")
+        with gr.Row():
             with gr.Column(min_width=360):
-                gr.Markdown(section)
+                self.settings = gr.Markdown()
+                self.question = None if self.site.settings.read_only else self._add_clearing()
+            self.versions = gr.Markdown(min_height=40)
+        limits = self.site.settings.limits
+        rows = {
+            "Concurrent runs of the queue": limits.slots,
+            "Queued runs at most": limits.queued,
+            "Upload limit": size(limits.upload_bytes),
+            "Time limit of a child process": f"{limits.job_seconds:.0f} s",
+            "Log shown": size(limits.log_bytes),
+        }
+        with gr.Row():
+            for section in (_section("Limits", rows), _section("The command line", COMMANDS, NOTE)):
+                with gr.Column(min_width=360):
+                    gr.Markdown(section)
 
-    def shown(query: Query) -> Values:
-        found = {here: _section("This app", _here(site)), versions: _section("Versions", _machine(site))}
-        return found if confirmation is None else {**found, **confirmation.shown(query)}
+    def fill(self, query: Query) -> Values:
+        """Reads disk use and versions."""
+        here, machine = _section("This app", _here(self.site)), _section("Versions", _machine(self.site))
+        question = {} if self.question is None else self.question.fill(query)
+        return {self.settings: here, self.versions: machine, **question}
 
-    view.shows(shown, [here, versions, *(confirmation.outputs if confirmation is not None else [])])
+    def _add_clearing(self) -> Confirmation:
+        """Adds the button that deletes drafts and cached plans."""
+        button = gr.Button("Clear drafts and plans", scale=0)
+        return Confirmation(
+            self.view, button, "clear", "Runs are not touched. Clear drafts and plans?", lambda query: clear(self.site)
+        )
+
+
+def clear(site: Site) -> Done:
+    """Deletes drafts and cached plans."""
+    for name in ("drafts", "plans"):
+        shutil.rmtree(site.settings.own / name, ignore_errors=True)
+    site.launcher.audit("clear", "")
+    return Done("Drafts and plans are cleared.")
 
 
 def _section(title: str, rows: Mapping[str, object], note: str = "") -> str:
@@ -109,19 +128,6 @@ def _devices(site: Site) -> str:
     return "no run has started yet"
 
 
-def _clearing(site: Site, view: View) -> Confirmation:
-    """Adds the button that deletes drafts and cached plans."""
-
-    def clear(_query: Query, client: str) -> Done:
-        for name in ("drafts", "plans"):
-            shutil.rmtree(site.settings.own / name, ignore_errors=True)
-        site.launcher.audit("clear", "", client)
-        return Done("Drafts and plans are cleared.")
-
-    button = gr.Button("Clear drafts and plans", scale=0)
-    return Confirmation(view, button, "clear", "Runs are not touched. Clear drafts and plans?", clear)
-
-
 def _bytes(place: Path) -> int:
     total = 0
     for parent, _, names in os.walk(place):
@@ -129,6 +135,3 @@ def _bytes(place: Path) -> int:
             with contextlib.suppress(OSError):  # deleted meanwhile
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total
-
-
-PAGE = Page(name="about", path="/about", title="About", build=build)

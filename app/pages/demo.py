@@ -16,6 +16,7 @@ from nnxdsl.storage.jsonl import replace
 from ..html import link
 from ..markdown import link as markdown_link
 from ..markdown import plain
+from ..page import Part
 from ..processes import demo_data
 from ..state import Site
 from ..view import Done, Values, View
@@ -98,16 +99,12 @@ def recipe(site: Site) -> str | None:
     return next((name for name in site.presets.names() if name.startswith("dpo")), None)
 
 
-class Offer:
-    """What an empty page shows: what a run is, a button that starts the demo, and the command that does the same.
-
-    Attributes:
-        outputs: Components that `shown` changes.
-    """
+class Offer(Part):
+    """What an empty page shows: what a run is, a button that starts the demo, and the command that does the same."""
 
     def __init__(self, site: Site, view: View) -> None:
         """Adds the components."""
-        self._site, self._parts = site, list[Any]()
+        self.site, self._parts = site, list[Any]()
         with gr.Column(visible=False, elem_classes=["empty-state"]) as self._column:
             gr.Markdown(f"## No runs yet\n\n{RUN}")
             if not site.settings.read_only:
@@ -116,29 +113,28 @@ class Offer:
                     review = gr.Button("Review and edit it first", link="#", scale=0, min_width=210)
                     gr.Button("Choose another experiment", link="/new", scale=0, min_width=220)
                 command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
-                view.does(button.click, lambda query, client: Done(goto=link("/run", id=begin(site, client))))
+                view.on(button.click, lambda query: Done(goto=link("/run", id=begin(site))))
                 self._parts = [review, command]
             gr.Markdown(f"Runs are read from {plain(str(site.settings.home))}")
-        self.outputs = [self._column, *self._parts]
 
-    def shown(self, is_empty: bool) -> Values:
+    def fill(self, *, is_empty: bool) -> Values:
         """Returns the updates of the components; nothing is written or read while there are runs."""
         column = {self._column: gr.update(visible=is_empty)}
         if not is_empty or not self._parts:
             return column
-        name = recipe(self._site)
-        file = f"experiments/{name}.py" if name is not None else str(written(self._site)[1])
+        name = recipe(self.site)
+        file = f"experiments/{name}.py" if name is not None else str(written(self.site)[1])
         change = DEMO if name is None else link("/new", preset=name)
-        command = f"python {shlex.quote(file)} --home {shlex.quote(str(self._site.settings.home))}"
+        command = f"python {shlex.quote(file)} --home {shlex.quote(str(self.site.settings.home))}"
         return {**column, **dict(zip(self._parts, (gr.update(link=change), command), strict=True))}
 
 
-def begin(site: Site, client: str) -> str:
+def begin(site: Site) -> str:
     """Starts the demo run, once its recipe has been read, and returns its id; a RunError says why it was refused."""
     name = recipe(site)
     made = written(site)[0] if name is None else site.presets.experiment(name)
     while made is None:
         time.sleep(0.2)
         made = site.presets.experiment(name or "")
-    site.launcher.launch(made, client, name or "")
+    site.launcher.launch(made, name or "")
     return made.id

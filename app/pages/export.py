@@ -15,7 +15,7 @@ from ..markdown import plain
 from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site
-from ..view import Done, Query, Values, View, if_any
+from ..view import Done, Query, Values, if_any
 from ..words import number
 from .outputs.request import steps_of, with_checkpoints
 
@@ -30,64 +30,70 @@ EMPTY = (
 )
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# Export")
-    with gr.Row():
-        run = view.control("run", gr.Dropdown([], label="Run", info="Its newest checkpoint", scale=2))
-        kinds = [("Model, for transformers", ""), ("Adapter, for PEFT", ADAPTER)]
-        what = view.control("what", gr.Radio(kinds, value="", label="What", scale=2))
-        dtype = view.control("dtype", gr.Dropdown(list(DTYPES), value=DTYPES[0], label="dtype"), DTYPES[0])
-    words = gr.Markdown()
-    buttons: list[gr.Button] = []
-    if not site.settings.read_only:
-        with gr.Row():
-            buttons = [
-                gr.Button("Export", variant="primary", visible=False, scale=0, min_width=160),
-                gr.Button("Cancel", visible=False, scale=0, min_width=160),
-            ]
-    files = gr.Dataframe(label="Files", interactive=False, visible=False)
-    timer = gr.Timer(1, active=False)
+class Export(Page):
+    """What to export, how far it is, and the files that were written."""
 
-    def shown(query: Query) -> Values:
-        ids = [row.id for row in with_checkpoints(site)]
-        chosen = query.get("run") or next(iter(ids), "")
-        place = _place(site, {**query, "run": chosen}) if chosen else None
-        job = None if place is None else site.jobs.get(f"export {place}")
-        is_running = job is not None and not job.is_over
-        is_done = job is not None and job.result is not None
-        written = [(name, f"{size:,}") for name, size in job.result["files"].items()] if job and job.result else []
-        visible = (place is not None and not is_running and not is_done, is_running)
+    name, path, title = "export", "/export", "Export"
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("# Export")
+        control, kinds = self.view.control, [("Model, for transformers", ""), ("Adapter, for PEFT", ADAPTER)]
+        with gr.Row():
+            self.run = control("run", gr.Dropdown([], label="Run", info="Its newest checkpoint", scale=2))
+            self.kind = control("what", gr.Radio(kinds, value="", label="What", scale=2))
+            self.dtype = control("dtype", gr.Dropdown(list(DTYPES), value=DTYPES[0], label="dtype"), DTYPES[0])
+        self.status = gr.Markdown()
+        self.buttons: list[gr.Button] = []
+        if not self.site.settings.read_only:
+            with gr.Row():
+                for text, act in (("Export", self._start), ("Cancel", self._cancel)):
+                    variant = "primary" if text == "Export" else "secondary"
+                    button = gr.Button(text, variant=variant, visible=False, scale=0, min_width=160)
+                    self.view.on(button.click, act)
+                    self.buttons.append(button)
+        self.files = gr.Dataframe(label="Files", interactive=False, visible=False)
+        self.timer = gr.Timer(1, active=False)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the export of the query, or of the newest run with a checkpoint."""
+        ids = [row.id for row in with_checkpoints(self.site)]
+        run, place, job, status = query.get("run") or next(iter(ids), ""), None, None, EMPTY
+        try:
+            place = _place(self.site, {**query, "run": run}) if run else None
+        except RunError as error:
+            status = f"**{plain(str(error))}**"
+        if place is not None:
+            job = self.site.jobs.get(f"export {place}")
+            status = _status(place, job)
+        is_running, result = job is not None and not job.is_over, None if job is None else job.result
+        files = [] if result is None else [(name, f"{size:,}") for name, size in result["files"].items()]
+        visible = (place is not None and not is_running and result is None, is_running)
         return {
-            run: gr.update(choices=ids, value=chosen or None),
-            what: query.get("what", ""),
-            dtype: query.get("dtype", DTYPES[0]),
-            words: EMPTY if place is None else _told(place, job),
-            files: if_any(pd.DataFrame(written, columns=["file", "bytes"])),
-            timer: gr.update(active=is_running),
-            **{button: gr.update(visible=one) for button, one in zip(buttons, visible, strict=False)},
+            self.run: gr.update(choices=ids, value=run or None),
+            self.kind: query.get("what", ""),
+            self.dtype: query.get("dtype", DTYPES[0]),
+            self.status: status,
+            self.files: if_any(pd.DataFrame(files, columns=["file", "bytes"])),
+            self.timer: gr.update(active=is_running),
+            **{button: gr.update(visible=one) for button, one in zip(self.buttons, visible, strict=False)},
         }
 
-    def started(query: Query, client: str) -> Done:
-        name = query.get("run") or next((row.id for row in with_checkpoints(site)), "")
-        place, is_adapter = _place(site, {**query, "run": name}), query.get("what") == ADAPTER
+    def _start(self, query: Query) -> Done:
+        name = query.get("run") or next((row.id for row in with_checkpoints(self.site)), "")
+        place, is_adapter = _place(self.site, {**query, "run": name}), query.get("what") == ADAPTER
         if place.exists() and any(place.iterdir()):
             return Done(f"{place} is not empty; move it away", is_problem=True)
         place.parent.mkdir(parents=True, exist_ok=True)
-        site.launcher.audit("export", name, client)
-        words = ["-m", "nnxdsl", "export", str(site.run(name).path), str(place), "--json"]
-        words += ["--dtype", query.get("dtype", DTYPES[0]), *(["--adapter"] if is_adapter else [])]
-        site.jobs.start(f"export {place}", words)
+        self.site.launcher.audit("export", name)
+        argv = ["-m", "nnxdsl", "export", str(self.site.run(name).path), str(place), "--json"]
+        argv += ["--dtype", query.get("dtype", DTYPES[0]), *(["--adapter"] if is_adapter else [])]
+        self.site.jobs.start(f"export {place}", argv)
         return Done(query={"run": name})
 
-    def cancelled(query: Query, client: str) -> Done:
-        site.jobs.cancel(f"export {_place(site, query)}")
+    def _cancel(self, query: Query) -> Done:
+        self.site.jobs.cancel(f"export {_place(self.site, query)}")
         return Done("Cancelled; an incomplete export is removed.")
-
-    view.shows(shown, [run, what, dtype, words, files, *buttons, timer], every=timer)
-    for button, action in zip(buttons, (started, cancelled), strict=False):
-        view.does(button.click, action)
 
 
 def _place(site: Site, query: Query) -> Path:
@@ -102,7 +108,7 @@ def _place(site: Site, query: Query) -> Path:
     return site.settings.project / FOLDER / f"{directory.path.name}-{steps[0]}{what}-{dtype}"
 
 
-def _told(place: Path, job: Job | None) -> str:
+def _status(place: Path, job: Job | None) -> str:
     """Where an export will be written, how far it is, or what came of it."""
     if job is None:
         there = f" {plain(str(place))} is not empty." if place.exists() else ""
@@ -123,6 +129,3 @@ def _told(place: Path, job: Job | None) -> str:
         *(plain(str(note)) for note in found.get("notes") or ()),
     ]
     return "\n\n".join(lines)
-
-
-PAGE = Page(name="export", path="/export", title="Export", build=build)

@@ -18,7 +18,7 @@ from ..page import Page
 from ..state import Site
 from ..store.index import Row
 from ..store.rollouts import NAME
-from ..view import Done, Query, Values, View, is_narrow
+from ..view import Done, Query, Values, is_narrow
 from ..words import whole
 
 EMPTY = (
@@ -37,66 +37,69 @@ SAMPLED = ("frac_reward_zero_std", "completions/mean_length", "completions/clipp
 Group = Mapping[str, Any]
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# Rollouts")
-    with gr.Row():
-        run = view.control("run", gr.Dropdown([], label="Run", info="Runs that sample, newest first", scale=2))
-        step = view.control(
-            "step", gr.Slider(0, 1, value=0, step=1, label="Step", info="Recorded ones; the last at first", scale=2)
-        )
-    words = gr.Markdown()
-    hidden: dict[str, Any] = {"interactive": False, "visible": False}
-    table, text = {**hidden, "pinned_columns": 1}, {**hidden, "buttons": ["copy"]}
-    prompts = gr.Dataframe(label="Prompts of the step; select one", max_height=260, **table)
-    prompt = gr.Textbox(label="Prompt", lines=1, max_lines=8, **text)
-    completions = gr.Dataframe(label="Its completions, the best first; select one", max_height=420, **table)
-    completion = gr.Textbox(lines=2, max_lines=16, **text)
-    plot = gr.Plot(show_label=False, visible=False)
-    timer = gr.Timer(SECONDS, active=False)
-    view.does(prompts.select, partial(_selected, "group"), has_event=True)
-    view.does(completions.select, partial(_selected, "completion"), has_event=True)
+class Rollouts(Page):
+    """Prompts of a step, and the completions of one of them."""
 
-    def shown(query: Query) -> Values:
+    name, path, title = "rollouts", "/rollouts", "Rollouts"
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("# Rollouts")
+        with gr.Row():
+            run = gr.Dropdown([], label="Run", info="Runs that sample, newest first", scale=2)
+            step = gr.Slider(0, 1, value=0, step=1, label="Step", info="Recorded ones; the last at first", scale=2)
+            self.run, self.step = self.view.control("run", run), self.view.control("step", step)
+        self.about = gr.Markdown()
+        hidden: dict[str, Any] = {"interactive": False, "visible": False}
+        table, text = {**hidden, "pinned_columns": 1}, {**hidden, "buttons": ["copy"]}
+        self.prompts = gr.Dataframe(label="Prompts of the step; select one", max_height=260, **table)
+        self.prompt = gr.Textbox(label="Prompt", lines=1, max_lines=8, **text)
+        self.completions = gr.Dataframe(label="Its completions, the best first; select one", max_height=420, **table)
+        self.completion = gr.Textbox(lines=2, max_lines=16, **text)
+        self.plot = gr.Plot(show_label=False, visible=False)
+        self.timer = gr.Timer(SECONDS, active=False)
+        self.view.on(self.prompts.select, partial(_selected, "group"), has_event=True)
+        self.view.on(self.completions.select, partial(_selected, "completion"), has_event=True)
+
+    def fill(self, query: Query) -> Values:
+        """Shows a step of a run, by default the last one of the newest run that samples."""
+        site = self.site
         offered = [row.id for row in site.index.rows() if (row.path / NAME).exists()][:RUNS]
         name = query.get("run") or next(iter(offered), "")
-        found: dict[Any, Any] = dict.fromkeys(
-            (step, prompts, prompt, completions, completion, plot), gr.update(visible=False)
-        )
-        found[run] = gr.update(choices=offered, value=name or None)
-        if not name:
-            return {**found, words: EMPTY, timer: gr.update(active=False)}
-        directory, row = site.run(name).path, site.index.row(name)
-        found[timer] = gr.update(active=row is not None and row.is_live)
-        steps = site.rollouts.steps(directory / NAME)
+        results = (self.step, self.prompts, self.prompt, self.completions, self.completion, self.plot)
+        values: dict[Any, Any] = dict.fromkeys(results, gr.update(visible=False))
+        row = site.index.row(name)
+        values[self.run] = gr.update(choices=offered, value=name or None)
+        values[self.timer] = gr.update(active=row is not None and row.is_live)
+        if row is None:
+            return {**values, self.about: f"There is no run {plain(name)}." if name else EMPTY}
+        file = site.run(name).path / NAME
+        steps = site.rollouts.steps(file)
         if not steps:
-            return {**found, words: NONE_YET}
+            return {**values, self.about: NONE_YET}
         given = whole(query.get("step", ""))
         at = max((one for one in steps if given is None or one <= given), default=steps[0])
-        groups = site.rollouts.groups(directory / NAME, at)
-        found |= {
-            step: _slider(steps, at),
-            words: _words(row, at, groups),
-            plot: gr.update(value=_curves(site, directory, at, 1 if is_narrow(query) else 2), visible=True),
+        groups = site.rollouts.groups(file, at)
+        values |= {
+            self.step: _slider(steps, at),
+            self.about: _about(row, at, groups),
+            self.plot: gr.update(value=_curves(site, file.parent, at, 1 if is_narrow(query) else 2), visible=True),
         }
         group = next((one for one in groups if str(one["group"] + 1) == query.get("group")), next(iter(groups), None))
         if group is None:
-            return found
+            return values
         ranked = sorted(enumerate(group["completions"], 1), key=lambda one: _order(one[1]["reward"]))
         place, chosen = next((one for one in ranked if str(one[0]) == query.get("completion")), ranked[0])
         label = f"Prompt {group['group'] + 1}: {group['row']}"
-        return found | {
-            prompts: gr.update(value=_prompts(groups), visible=True),
-            prompt: gr.update(value=group["prompt"], label=label, visible=True),
-            completions: gr.update(value=_completions(ranked), visible=True),
-            completion: gr.update(value=chosen["text"], label=f"Completion {place}", visible=True),
+        return values | {
+            self.prompts: gr.update(value=_prompts(groups), visible=True),
+            self.prompt: gr.update(value=group["prompt"], label=label, visible=True),
+            self.completions: gr.update(value=_completions(ranked), visible=True),
+            self.completion: gr.update(value=chosen["text"], label=f"Completion {place}", visible=True),
         }
 
-    view.shows(shown, [run, step, words, prompts, prompt, completions, completion, plot, timer], every=timer)
 
-
-def _selected(part: str, query: Query, client: str, event: gr.SelectData) -> Done:
+def _selected(part: str, query: Query, event: gr.SelectData) -> Done:
     return Done(query={"completion": "", part: str(event.row_value[0])})
 
 
@@ -106,10 +109,10 @@ def _slider(steps: Sequence[int], at: int) -> Any:
     return gr.update(minimum=steps[0], maximum=max(steps[-1], steps[0] + 1), step=gap, value=at, visible=len(steps) > 1)
 
 
-def _words(row: Row | None, step: int, groups: Sequence[Group]) -> str:
+def _about(row: Row, step: int, groups: Sequence[Group]) -> str:
     count = sum(len(group["completions"]) for group in groups)
-    objective = "" if row is None else f"{plain(row.facts.get('objective', ''))} · "
-    return f"{objective}step **{step:,}** · {len(groups):,} prompts recorded, {count:,} completions"
+    recorded = f"step **{step:,}** · {len(groups):,} prompts recorded, {count:,} completions"
+    return f"{plain(row.facts.get('objective', ''))} · {recorded}"
 
 
 def _prompts(groups: Sequence[Group]) -> pd.DataFrame:
@@ -179,6 +182,3 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
     charts = [Chart("Mean reward", lines(*rewards)), *(Chart(name, lines(name)) for name in SAMPLED)]
     charts = [chart for chart in charts if chart.lines]
     return figure(charts, "step", columns, [Mark(step, f"step {step:,}")], own_legends=True)
-
-
-PAGE = Page(name="rollouts", path="/rollouts", title="Rollouts", build=build)

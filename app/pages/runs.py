@@ -27,8 +27,9 @@ from ..state import Site
 from ..store.index import Row
 from ..store.run_filter import filter_text, is_found, kind_of, number_of
 from ..store.series import sampled
-from ..store.tags import words_of
-from ..view import Done, Query, Values, View
+from ..store.sweeps import sweeps_by_run
+from ..store.tags import parse_tags
+from ..view import Done, Query, Values
 from ..words import age, duration, local_time, whole
 from .compare.runs import LEAST, MOST, filtered
 from .demo import Offer
@@ -48,7 +49,7 @@ METRICS = {
     "Reward": ("reward",),
 }
 FACTS = {"Objective": "objective", "Adapter": "adapter", "Model": "model", "Mesh": "mesh"}
-BEFORE, AFTER = ("State", "Progress", *METRICS, "Curve"), ("Tags", "Created", "Duration", "Heartbeat")
+BEFORE, AFTER = ("State", "Progress", *METRICS, "Curve"), ("Sweep", "Tags", "Created", "Duration", "Heartbeat")
 """Columns before and after those of settings."""
 OF_FACTS = re.compile(r"(objective|model|adapter)\.type|model\.size|mesh\..*|.*\.every_(steps|minutes)|log_.*")
 """Settings that are columns as facts, or change nothing that is learnt: no columns unless they are chosen."""
@@ -58,119 +59,119 @@ LETTER_PIXELS, CELL_PIXELS, LEAST_PIXELS, MOST_PIXELS = 8.5, 34, 64, 340
 QUESTION = "The ticked runs will be moved to the directory .trash next to the runs."
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    timer = gr.Timer(4)
-    gr.Markdown("# Runs")
-    offer = Offer(site, view)
-    with gr.Column(visible=False) as body:
-        state = view.control("state", gr.Radio([("all", "")], value="", label="State", container=False))
-        with gr.Row():
-            hint = "Name, objective, model, tag; state:failed, tag:baseline, lr>1e-4, loss<0.5"
-            search = view.control("q", gr.Textbox(label="Search runs", placeholder=hint, max_lines=1, scale=3))
-            tag = view.control("tag", gr.Dropdown([("any tag", "")], value="", label="Tag", min_width=140))
-            ticked = view.control(
-                "ids", gr.Dropdown([], multiselect=True, label="Ticked runs", scale=3, info="Here, or in the table")
-            )
-        with gr.Accordion("Columns, order and groups", open=False), gr.Row():
-            columns = view.control("columns", gr.Dropdown([], multiselect=True, label="Columns", scale=3))
-            sort = view.control("sort", gr.Dropdown([("newest first", "")], value="", label="Sort by"))
-            descending = view.control("desc", gr.Checkbox(label="Descending", min_width=120))
-            group = view.control("group", gr.Dropdown([("none", "")], value="", label="Group by"))
-        queue, questions = _actions(site, view)
-        table = gr.Dataframe(
-            interactive=False,
-            pinned_columns=2,
-            max_height=640,
-            elem_id="runs-table",
-            show_search="none",
-        )
-        with gr.Row(elem_classes=["buttons"]):
-            turn = {text: gr.Button(text, size="sm", scale=0, visible=False) for text in ("Previous", "Next")}
-            for places, button in zip((-1, 1), turn.values(), strict=True):
-                view.does(button.click, partial(_turned, places=places))
-        view.does(table.select, _selected, has_event=True)
+class Runs(Page):
+    """Runs of a filter as a table, and actions on those that are ticked."""
 
-    def shown(query: Query) -> Values:
+    name, path, title = "runs", "/", "Runs"
+
+    def build(self) -> None:
+        """Adds the components."""
+        control, site = self.view.control, self.site
+        self.timer = gr.Timer(4)
+        gr.Markdown("# Runs")
+        self.offer = Offer(site, self.view)
+        with gr.Column(visible=False) as self.body:
+            state = gr.Radio([("all", "")], value="", label="State", container=False)
+            self.state = control("state", state)
+            with gr.Row():
+                hint = "Name, objective, model, tag; state:failed, tag:baseline, lr>1e-4, loss<0.5"
+                search = gr.Textbox(label="Search runs", placeholder=hint, max_lines=1, scale=3)
+                tag = gr.Dropdown([("any tag", "")], value="", label="Tag", min_width=140)
+                many: dict[str, Any] = {"multiselect": True, "scale": 3}
+                ticked = gr.Dropdown([], label="Ticked runs", info="Here, or in the table", **many)
+                self.search, self.tag, self.ticked = control("q", search), control("tag", tag), control("ids", ticked)
+            with gr.Accordion("Columns, order and groups", open=False), gr.Row():
+                self.columns = control("columns", gr.Dropdown([], label="Columns", **many))
+                self.sort = control("sort", gr.Dropdown([("newest first", "")], value="", label="Sort by"))
+                self.descending = control("desc", gr.Checkbox(label="Descending", min_width=120))
+                self.group = control("group", gr.Dropdown([("none", "")], value="", label="Group by"))
+            self.queue_buttons: list[gr.Button] = []
+            self.question: Confirmation | None = None
+            self._add_actions()
+            table: dict[str, Any] = {"interactive": False, "pinned_columns": 2, "max_height": 640}
+            self.table = gr.Dataframe(elem_id="runs-table", show_search="none", **table)
+            with gr.Row(elem_classes=["buttons"]):
+                self.turn = {text: gr.Button(text, size="sm", scale=0, visible=False) for text in ("Previous", "Next")}
+            for pages, button in zip((-1, 1), self.turn.values(), strict=True):
+                self.view.on(button.click, partial(_turned, pages=pages))
+            self.view.on(self.table.select, _selected, has_event=True)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the runs that the query finds."""
+        site, tags_of, wanted = self.site, self.site.tags.by_run(), _filter(query)
         rows = [*_without_directory(site), *site.index.rows()]
-        wanted = _filter(query)
-        own_tags = site.tags.by_run()
-        found = [row for row in rows if is_found(row, own_tags.get(row.id, ()), wanted)]
-        listed = Listed(site, found, own_tags, query)
+        found = [row for row in rows if is_found(row, tags_of.get(row.id, ()), wanted)]
+        listed = Listed(site, found, tags_of, query)
         counts = Counter(kind_of(row) for row in rows)
         states = [one for one in STATES if counts[one] or query.get("state") == one]
         ids = {row.id for row in rows}
-        used = {one for run, tags in own_tags.items() if run in ids for one in tags}
-        tags = sorted({*used, *filter(None, [query.get("tag")])})
+        used = {one for run, tags in tags_of.items() if run in ids for one in tags}
+        tags = [("any tag", ""), *((one, one) for one in sorted({*used, *filter(None, [query.get("tag")])}))]
         is_live = any(row.is_live or row.state == "queued" for row in rows)
-        more = f", page {listed.page + 1} of {listed.pages}" if listed.pages > 1 else ""
-        what = f"{pluralize(len(found), 'run')} in {site.settings.home}{more}"
+        page = f", page {listed.page + 1} of {listed.pages}" if listed.pages > 1 else ""
+        groups = [("none", ""), *(one for one in listed.offered if one != "Curve")]
+        frame, ticked = listed.frame(), list(dict.fromkeys([*(row.id for row in listed.rows), *_ids(query)]))
         return {
-            **offer.shown(not rows),
-            body: gr.update(visible=bool(rows)),
-            state: gr.update(
+            **self.offer.fill(is_empty=not rows),
+            self.body: gr.update(visible=bool(rows)),
+            self.state: gr.update(
                 choices=[(f"all {len(rows):,}", ""), *((f"{signed(one)} {counts[one]:,}", one) for one in states)],
                 value=query.get("state", ""),
             ),
-            search: query.get("q", ""),
-            tag: gr.update(choices=[("any tag", ""), *((one, one) for one in tags)], value=query.get("tag", "")),
-            ticked: gr.update(
-                choices=[*dict.fromkeys([*(row.id for row in listed.rows), *_ids(query)])], value=_ids(query)
+            self.search: query.get("q", ""),
+            self.tag: gr.update(choices=tags, value=query.get("tag", "")),
+            self.ticked: gr.update(choices=ticked, value=_ids(query)),
+            self.columns: gr.update(choices=listed.offered, value=list(listed.columns)),
+            self.sort: gr.update(choices=[("newest first", ""), *listed.offered], value=listed.sort),
+            self.descending: query.get("desc") == "1",
+            self.group: gr.update(choices=groups, value=listed.group),
+            self.table: gr.update(
+                value=frame,
+                column_widths=widths(frame),
+                label=f"{pluralize(len(found), 'run')} in {site.settings.home}{page}",
             ),
-            columns: gr.update(choices=listed.offered, value=list(listed.columns)),
-            sort: gr.update(choices=[("newest first", ""), *listed.offered], value=listed.sort),
-            descending: query.get("desc") == "1",
-            group: gr.update(
-                choices=[("none", ""), *(one for one in listed.offered if one != "Curve")], value=listed.group
-            ),
-            table: gr.update(value=(frame := listed.frame()), column_widths=widths(frame), label=what),
-            turn["Previous"]: gr.update(visible=listed.pages > 1, interactive=listed.page > 0),
-            turn["Next"]: gr.update(visible=listed.pages > 1, interactive=listed.page + 1 < listed.pages),
-            timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
-            **{button: gr.update(visible=bool(counts["queued"])) for button in queue},
-            **{name: value for question in questions for name, value in question.shown(query).items()},
+            self.turn["Previous"]: gr.update(visible=listed.pages > 1, interactive=listed.page > 0),
+            self.turn["Next"]: gr.update(visible=listed.pages > 1, interactive=listed.page + 1 < listed.pages),
+            self.timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
+            **{button: gr.update(visible=bool(counts["queued"])) for button in self.queue_buttons},
+            **({} if self.question is None else self.question.fill(query)),
         }
 
-    outputs = [body, state, search, tag, ticked, columns, sort, descending, group, table, *turn.values(), timer]
-    outputs += [*offer.outputs, *queue]
-    view.shows(shown, [*outputs, *(one for question in questions for one in question.outputs)], every=timer)
+    def _add_actions(self) -> None:
+        """Adds the buttons, those for queued runs among them, and the question before a deletion."""
+        site, view = self.site, self.view
 
+        def button(text: str, act: Callable[[Query], Done] | None = None, **more: Any) -> gr.Button:
+            added = gr.Button(text, scale=0, min_width=100, **more)
+            if act is not None:
+                view.on(added.click, act)
+            return added
 
-def _actions(site: Site, view: View) -> tuple[list[gr.Button], list[Confirmation]]:
-    """Adds the buttons; returns those for queued runs, and the question before a deletion."""
-
-    def button(text: str, act: Callable[[Query, str], Done] | None = None, **more: Any) -> gr.Button:
-        added = gr.Button(text, scale=0, min_width=100, **more)
-        if act is not None:
-            view.does(added.click, act)
-        return added
-
-    with gr.Row(elem_classes=["buttons"]):
-        button("Compare", _compare)
-        button("Compare what is shown", partial(_compare_shown, site))
-        if site.settings.read_only:
-            return [], []
-        button("Clone", lambda query, client: Done(goto=link("/new", **{"from": _one(query, "clone it")})))
-        button("Stop and save", partial(_stop, site))
-        queue = [
-            button("↑ Earlier", partial(move, site, places=-1), visible=False),
-            button("↓ Later", partial(move, site, places=1), visible=False),
-            button("Remove from the queue", partial(unqueue, site), visible=False),
-        ]
-        remove = button("Delete", variant="stop")
-        button("New run", variant="primary", link="/new")
-    question = Confirmation(view, remove, "delete", QUESTION, partial(delete, site), _deleted)
-    with gr.Accordion("Tag the ticked runs", open=False), gr.Row(elem_classes=["buttons"]):
-        words = gr.Textbox(show_label=False, label="Tags", placeholder="baseline, -old", max_lines=1, scale=0)
-        view.does(partial(gr.on, [button("Tag").click, words.submit]), partial(retag, site), [words])
-    return queue, [question]
+        with gr.Row(elem_classes=["buttons"]):
+            button("Compare", _compare)
+            button("Compare what is shown", partial(_compare_shown, site))
+            if site.settings.read_only:
+                return
+            button("Clone", lambda query: Done(goto=link("/new", **{"from": _one(query, "clone it")})))
+            button("Stop and save", partial(_stop, site))
+            self.queue_buttons = [
+                button("↑ Earlier", partial(move, site, places=-1), visible=False),
+                button("↓ Later", partial(move, site, places=1), visible=False),
+                button("Remove from the queue", partial(unqueue, site), visible=False),
+            ]
+            remove = button("Delete", variant="stop")
+            button("New run", variant="primary", link="/new")
+        self.question = Confirmation(view, remove, "delete", QUESTION, partial(delete, site), _to_type)
+        with gr.Accordion("Tag the ticked runs", open=False), gr.Row(elem_classes=["buttons"]):
+            hint = "baseline, -old"
+            tags = gr.Textbox(show_label=False, label="Tags", placeholder=hint, max_lines=1, scale=0)
+            view.on(partial(gr.on, [button("Tag").click, tags.submit]), partial(retag, site), [tags])
 
 
 # Actions
 
 
-def _selected(query: Query, _client: str, event: gr.SelectData) -> Done:
+def _selected(query: Query, event: gr.SelectData) -> Done:
     """Ticks a run, or opens it."""
     _, column = event.index
     run, ids = str(event.row_value[RUN]), _ids(query)
@@ -181,73 +182,75 @@ def _selected(query: Query, _client: str, event: gr.SelectData) -> Done:
     return Done(query={"ids": ",".join(ids)})
 
 
-def _turned(query: Query, _client: str, places: int) -> Done:
+def _turned(query: Query, pages: int) -> Done:
     """Shows another page of the table; gradio itself reads a part `page` of queries."""
-    page = max(0, (whole(query.get("p", "")) or 1) - 1 + places)
+    page = max(0, (whole(query.get("p", "")) or 1) - 1 + pages)
     return Done(query={"p": str(page + 1) if page else ""})
 
 
-def _compare(query: Query, _client: str) -> Done:
+def _compare(query: Query) -> Done:
     ids = _ids(query)
     if not LEAST <= len(ids) <= MOST:
         raise RunError(f"Tick {LEAST} to {MOST} runs to compare them.")
     return Done(goto=link("/compare", ids=",".join(ids)))
 
 
-def _compare_shown(site: Site, query: Query, _client: str) -> Done:
+def _compare_shown(site: Site, query: Query) -> Done:
     wanted = _filter(query)
     if len(filtered(site, {"filter": wanted})) < LEAST:
         raise RunError("Fewer than two runs with a directory are shown.")
     return Done(goto=link("/compare", filter=wanted))
 
 
-def _stop(site: Site, query: Query, client: str) -> Done:
+def _stop(site: Site, query: Query) -> Done:
     ids = _some(query, "stop")
     for run in ids:
-        site.launcher.stop(run, client)
+        site.launcher.stop(run)
     return Done(f"Stop requested: {', '.join(ids)}. They save a checkpoint after the current step.")
 
 
-def retag(site: Site, query: Query, client: str, text: str) -> Done:
+def retag(site: Site, query: Query, text: str) -> Done:
     """Adds tags to all ticked runs; `-tag` removes one."""
-    ids, words = _ids(query), (text or "").replace(",", " ").split()
-    if not ids or not words:
+    ids, given = _ids(query), (text or "").replace(",", " ").split()
+    if not ids or not given:
         raise RunError("Tick runs, and enter a tag (or -tag to remove it).")
-    gone = {word[1:] for word in words if word.startswith("-")}
-    more = words_of(" ".join(word for word in words if not word.startswith("-")))
-    changed = {run: words_of(" ".join(word for word in (*site.tags.of(run), *more) if word not in gone)) for run in ids}
+    removed = {tag[1:] for tag in given if tag.startswith("-")}
+    added = parse_tags(" ".join(tag for tag in given if not tag.startswith("-")))
+    changed = {
+        run: parse_tags(" ".join(tag for tag in (*site.tags.of(run), *added) if tag not in removed)) for run in ids
+    }
     for run, tags in changed.items():
         if site.index.row(run) is not None:
-            site.tags.set(run, tags, client)
+            site.tags.set(run, tags)
     return Done(f"Tagged {pluralize(len(ids), 'run')}.")
 
 
-def delete(site: Site, query: Query, client: str) -> Done:
+def delete(site: Site, query: Query) -> Done:
     """Moves all ticked runs to the home's trash."""
     ids = _some(query, "delete")
     for count, run in enumerate(ids):
         try:
-            site.launcher.put_away(run, client)
+            site.launcher.trash(run)
         except RunError as error:
             left = {"ids": ",".join(ids[count:])}
             return Done(f"{error}. {count} were deleted before it.", is_problem=True, query=left)
     return Done(f"Moved to {site.settings.home / TRASH}: {', '.join(ids)}.", query={"ids": ""})
 
 
-def _deleted(query: Query) -> str:
+def _to_type(query: Query) -> str:
     """What has to be typed to delete the ticked runs."""
     ids = _ids(query)
     return f"{len(ids)} runs" if len(ids) > 1 else "".join(ids)
 
 
-def move(site: Site, query: Query, client: str, places: int) -> Done:
+def move(site: Site, query: Query, places: int) -> Done:
     """Moves the ticked run up or down in the queue."""
-    return Done(site.launcher.move(_one(query, "move it in the queue"), places, client))
+    return Done(site.launcher.move(_one(query, "move it in the queue"), places))
 
 
-def unqueue(site: Site, query: Query, client: str) -> Done:
+def unqueue(site: Site, query: Query) -> Done:
     """Removes the ticked runs from the queue."""
-    return Done(" ".join(site.launcher.unqueue(run, client) for run in _some(query, "take out of the queue")))
+    return Done(" ".join(site.launcher.unqueue(run) for run in _some(query, "take out of the queue")))
 
 
 def _ids(query: Query) -> list[str]:
@@ -304,7 +307,7 @@ class Listed:
 
     def __init__(self, site: Site, found: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
         """Sorts the runs and cuts the page."""
-        self._site, self._tags, self._query = site, tags, query
+        self._tags, self._query, self._sweeps = tags, query, sweeps_by_run(site.settings.home)
         differing = {name for row in found for name, _ in row.settings.items() ^ found[0].settings.items()}
         paths = list(dict.fromkeys(name for row in found[:1] for name in row.settings))
         paths += sorted(differing - set(paths))
@@ -314,7 +317,9 @@ class Listed:
         filled = [name for name, keys in METRICS.items() if any(key in row.metrics for row in found for key in keys)]
         is_live = any(row.is_live for row in found)
         usual = [name for name in BEFORE if name not in METRICS or name in filled or name == "Loss"]
-        usual += [*facts, *own, *(name for name in AFTER if name != "Heartbeat" or is_live)]
+        hidden = {"Heartbeat"} if not is_live else set()
+        hidden |= {"Sweep"} if all(row.id not in self._sweeps for row in found) else set()
+        usual += [*facts, *own, *(name for name in AFTER if name not in hidden)]
         chosen = [name for name in query.get("columns", "").split(",") if name in self.offered]
         self.columns = tuple(chosen or usual)
         self.sort, self.group = (query[name] if query.get(name) in self.offered else "" for name in ("sort", "group"))
@@ -370,6 +375,8 @@ class Listed:
         if name == "Curve":
             values = sampled(row.path / "metrics.jsonl", "loss") if status else np.zeros(0)
             return sparkline(values[np.isfinite(values)].tolist())
+        if name == "Sweep":
+            return self._sweeps.get(row.id, "")
         if name == "Tags":
             return " ".join(self._tags.get(row.id, ()))
         if name == "Created":
@@ -401,6 +408,3 @@ def _rounded(metrics: Mapping[str, Any], *names: str) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)
-
-
-PAGE = Page(name="runs", path="/", title="Runs", build=build)

@@ -8,50 +8,49 @@ import gradio as gr
 import numpy as np
 import pandas as pd
 
-from nnxdsl.runs.status import writer_of
-
 from ..components.plots import Chart, Line, figure
 from ..page import Page
 from ..processes.usage import SECONDS, Sample, disk
-from ..state import Site
 from ..store.index import Row
-from ..view import Query, Values, View, if_any, is_narrow
+from ..view import Query, Values, if_any, is_narrow
 
 NOTE = (
-    "Sampled every 5 s while this page is open; the last hour is kept until the app ends. Memory of devices over a "
-    "run's steps is among its charts."
+    "Sampled as long as the app runs, every 5 s while this page is open and every 15 s otherwise; the last hours are "
+    "kept until the app ends. Memory of devices over a run's steps is among its charts."
 )
+GAP_MINUTES = 1.0
+"""Time between two samples from which on they are not connected."""
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown(f"# System\n\n{NOTE}")
-    words = gr.Markdown()
-    gpus = gr.Dataframe(label="GPUs", interactive=False, visible=False)
-    runs = gr.Dataframe(label="Live runs", interactive=False, visible=False)
-    plot = gr.Plot(show_label=False)
+class System(Page):
+    """What the machine and each live run use."""
 
-    def shown(query: Query) -> Values:
-        rows = [row for row in site.index.rows() if row.is_live]
-        writers = {row.id: writer_of(row.status) for row in rows}
-        samples = site.usage.samples(
-            {run: one.pid for run, one in writers.items() if one is not None and one.is_here()}
-        )
+    name, path, title = "system", "/system", "System"
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown(f"# System\n\n{NOTE}")
+        self.now = gr.Markdown()
+        self.gpus = gr.Dataframe(label="GPUs", interactive=False, visible=False)
+        self.runs = gr.Dataframe(label="Live runs", interactive=False, visible=False)
+        self.plot = gr.Plot(show_label=False)
+        self.timer = gr.Timer(SECONDS)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the last sample, and all of them as charts."""
+        rows, samples = [row for row in self.site.index.rows() if row.is_live], self.site.usage.samples()
         last = samples[-1]
-        free, total = disk(site.settings.home)
+        free, total = disk(self.site.settings.home)
         machine = (
             f"Processors **{last.processors:.1f} of {last.count}** · Host memory **{last.memory:.1f} of "
             f"{last.total:.1f} GiB** · Disk of the runs **{free:.1f} GiB free of {total:.1f}**"
         )
         return {
-            words: machine if rows else f"{machine}\n\nNo run is live.",
-            gpus: if_any(_gpus(last)),
-            runs: if_any(pd.DataFrame([_run(row, last) for row in rows])),
-            plot: figure(_charts(samples), "minutes ago", 1 if is_narrow(query) else 2),
+            self.now: machine if rows else f"{machine}\n\nNo run is live.",
+            self.gpus: if_any(_gpus(last)),
+            self.runs: if_any(pd.DataFrame([_run(row, last) for row in rows])),
+            self.plot: figure(_charts(samples), "minutes ago", 1 if is_narrow(query) else 2),
         }
-
-    view.shows(shown, [words, gpus, runs, plot], every=SECONDS)
 
 
 def _gpus(last: Sample) -> pd.DataFrame:
@@ -59,7 +58,7 @@ def _gpus(last: Sample) -> pd.DataFrame:
         {
             "GPU": gpu.name,
             "Memory, GiB": f"{gpu.memory:.1f} of {gpu.total:.1f}",
-            "Utilization": "not told" if gpu.utilization is None else f"{gpu.utilization:.0f} %",
+            "Utilization": "unknown" if gpu.utilization is None else f"{gpu.utilization:.0f} %",
         }
         for gpu in last.gpus
     )
@@ -78,7 +77,7 @@ def _run(row: Row, last: Sample) -> dict[str, str]:
 
 
 def _charts(samples: Sequence[Sample]) -> list[Chart]:
-    """What is used over time: of the machine, of each run, of each GPU."""
+    """What is used over time: of the machine, of each run, of each GPU; with gaps where the app took no samples."""
     minutes = np.array([(one.time - samples[-1].time) / 60 for one in samples])
     curves = {
         "Processors in use": [
@@ -87,16 +86,17 @@ def _charts(samples: Sequence[Sample]) -> list[Chart]:
         "Host memory, GiB": [
             {"machine": one.memory, **{run: used.memory for run, used in one.runs.items()}} for one in samples
         ],
-        "Memory of GPUs, GiB": [{gpu.name: gpu.memory for gpu in one.gpus} for one in samples],
+        "GPU memory, GiB": [{gpu.name: gpu.memory for gpu in one.gpus} for one in samples],
+        "GPU utilization, %": [{gpu.name: gpu.utilization for gpu in one.gpus} for one in samples],
     }
-    return [
-        Chart(
-            title,
-            [Line(str(name), minutes, y.to_numpy(), at) for at, (name, y) in enumerate(pd.DataFrame(rows).items())],
-        )
-        for title, rows in curves.items()
-        if any(rows)
-    ]
+    gaps = np.flatnonzero(np.diff(minutes) > GAP_MINUTES) + 1
+    x = np.insert(minutes, gaps, minutes[gaps - 1])
 
+    def lines(rows: list[dict[str, float]]) -> list[Line]:
+        columns = pd.DataFrame(rows).astype(float)
+        return [
+            Line(str(name), x, np.insert(column.to_numpy(), gaps, np.nan), colour)
+            for colour, (name, column) in enumerate(columns.items())
+        ]
 
-PAGE = Page(name="system", path="/system", title="System", build=build)
+    return [Chart(title, lines(rows)) for title, rows in curves.items() if any(rows)]

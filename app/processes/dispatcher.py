@@ -11,6 +11,7 @@ from nnxdsl.errors import NnxdslError
 from nnxdsl.storage.file_mutex import file_lock
 from nnxdsl.storage.jsonl import read_json
 
+from ..client import CLIENT
 from ..settings import Settings
 from ..store.experiments import from_tree
 from ..store.index import Index
@@ -46,15 +47,16 @@ class Dispatcher:
 
     def start_next(self) -> bool:
         """Starts the first run of the queue if a slot is free; returns whether it did."""
+        CLIENT.set("the queue")
         waiting = self._launcher.waiting()
         if not waiting or self._busy() >= self._settings.limits.slots:
             return False
         first = waiting[0]
         try:
             experiment = from_tree(read_json(first.directory / "experiment.json"))
-            self._launcher.launch(experiment, "the queue", first.recipe)
+            self._launcher.launch(experiment, first.recipe)
         except NnxdslError as error:
-            self._launcher.audit(f"not started: {error}", first.run, "the queue")
+            self._launcher.audit(f"not started: {error}", first.run)
         shutil.rmtree(first.directory, ignore_errors=True)
         return True
 

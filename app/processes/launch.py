@@ -33,6 +33,7 @@ from nnxdsl.runs.status import Status, liveness_of, writer_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 
+from ..client import CLIENT
 from ..settings import Settings
 from ..store.experiments import stored
 from ..store.run_paths import run_path
@@ -126,7 +127,7 @@ class Launcher:
 
     # Starting
 
-    def launch(self, experiment: Experiment, who: str = "", recipe: str = "", verb: str = "run") -> Launch:
+    def launch(self, experiment: Experiment, recipe: str = "", verb: str = "run") -> Launch:
         """Starts or resumes an experiment's run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
         Raises:
@@ -139,33 +140,33 @@ class Launcher:
             directory = self._new_directory("launches", run)
             self._write(directory, experiment)
             words = words or ("-m", "nnxdsl", "run", str(directory / "experiment.json"))
-            return self._start(directory, run, words, who, recipe, verb)
+            return self._start(directory, run, words, recipe, verb)
 
-    def resume(self, run: str, who: str = "") -> Launch:
+    def resume(self, run: str) -> Launch:
         """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file; raises as `launch` does."""
         found, recipe = RunDirectory(run_path(self._home, run)), self.recipe_of(run)
         experiment = stored(found.path / "experiment.json") if recipe else None
         if experiment is not None:
             # Its file may have been changed or deleted: then the run's own experiment may be enough.
             with contextlib.suppress(NnxdslError):
-                return self.launch(experiment, who, recipe, "resume")
+                return self.launch(experiment, recipe, "resume")
         with self._lock:
             self._require_free(run)
             directory = self._new_directory("launches", run)
-            return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), who, recipe, "resume")
+            return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), recipe, "resume")
 
-    def sweep(self, directory: Path, who: str = "", *, parallel: int = 1, retry_failed: bool = False) -> Launch:
+    def sweep(self, directory: Path, *, parallel: int = 1, retry_failed: bool = False) -> Launch:
         """Starts or resumes a sweep as `nnxdsl sweep DIRECTORY` would; raises if the app drives it already."""
         if parallel < 1:
             raise RunError(f"concurrent runs: expected at least 1, got {parallel}")
         with self._lock:
-            newest = self._at_work(directory.name, SWEEPS)
+            newest = self._alive(directory.name, SWEEPS)
             if newest is not None:
                 raise RunError(f"{directory.name} is running already (process {newest.process.pid})")
             record = self._new_directory(SWEEPS, directory.name)
             words = ("-m", "nnxdsl", "sweep", str(directory), "--quiet", "--parallel", str(parallel))
             words += ("--retry-failed",) if retry_failed else ()
-            return self._start(record, directory.name, words, who, "", "start sweep")
+            return self._start(record, directory.name, words, "", "start sweep")
 
     def recipe_of(self, run: str) -> str:
         """Name of the recipe that started the run's last attempt, in the app or a terminal; empty for none."""
@@ -179,7 +180,7 @@ class Launcher:
         except RunError:
             return ""
 
-    def _start(self, directory: Path, run: str, words: Sequence[str], who: str, recipe: str, verb: str) -> Launch:
+    def _start(self, directory: Path, run: str, words: Sequence[str], recipe: str, verb: str) -> Launch:
         words, cwd, variables = [*words, "--home", str(self._home)], self._settings.project, environment()
         if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
             variables |= import_path(cwd)
@@ -191,7 +192,7 @@ class Launcher:
             "pid": child.pid,
             "pid_started": process_info.started(child.pid),
             "variables": sorted(variables),
-            "asked_by": who,
+            "asked_by": CLIENT.get(),
             "recipe": recipe,
         }
         write_json(directory / "launch.json", record)
@@ -202,14 +203,14 @@ class Launcher:
                 run_process.write_end(directory, code)
 
         threading.Thread(target=wait, name=f"wait {run}", daemon=True).start()
-        self.audit(verb, run, who)
+        self.audit(verb, run)
         for old in itertools.islice(self.launches(), MAX_LAUNCHES, None):
             if not old.is_alive:
                 shutil.rmtree(old.directory, ignore_errors=True)
         return Launch.read(directory)
 
     def _require_free(self, run: str) -> None:
-        path, newest = run_path(self._home, run), self._at_work(run)
+        path, newest = run_path(self._home, run), self._alive(run)
         if newest is not None:
             raise RunError(f"{run} is already starting or running (process {newest.process.pid}); open it")
         if (path / "run.json").exists() and RunDirectory(path).liveness() == "finished":
@@ -236,7 +237,7 @@ class Launcher:
         """Latest start of a run, or of a sweep, by the app; None if there is none."""
         return next(self.launches(run, kind), None)
 
-    def _at_work(self, run: str, kind: str = "launches") -> Launch | None:
+    def _alive(self, run: str, kind: str = "launches") -> Launch | None:
         newest = self.newest(run, kind)
         return newest if newest is not None and newest.is_alive else None
 
@@ -247,9 +248,9 @@ class Launcher:
 
     # Stopping
 
-    def stop(self, run: str, who: str = "") -> str:
+    def stop(self, run: str) -> str:
         """Has a run save a checkpoint and stop after the current step; returns a message, raises if it does not run."""
-        newest = self._at_work(run)
+        newest = self._alive(run)
         if self._writer(run) is not None:
             RunDirectory(run_path(self._home, run)).request_stop()
             message = "Stop requested: it saves a checkpoint after the current step, then exits."
@@ -258,42 +259,42 @@ class Launcher:
             os.kill(newest.process.pid, signal.SIGTERM)
             message = "Stop requested."
         else:
-            raise RunError(f"{run}: nothing of it is at work on this machine")
-        self.audit("stop", run, who)
+            raise RunError(f"{run}: no process of it is running on this machine")
+        self.audit("stop", run)
         return message
 
-    def kill(self, run: str, who: str = "") -> str:
+    def kill(self, run: str) -> str:
         """Kills a run's recorded processes, and raises if there are none here; its last checkpoint stays valid."""
-        newest, writer = self._at_work(run), self._writer(run)
+        newest, writer = self._alive(run), self._writer(run)
         processes = {one for one in (newest and newest.process, writer) if one is not None and one.is_alive()}
         if not processes:
-            raise RunError(f"{run}: nothing of it is at work on this machine")
+            raise RunError(f"{run}: no process of it is running on this machine")
         for pid in (one.pid for one in processes):
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
                 else:  # its process group includes others, such as the shell that started it
                     os.kill(pid, signal.SIGKILL)
-        self.audit("kill", run, who)
+        self.audit("kill", run)
         return "Killed. Resume continues from the last checkpoint, or from the beginning if there is none."
 
-    def put_away(self, run: str, who: str = "") -> str:
+    def trash(self, run: str) -> str:
         """Moves a run to `<home>/.trash`; returns a message, raises if it is running or does not exist."""
         path = run_path(self._home, run)
         if not (path / "run.json").exists():
             raise RunError(f"{run}: there is no such run")
-        if self._at_work(run) is not None:
+        if self._alive(run) is not None:
             raise RunError(f"{run} is running; stop it first")
-        trash = self._home / TRASH / f"{run}-{time.time_ns()}"
+        target = self._home / TRASH / f"{run}-{time.time_ns()}"
         with RunLock(path):
-            trash.parent.mkdir(exist_ok=True)
-            shutil.move(path, trash)
-        self.audit("delete", run, who)
-        return f"Moved to {trash}."
+            target.parent.mkdir(exist_ok=True)
+            shutil.move(path, target)
+        self.audit("delete", run)
+        return f"Moved to {target}."
 
     # The queue
 
-    def enqueue(self, experiment: Experiment, who: str = "", recipe: str = "") -> None:
+    def enqueue(self, experiment: Experiment, recipe: str = "") -> None:
         """Adds an experiment to the queue; raises if it is queued or running already, or if the queue is full."""
         waiting = self.waiting()
         if any(one.run == experiment.id for one in waiting):
@@ -304,7 +305,7 @@ class Launcher:
         if recipe:
             self._presets.command(recipe, experiment, READ_SECONDS)
         self._write(self._new_directory("queue", experiment.id), experiment, recipe)
-        self.audit("queue", experiment.id, who)
+        self.audit("queue", experiment.id)
 
     def waiting(self) -> list[Waiting]:
         """Returns the queued runs, the next one first."""
@@ -314,7 +315,7 @@ class Launcher:
             if (path / "experiment.json").is_file()
         ]
 
-    def move(self, run: str, places: int, who: str = "") -> str:
+    def move(self, run: str, places: int) -> str:
         """Swaps a queued run with the one before (negative) or after it; returns a message, raises if it is none."""
         with self._lock:
             waiting = self.waiting()
@@ -332,27 +333,29 @@ class Launcher:
                     one.directory.rename(one.directory.with_name(f"{stamp}-{one.run}"))
             except OSError as error:  # one of them has been started meanwhile
                 raise RunError(f"the queue has changed meanwhile ({error.strerror}); try again") from error
-        self.audit("move", run, who)
+        self.audit("move", run)
         return f"{run} is now number {to + 1} in the queue."
 
-    def unqueue(self, run: str, who: str = "") -> str:
+    def unqueue(self, run: str) -> str:
         """Removes a run from the queue; returns a message, raises if it is not queued."""
         found = [one for one in self.waiting() if one.run == run]
         if not found:
             raise RunError(f"{run} is not queued")
         for one in found:
             shutil.rmtree(one.directory, ignore_errors=True)
-        self.audit("unqueue", run, who)
+        self.audit("unqueue", run)
         return f"{run} was removed from the queue."
 
     # The audit log
 
-    def audit(self, what: str, run: str, who: str) -> None:
+    def audit(self, what: str, run: str) -> None:
         """Appends an action to the audit log."""
         self._own.mkdir(parents=True, exist_ok=True)
         with self._lock:
             lines = JsonLines(self._own / "audit.jsonl")
-            lines.append({"time": process_info.utc(), "action": what, "run": run, "by": who, "app": os.getpid()})
+            lines.append(
+                {"time": process_info.utc(), "action": what, "run": run, "by": CLIENT.get(), "app": os.getpid()}
+            )
             lines.close()
 
     def audited(self, run: str) -> list[dict[str, Any]]:

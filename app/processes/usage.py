@@ -1,26 +1,29 @@
-"""Use of the machine by live runs and as a whole, sampled while somebody looks at it."""
+"""Use of the machine by live runs and as a whole, sampled while the app runs."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import shutil
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
 import psutil
 
-SECONDS = 5.0
-"""Between two samples."""
+SECONDS, BACKGROUND_SECONDS = 5.0, 15.0
+"""Between two samples while somebody looks at them, and else."""
+LISTED_EVERY = 4
+"""Samples while nobody looks for which live runs are listed once: a list of thousands takes a quarter of a second."""
 MEASURED = 0.1
 """Seconds over which processors are measured; psutil would compare with an earlier call of the same thread alone."""
-LENGTH = 720
-"""Most samples: those of an hour."""
+LENGTH = 1_440
+"""Most samples: those of two to six hours."""
 GIB = 2**30
 _QUERY = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu"
 
@@ -59,17 +62,37 @@ class Sample:
 class Usage:
     """The latest samples. Processes are told apart from later ones of the same number by psutil."""
 
-    def __init__(self) -> None:
-        """Takes no sample yet."""
-        self._lock, self._samples = threading.Lock(), deque[Sample](maxlen=LENGTH)
+    def __init__(self, live_pids: Callable[[], Mapping[str, int]]) -> None:
+        """Starts a thread that samples; `live_pids` returns the processes of live runs by their ids."""
+        self._live_pids, self._lock, self._samples = live_pids, threading.Lock(), deque[Sample](maxlen=LENGTH)
         self._processes: dict[int, psutil.Process] = {}
+        self._pids: Mapping[str, int] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="usage", daemon=True)
+        self._thread.start()
 
-    def samples(self, pids: Mapping[str, int]) -> list[Sample]:
-        """Returns all samples, oldest first, with a new one of these live runs if the last is older than `SECONDS`."""
+    def samples(self) -> list[Sample]:
+        """Returns all samples, oldest first, with a new one if the last is older than `SECONDS`."""
+        self._take(SECONDS, is_listed=True)
+        return list(self._samples)
+
+    def close(self) -> None:
+        """Stops the thread."""
+        self._ended.set()
+        self._thread.join(5)
+
+    def _keep(self) -> None:
+        for turn in itertools.count():
+            if self._ended.wait(BACKGROUND_SECONDS):
+                return
+            self._take(BACKGROUND_SECONDS, is_listed=turn % LISTED_EVERY == 0)
+
+    def _take(self, seconds: float, *, is_listed: bool) -> None:
+        """Adds a sample if the last one is older than this; runs are listed again, or are those of the last time."""
         with self._lock:
-            if not self._samples or time.time() - self._samples[-1].time >= SECONDS:
-                self._samples.append(self._sample(pids))
-            return list(self._samples)
+            if not self._samples or time.time() - self._samples[-1].time >= seconds:
+                self._pids = self._live_pids() if is_listed else self._pids
+                self._samples.append(self._sample(self._pids))
 
     def _sample(self, pids: Mapping[str, int]) -> Sample:
         memory, count = psutil.virtual_memory(), psutil.cpu_count() or 1

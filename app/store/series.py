@@ -41,6 +41,7 @@ class Metrics:
 
     columns: dict[str, Columns] = attrs.Factory(dict)  # by name; those of evaluations begin with `eval/`
     starts: dict[int, int] = attrs.Factory(dict)  # first step of each attempt
+    damaged: int = 0  # rows that are no JSON objects with a step
 
 
 class Series(GrowingFiles[Metrics]):
@@ -62,6 +63,7 @@ def _add(metrics: Metrics, lines: list[bytes], _offset: int) -> None:
     for row in map(row_of, lines):
         step = row.get("step")
         if not isinstance(step, int):
+            metrics.damaged += 1
             continue
         if isinstance(attempt := row.get("attempt"), int):
             metrics.starts.setdefault(attempt, step)

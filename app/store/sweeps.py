@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
 from .index import Index, Row
 from .run_paths import directory_path
 from .series import Series
+
+RESULTS = "results.json"
 
 
 @attrs.frozen
@@ -86,12 +89,32 @@ def names(home: Path) -> list[str]:
     return [path.name for path in sorted(places, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
+def sweeps_by_run(home: Path) -> dict[str, str]:
+    """Returns the newest sweep or search of each run of one."""
+    found: dict[str, str] = {}
+    for name in reversed(names(home)):
+        place = home / DIRECTORY / name
+        stats = [path.stat() if path.is_file() else None for path in (place / FILE, place / RESULTS)]
+        found |= dict.fromkeys(_runs_of(place, *(stat and stat.st_mtime_ns for stat in stats)), name)
+    return found
+
+
+@functools.lru_cache(maxsize=1_000)
+def _runs_of(place: Path, *_changed: int | None) -> list[str]:
+    """Runs of a sweep; none if its files are damaged."""
+    try:
+        points = [*(_object(place / FILE).get("points") or ()), *(_object(place / RESULTS).get("rows") or ())]
+    except RunError:
+        return []
+    return [str(point.get("run")) for point in points if isinstance(point, dict)]
+
+
 def opened(home: Path, index: Index, series: Series, name: str) -> Found:
     """Reads a sweep; raises `RunError` if there is none with this name, or if its file is damaged."""
     path = directory_path(home / DIRECTORY, name)
     if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
-    described, found = _object(path / FILE), _object(path / "results.json")
+    described, found = _object(path / FILE), _object(path / RESULTS)
     ended = [one for one in found.get("rows") or () if isinstance(one, dict)]
     states = {one.get("run"): str(one.get("state")) for one in ended}
     rows = {row.id: row for row in index.rows()}

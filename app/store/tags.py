@@ -8,13 +8,14 @@ from pathlib import Path
 
 from nnxdsl.errors import RunError
 
+from ..client import CLIENT
 from .last_rows import LastRows
 
 MOST, LONGEST = 12, 32
 _ALLOWED = re.compile(r"[\w.:/+-]+")
 
 
-def words_of(text: str) -> tuple[str, ...]:
+def parse_tags(text: str) -> tuple[str, ...]:
     """Parses tags separated by commas or spaces; raises if there are too many, or one has invalid characters."""
     found = tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
     wrong = [word for word in found if len(word) > LONGEST or not _ALLOWED.fullmatch(word)]
@@ -43,6 +44,6 @@ class Tags:
         found = {run: row.get("tags") for run, row in self._rows.all().items()}
         return {run: tuple(map(str, tags)) for run, tags in found.items() if isinstance(tags, list) and tags}
 
-    def set(self, run: str, tags: Iterable[str], who: str = "") -> None:
+    def set(self, run: str, tags: Iterable[str]) -> None:
         """Replaces the tags of a run; raises `RunError` if the file cannot be written."""
-        self._rows.append({"run": run, "tags": list(tags), "by": who})
+        self._rows.append({"run": run, "tags": list(tags), "by": CLIENT.get()})

@@ -18,7 +18,6 @@ import gradio as gr
 import pandas as pd
 from gradio.routes import App
 
-from app.page import Page
 from app.pages.demo import START
 from app.state import Site
 
@@ -26,10 +25,10 @@ from app.state import Site
 class Built:
     """A page whose handlers are called as gradio would call them."""
 
-    def __init__(self, page: Page, site: Site) -> None:
+    def __init__(self, page: Callable[[Site], object], site: Site) -> None:
         async def build() -> gr.Blocks:  # without a running loop gradio makes several, and closes none
             with gr.Blocks() as blocks:
-                page.build(site)
+                self.page: Any = page(site)
             return blocks
 
         # In a thread of its own: playwright's loop may run in this one.

@@ -179,7 +179,7 @@ def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
     assert asyncio.run(tried("wrong")) < 2 * alone  # and the count begins anew
 
 
-def test_wrong_passwords_of_others_keep_nobody_out() -> None:
+def test_wrong_passparse_tags_others_keep_nobody_out() -> None:
     app = guard(password="right")
 
     async def flood() -> list[Any]:

@@ -25,7 +25,7 @@ def page() -> Iterator[Any]:
     module.__package__ = "app.pages"
     sys.modules[module.__name__] = module
     exec(compile(text, "states.py", "exec"), vars(module))
-    yield module.PAGE  # type: ignore[attr-defined]
+    yield module.States  # type: ignore[attr-defined]
     del sys.modules[module.__name__]
 
 

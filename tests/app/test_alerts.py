@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from app.command import add_arguments, settings_of
-from app.page import Page
 from app.processes import alerts as alerts_module
 from app.processes.alerts import Alert, Alerts
 from app.settings import Settings
@@ -295,8 +294,7 @@ def test_a_tab_shows_what_is_new_to_it(site: Any, recwarn: pytest.WarningsRecord
     site.settings.home.mkdir(exist_ok=True)
     run = live_run(site.settings.home, 0)
     site.alerts.all()
-    page = Page(name="x", path="/x", title="x", build=lambda site: notices.add(site.alerts, "/root"))
-    built = native.Built(page, site)
+    built = native.Built(lambda site: notices.add(site.alerts, "/root"), site)
     calls = {kind: built.handler(kind).fn for kind in ("load", "tick", "change")}
     assert calls["load"]("") == "0:0"
     assert calls["tick"]("0") == SKIPPED

@@ -19,7 +19,6 @@ from tests.app.on_pages import dim_texts, overflow, picture
 pytest.importorskip("gradio", reason="needs gradio: pip install 'nnxdsl[app]'")
 from app.page import Page
 from app.pages.new import basics
-from app.view import View
 from tests.app import native
 
 Open = Callable[..., Any]
@@ -40,16 +39,17 @@ def files(site: Any) -> Path:
     return site.settings.project
 
 
-def build(site: Any) -> Any:
-    return basics.Basics(site, View())
+class Screen(Page):
+    """The first screen alone."""
+
+    def build(self) -> None:
+        self.basics = basics.Basics(self.site, self.view)
 
 
 def read(site: Any, **query: str) -> tuple[Any, str]:
     """What the screen shows of a query once the rows are read, by label or class, and what is missing."""
 
-    made: list[Any] = []
-    native.Built(Page(name="basics", path="/basics", title="", build=lambda site: made.append(build(site))), site)
-    (screen,) = made
+    screen = native.Built(Screen, site).page.basics
     while (found := screen.fill(query))[2]:
         time.sleep(0.05)
     names = {one: getattr(one, "label", None) or type(one).__name__ for one in found[0]}

@@ -59,11 +59,11 @@ def test_the_legend_of_a_long_run_has_its_last_loss(site: Site) -> None:
     written[-1]["loss"] = 0.33891
     written[-2]["loss"] = 0.9
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-    plot = native.Built(run_page.PAGE, site).shown(id=path.name)["Plot"]
+    plot = native.Built(run_page.Run, site).shown(id=path.name)["Plot"]
     (loss,) = [trace for trace in plot.data if trace.name.startswith("loss")]
     assert loss.name == "loss 0.3389"
     assert 300 < len(loss.x) <= 500
-    smooth = native.Built(run_page.PAGE, site).shown(id=path.name, smooth="0.9")["Plot"]
+    smooth = native.Built(run_page.Run, site).shown(id=path.name, smooth="0.9")["Plot"]
     faint, drawn = [trace for trace in smooth.data if trace.name.startswith("loss")]
     assert (drawn.name, faint.opacity, faint.showlegend) == ("loss 0.3389", 0.35, False)
 
@@ -75,7 +75,7 @@ def test_nan_in_the_file_of_a_run_is_marked(site: Site, smooth: str) -> None:
     written[12]["loss"] = float("nan")
     written[29]["loss"] = float("inf")
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
-    shown = native.Built(run_page.PAGE, site).shown(id=path.name, smooth=smooth)
+    shown = native.Built(run_page.Run, site).shown(id=path.name, smooth=smooth)
     assert "- **!** Loss: 2 values are NaN or infinite, the first at step 12." in shown.values()
     assert shown["Code"] == NON_FINITE
     assert "The field to change: optimizer.schedule.lr." in shown.values()
@@ -91,7 +91,7 @@ def test_restarts_and_checkpoints_are_marked(site: Site) -> None:
     written[25]["eval/loss"] = 0.25
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     (path / "checkpoints" / "00000010").mkdir()
-    built = native.Built(run_page.PAGE, site)
+    built = native.Built(run_page.Run, site)
     plot = built.shown(id=path.name)["Plot"]
     marks = next(trace for trace in plot.data if trace.text is not None)
     assert dict(zip(marks.text, marks.x, strict=True)) == {
@@ -108,7 +108,7 @@ def test_restarts_and_checkpoints_are_marked(site: Site) -> None:
 
 def test_a_run_without_steps_says_so(site: Site) -> None:
     path = write_run(site.settings.home, experiment(1), "queued", 0)
-    shown = native.Built(run_page.PAGE, site).shown(id=path.name)
+    shown = native.Built(run_page.Run, site).shown(id=path.name)
     assert any(str(text).startswith("No step has finished yet") for text in shown.values())
     assert shown["Plot"] is None
 
@@ -120,7 +120,7 @@ def test_a_hundred_thousand_steps_are_drawn_as_fast_as_a_thousand(site: Site) ->
     (path / "metrics.jsonl").write_text("".join(lines) * 100)
     for step in range(40):
         (path / "checkpoints" / f"{step:08d}").mkdir()
-    built = native.Built(run_page.PAGE, site)
+    built = native.Built(run_page.Run, site)
     site.series.of(path / "metrics.jsonl")  # how long that takes is test_runs's
     usual = cpu_seconds(lambda: built.shown(id=short.name))
     assert cpu_seconds(lambda: built.shown(id=path.name)) < 4 * usual
@@ -131,7 +131,7 @@ def test_a_hundred_thousand_steps_are_drawn_as_fast_as_a_thousand(site: Site) ->
 def test_names_of_metrics_are_text(site: Site) -> None:
     path = write_run(site.settings.home, experiment(1), "finished", 0)
     JsonLines(path / "metrics.jsonl").append({"step": 1, "attempt": 1, "<b>x</b>": 1.0})
-    plot = native.Built(run_page.PAGE, site).shown(id=path.name, all="1")["Plot"]
+    plot = native.Built(run_page.Run, site).shown(id=path.name, all="1")["Plot"]
     assert [note.text for note in plot.layout.annotations] == ["&lt;b&gt;x&lt;/b&gt;"]
     assert plot.data[0].name == "&lt;b&gt;x&lt;/b&gt; 1"
 

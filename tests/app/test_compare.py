@@ -66,7 +66,7 @@ def test_an_earlier_experiment_that_one_has_is_its_name() -> None:
 
 
 def shown(site: Site, **query: str) -> dict[str, Any]:
-    return native.Built(compare_page.PAGE, site).shown(**query)
+    return native.Built(compare_page.Compare, site).shown(**query)
 
 
 def test_runs_are_compared(site: Site) -> None:
@@ -96,7 +96,7 @@ def test_runs_are_compared(site: Site) -> None:
 
 def test_values_that_did_not_change_are_not_sent_again(site: Site) -> None:
     ids = ",".join(write_run(site.settings.home, experiment(number), "finished", 5).name for number in range(2))
-    built = native.Built(compare_page.PAGE, site)
+    built = native.Built(compare_page.Compare, site)
     load, tick = built.handler("load"), built.handler("tick")
     every = json.dumps({"name": "*"})
     *_, sent = load.fn("{}", f"?ids={ids}", "{}")
@@ -290,7 +290,7 @@ def loss_of(beta: float) -> np.ndarray:
 def test_a_filter_chooses_runs(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
     ids = [path.name for path in seeds.values()]
     other = write_run(site.settings.home, experiment(9, name="other"), "failed", 3).name
-    site.tags.set(ids[0], ("baseline",), "")
+    site.tags.set(ids[0], ("baseline",))
     chosen = {
         "state:finished": set(ids[:-1]),
         "seeds": set(ids),
@@ -308,9 +308,9 @@ def test_a_filter_chooses_runs(site: Site, seeds: dict[tuple[float, int], Path])
     assert len(both) == 6
     assert "The filter finds 6 runs" in shown(site, filter="seeds")["Markdown"]
     assert "one run" in shown(site, filter="tag:baseline")["Markdown"]
-    goto = native.Built(runs_page.PAGE, site).pressed("Compare what is shown", {"q": "seeds", "state": "finished"})
+    goto = native.Built(runs_page.Runs, site).pressed("Compare what is shown", {"q": "seeds", "state": "finished"})
     assert goto["goto"] == "/compare?filter=state%3Afinished+seeds"
-    assert native.Built(runs_page.PAGE, site).pressed("Compare what is shown", {})["goto"] == "/compare?filter=%2A"
+    assert native.Built(runs_page.Runs, site).pressed("Compare what is shown", {})["goto"] == "/compare?filter=%2A"
 
 
 def test_more_runs_than_are_compared_are_told(site: Site) -> None:

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 def shown(site: Site, **query: str) -> dict[str, Any]:
     """The page when its child process has ended."""
-    built = native.Built(data_page.PAGE, site)
+    built = native.Built(data_page.Data, site)
     wait_until(lambda: "so far" not in built.shown(**query)["Markdown"], every_seconds=0.1)
     return built.shown(**query)
 
@@ -38,7 +38,7 @@ def test_the_rows_of_a_file_are_shown(site: Site) -> None:
     values = shown(site, file="pairs.jsonl")
     assert "**1 rows accepted** of pairs.jsonl" in values["Markdown"]
     assert values["Part"] == "data"
-    by_timer = native.Built(data_page.PAGE, site).shown(json.dumps({"name": EVERY}), file="pairs.jsonl")
+    by_timer = native.Built(data_page.Data, site).shown(json.dumps({"name": EVERY}), file="pairs.jsonl")
     assert by_timer["Part"] == "data"
     assert values["Dataframe"].to_dict("list") == {
         "what": ["read", "left out", "left out", "accepted"],

@@ -32,12 +32,12 @@ def test_held_out_questions_are_asked_by_no_training_row(tmp_path: Path) -> None
 
 
 def test_where_nothing_is_the_demo_is_offered_on_every_way_in(site: Site) -> None:
-    for page in (runs_page.PAGE, outputs_page.PAGE):
+    for page in (runs_page.Runs, outputs_page.Outputs):
         built = native.Built(page, site)
         assert "dpo_demo.py" in built.shown()["Code"]
         assert offered(built)["Review and edit it first"] == "/new?demo=1"
         assert demo.START in built_buttons(built)
-    assert "(/new?demo=1)" in native.Built(new_page.PAGE, site).shown()["Markdown 1"]
+    assert "(/new?demo=1)" in native.Built(new_page.NewRun, site).shown()["Markdown 3"]
     begun = drafting.begin(site, {"demo": "1"})
     assert site.drafts.load(begun.query["draft"]).texts["name"] == "demo-dpo"
     made, file = demo.written(site)
@@ -48,6 +48,6 @@ def test_a_projects_own_recipe_goes_before_the_demo(site: Site) -> None:
     place = site.settings.project / "experiments"
     place.mkdir()
     (place / "dpo_mine.py").write_text("Experiment(")
-    shown = updates(native.Built(runs_page.PAGE, site))
+    shown = updates(native.Built(runs_page.Runs, site))
     assert "experiments/dpo_mine.py" in shown["Code"]
     assert not (site.settings.own / "demo").exists()

@@ -41,7 +41,7 @@ def test_two_tabs_do_not_overwrite_each_other(site: Site, draft: str) -> None:
     assert (site.drafts.load(copy).texts["steps"], site.drafts.load(copy).texts["seed"]) == (texts["steps"], "5")
     assert change("other", 0, seed="6") == copy  # sent before the answer that names the copy arrived
     assert site.drafts.load(copy).texts["seed"] == "6"
-    shown = native.Built(new_page.PAGE, site).shown(draft=copy, copied="1")
+    shown = native.Built(new_page.NewRun, site).shown(draft=copy, copied="1")
     assert "Another tab has changed this draft" in shown["Markdown"]
 
 
@@ -70,14 +70,14 @@ def test_a_draft_begins_from_a_run_the_demo_or_a_text(site: Site) -> None:
     assert (draft.base_name, draft.texts["seed"]) == (run, "5")  # changes are relative to the draft that was shown
     with pytest.raises(SpecError, match="line 1, column 1"):
         drafting.loaded(site, {}, "import os")
-    shown = native.Built(new_page.PAGE, site).shown(**{"from": "no-such-run"})
-    assert "there is no run no-such-run" in shown["Markdown 1"]
-    assert "Recipes" in shown["Markdown 1"]
+    shown = native.Built(new_page.NewRun, site).shown(**{"from": "no-such-run"})
+    assert "there is no run no-such-run" in shown["Markdown 3"]
+    assert "Recipes" in shown["Markdown 3"]
 
 
 def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: str) -> None:
-    built = native.Built(new_page.PAGE, site)
-    assert "demo" in built.shown()["Markdown 1"]
+    built = native.Built(new_page.NewRun, site)
+    assert "demo" in built.shown()["Markdown 3"]
     texts = site.drafts.load(draft).texts
     site.drafts.change(draft, {**texts, "steps": "7"})
     shown = built.shown(draft=draft)
@@ -93,11 +93,11 @@ def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: 
     assert json.loads(shown["Textbox 1"])["problems"] == {"steps": "expected a value > 0, got 0"}
     assert all(shown[name]["interactive"] is False for name in ("Button", "Button 1", "Button 2"))
     with pytest.raises(SpecError, match="steps: expected a value > 0"):
-        drafting.launch(site, {"draft": draft}, "", "")
+        drafting.launch(site, {"draft": draft}, "")
 
 
 def test_an_answer_that_says_nothing_new_sends_nothing(site: Site, draft: str) -> None:
-    blocks = native.Built(new_page.PAGE, site).blocks  # else a late answer would undo what was chosen meanwhile
+    blocks = native.Built(new_page.NewRun, site).blocks  # else a late answer would undo what was chosen meanwhile
     load = next(one for one in blocks.fns.values() if one.targets[0][1] == "load" and len(one.inputs) == 3)
     *values, digests = load.fn("{}", f"?draft={draft}", "{}")
     assert any(value != gr.skip() for value in values)
@@ -107,7 +107,7 @@ def test_an_answer_that_says_nothing_new_sends_nothing(site: Site, draft: str) -
 
 def test_a_read_only_app_builds_no_action(tmp_path: Path) -> None:
     site = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
-    built = native.Built(new_page.PAGE, site)
+    built = native.Built(new_page.NewRun, site)
     site.close()
     assert built.buttons == []
     assert not [one for one in built.blocks.fns.values() if one.fn]
@@ -134,8 +134,8 @@ def test_a_draft_that_cannot_be_opened_says_why_and_can_be_discarded(
 ) -> None:
     file = site.settings.own / "drafts" / f"{draft}.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
-    built = native.Built(new_page.PAGE, site)
-    assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 1"]
+    built = native.Built(new_page.NewRun, site)
+    assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 3"]
     assert built.shown(draft=draft)["Code"] == file.read_text()
     assert built.pressed("Discard the draft", {"draft": draft})["goto"] == "/new"
     with pytest.raises(RunError):

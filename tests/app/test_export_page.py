@@ -35,10 +35,10 @@ def after(built: Any, **query: str) -> dict[str, Any]:
 
 
 def test_what_cannot_be_exported_is_refused(site: Site) -> None:
-    built = native.Built(export_page.PAGE, site)
+    built = native.Built(export_page.Export, site)
     assert "No run has saved a checkpoint yet" in built.shown()["Markdown"]
     run = write_run(site.settings.home, experiment(0), "finished", 5)
-    assert "has no checkpoint yet" in built.shown(run=run.name)["Markdown 1"]
+    assert "has no checkpoint yet" in built.shown(run=run.name)["Markdown"]
     (run / "checkpoints" / "00000005").mkdir()
     (run / "checkpoints" / "00000005" / "manifest.json").write_text("{}")
     assert "expected one of float32" in built.shown(run=run.name, dtype="int8")["Markdown 1"]
@@ -52,7 +52,7 @@ def test_what_cannot_be_exported_is_refused(site: Site) -> None:
     with pytest.warns(UserWarning, match="is not empty"):
         built.pressed("Export", {"run": run.name})
     read_only = Site(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
-    assert native.Built(export_page.PAGE, read_only).buttons == []
+    assert native.Built(export_page.Export, read_only).buttons == []
     read_only.close()
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_exported(site: Site, environment: dict[str, str]) -> None:
     words = [sys.executable, "experiments/tiny.py", "--quiet"]
     subprocess.run(words, cwd=site.settings.project, env=environment, check=True, timeout=HANG_SECONDS)
     (run,) = [row.id for row in site.index.rows()]
-    built = native.Built(export_page.PAGE, site)
+    built = native.Built(export_page.Export, site)
     built.pressed("Export", {})
     values = after(built)
     place = site.settings.project / "exports" / f"{run}-12-float32"

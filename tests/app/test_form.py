@@ -80,7 +80,7 @@ def drawn(texts: dict[str, str], base: dict[str, str] | None = None, *, only_cha
 
     async def build() -> gr.Blocks:
         with gr.Blocks() as blocks:
-            form.draw(form.Look(texts, base or texts, only_changed, gr.Textbox()), Experiment)
+            form.draw(form.FormState(texts, base or texts, only_changed, gr.Textbox()), Experiment)
         return blocks
 
     return asyncio.run(build())

@@ -53,7 +53,7 @@ def test_a_runs_own_words_are_text_on_every_page(site: Site, tab: str) -> None:
     run.append_attempt({"time": EVIL, "argv": [EVIL], "cwd": EVIL, "devices": [EVIL], "git": {"commit": EVIL}})
     run.log.write_text(f"2026-01-01T00:00:00+00:00  {EVIL}\nValueError: {EVIL}\n")
     run.append_metrics({"step": 9, EVIL: 1.0})
-    own = native.Built(run_page.PAGE, site)
+    own = native.Built(run_page.Run, site)
     assert own.shown(id=path.name, tab=tab)["Code"] == EVIL  # CodeMirror shows it as it is
     for built, query in (
         (own, {"id": path.name, "tab": tab, "all": "1"}),
@@ -73,12 +73,12 @@ def test_a_runs_own_words_are_text_on_every_page(site: Site, tab: str) -> None:
 
 
 def runs(site: Site) -> native.Built:
-    return native.Built(runs_page.PAGE, site)
+    return native.Built(runs_page.Runs, site)
 
 
 @pytest.mark.parametrize("query", [{"id": EVIL}, {"id": "../etc"}, {"id": ".app"}, {"id": "x/../y"}, {}])
 def test_names_that_are_none_lead_nowhere(site: Site, query: dict[str, str]) -> None:
-    built = native.Built(run_page.PAGE, site)
+    built = native.Built(run_page.Run, site)
     shown = "".join(map(str, built.shown(**query).values()))
     assert "<img" not in shown
     assert "Choose one" in shown or "There is no run" in shown

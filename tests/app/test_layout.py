@@ -293,7 +293,7 @@ def test_what_a_plan_says_is_shown_as_it_is(found: dict[str, Any]) -> None:
 
 
 def shown(site: Site, **query: str) -> dict[str, Any]:
-    return native.Built(layout_page.PAGE, site).shown(**query)
+    return native.Built(layout_page.Layout, site).shown(**query)
 
 
 def test_the_page_before_anything_is_planned(site: Site) -> None:
@@ -366,7 +366,7 @@ def test_the_query_fills_the_controls(site: Site) -> None:
 
 def test_rules_go_into_the_query_unless_they_are_the_experiments_own(site: Site) -> None:
     run = write_run(site.settings.home, experiment(0, mesh=Mesh(rules=(("embed", "fsdp"),))), "finished", 3).name
-    built = native.Built(layout_page.PAGE, site)
+    built = native.Built(layout_page.Layout, site)
 
     def apply(query: dict[str, str], *texts: str) -> dict[str, str]:
         return built.pressed("Apply rules", query, *texts)["query"]
@@ -381,9 +381,9 @@ def test_rules_go_into_the_query_unless_they_are_the_experiments_own(site: Site)
 
 
 def test_pasted_text_becomes_a_draft_where_the_app_may_write(site: Site, tmp_path: Path) -> None:
-    assert "Show its layout" not in native.Built(layout_page.PAGE, site).buttons
+    assert "Show its layout" not in native.Built(layout_page.Layout, site).buttons
     writer = Site(Settings(home=tmp_path / "writer", project=tmp_path))
-    built = native.Built(layout_page.PAGE, writer)
+    built = native.Built(layout_page.Layout, writer)
     try:
         query = built.pressed("Show its layout", {"run": "x"}, to_python(experiment(3)))["query"]
         assert query["run"] == ""
@@ -428,7 +428,7 @@ def test_a_model_of_the_project_replaces_that_of_the_experiment(site: Site) -> N
 def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_cancelled(site: Site) -> None:
     made = experiment(0)
     run = write_run(site.settings.home, made, "finished", 3).name
-    built, query = native.Built(layout_page.PAGE, site), {"run": run, "mesh": "fsdp:2"}
+    built, query = native.Built(layout_page.Layout, site), {"run": run, "mesh": "fsdp:2"}
     assert "so far ..." in built.shown(**query)["Markdown 1"]
     job = plan_job(site, with_placement(made, query, "fsdp:2", 8), "h200", start=False)
     assert job is not None
@@ -447,7 +447,7 @@ def test_a_plan_is_worked_out_by_a_child_and_not_again_after_it_was_cancelled(si
 @pytest.mark.extended
 def test_a_plan_is_shown_with_its_arrays(site: Site) -> None:
     run = write_run(site.settings.home, experiment(0), "finished", 3).name
-    built, query = native.Built(layout_page.PAGE, site), {"run": run, "mesh": "fsdp:2", "device": "h100"}
+    built, query = native.Built(layout_page.Layout, site), {"run": run, "mesh": "fsdp:2", "device": "h100"}
     built.shown(**query)
     job = plan_job(site, with_placement(experiment(0), query, "fsdp:2", 8), "h100", start=False)
     assert job is not None

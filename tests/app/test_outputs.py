@@ -121,7 +121,7 @@ def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
     assert site.answers.key(model, asked_) != key
     for wrong in (f"{other.name}@11", f"{run}@20", "gone@1", f"../{other.name}@10", f"{EVIL}@1", "@3"):
         assert shown(site, run=run, against=wrong)["Compare with"] == "reference"
-    values = native.Built(compare_page.PAGE, site).shown(ids=f"{run},{other.name}")
+    values = native.Built(compare_page.Compare, site).shown(ids=f"{run},{other.name}")
     assert f"/outputs?run={other.name}&against={run}%4020" in values["Markdown"]
 
 
@@ -183,7 +183,7 @@ def paired(margins: list[float], **more: Any) -> dict[str, Any]:
 
 def shown(site: Site, built: Any = None, **query: str) -> dict[str, Any]:
     """What the page shows for a query; the choices of a list `NAME` are `NAME choices`."""
-    built = built or native.Built(outputs_page.PAGE, site)
+    built = built or native.Built(outputs_page.Outputs, site)
     choices = {f"{one.label} choices": value["choices"] for one, value in updates(built, **query) if "choices" in value}
     return {**built.shown(**query), **choices}
 
@@ -246,8 +246,8 @@ def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) 
     reader = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     assert "a read-only app computes nothing" in told(reader, run=run)
     writes = {"Generate", "Score with both models", "Compute", "Cancel", "A is better", "No difference", "B is better"}
-    assert writes <= set(native.Built(outputs_page.PAGE, site).buttons)
-    assert not writes & set(native.Built(outputs_page.PAGE, reader).buttons)
+    assert writes <= set(native.Built(outputs_page.Outputs, site).buttons)
+    assert not writes & set(native.Built(outputs_page.Outputs, reader).buttons)
     reader.close()
 
 
@@ -296,7 +296,7 @@ def test_a_blind_vote_tells_nothing_before_and_counts_after(
     order = site.votes.order(key)
     texts = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'class="answer">(.*?)</div>', result)]
     assert ["good" in texts[place] for place in (0, 1)] == [name == "policy" for name in order]
-    built = native.Built(outputs_page.PAGE, site)
+    built = native.Built(outputs_page.Outputs, site)
     built.pressed(f"{'AB'[order.index('policy')]} is better", query)
     assert "you preferred the policy" in capsys.readouterr().out
     assert "Policy, step 20" in told(site, **query)
@@ -314,7 +314,7 @@ def test_a_vote_on_equal_answers_is_a_tie(
     query, result = {"run": run, **BLIND}, generated()
     keep(site, run, "generate", query, {**result, "other": result["policy"]})
     assert "counts as a tie" in told(site, **query)
-    native.Built(outputs_page.PAGE, site).pressed(choice, query)
+    native.Built(outputs_page.Outputs, site).pressed(choice, query)
     assert "Recorded: no difference." in capsys.readouterr().out
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
 
@@ -331,7 +331,7 @@ def test_a_request_at_work_tells_what_is_compiled_again_and_can_be_cancelled(sit
     words = told(site, **query)
     assert "another prompt length, number of samples or max new tokens is compiled first" in words
     assert "<img" not in words
-    native.Built(outputs_page.PAGE, site).pressed("Cancel", query)
+    native.Built(outputs_page.Outputs, site).pressed("Cancel", query)
     assert asked.state == "cancelled"
     assert "The request was cancelled" in told(site, **query)
     assert not shown(site, **query)["Timer"]["active"]
@@ -416,7 +416,7 @@ def plots(site: Site, **query: str) -> list[Any]:
 
 
 def links(site: Site, **query: str) -> list[str]:
-    built = native.Built(outputs_page.PAGE, site)
+    built = native.Built(outputs_page.Outputs, site)
     return [value["link"] for _, value in updates(built, **query) if "link" in value]
 
 
@@ -523,7 +523,7 @@ def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> Non
     assert answers["answer"].tolist() == [f"{EVIL} at 0", f"{EVIL} at 20"]
     assert values["Timer"]["active"]
     assert "**Loading**" in told(site, **query)
-    native.Built(outputs_page.PAGE, site).pressed("Cancel", query)
+    native.Built(outputs_page.Outputs, site).pressed("Cancel", query)
     assert waiting.state == "cancelled"
 
 
@@ -567,7 +567,7 @@ def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query
 def test_a_text_that_is_too_long_is_refused(site: Site, run: str, button: str, fields: tuple[Any, ...]) -> None:
     tab = "generate" if button == "Generate" else "tokens"
     with pytest.raises(gr.Error, match="6,001 characters; expected at most 6,000"):
-        native.Built(outputs_page.PAGE, site).pressed(button, {"run": run, "tab": tab}, *fields)
+        native.Built(outputs_page.Outputs, site).pressed(button, {"run": run, "tab": tab}, *fields)
 
 
 @pytest.mark.extended
@@ -600,7 +600,7 @@ def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> N
 
 
 def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None:
-    built, query = native.Built(outputs_page.PAGE, site), {"run": run}
+    built, query = native.Built(outputs_page.Outputs, site), {"run": run}
     row, prompt, chat = "", "Say 1", ""
     sampling = (8, 2, 0.7, None, None, 3, False)
     done = built.pressed("Generate", query, row, prompt, chat, *sampling)
@@ -620,7 +620,7 @@ def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None
 
 
 def test_a_prompt_is_needed(site: Site, run: str) -> None:
-    built = native.Built(outputs_page.PAGE, site)
+    built = native.Built(outputs_page.Outputs, site)
     with pytest.warns(UserWarning, match="needs a prompt"):
         assert built.pressed("Generate", {"run": run}, "", "", "", 8, 1, 0, None, None, 0, False)["query"] == {}
     with pytest.raises(gr.Error, match="Choose a run that has a checkpoint"):
@@ -742,7 +742,7 @@ def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
         [("user", "Hi"), ("assistant", "no"), ("user", "More"), ("assistant", "no again")],
         [("user", "Hi"), ("assistant", "third"), ("user", "More")],
     ]
-    built = native.Built(outputs_page.PAGE, site)
+    built = native.Built(outputs_page.Outputs, site)
     fields = ([f"{other.name}@30"], 8, 0, None, None, 0)
     place = {"run": run, "tab": "chat", "max": "8", **query}
     with pytest.raises(gr.Error, match="has not answered all turns so far"):
@@ -788,6 +788,6 @@ def test_a_conversation_that_cannot_be_is_refused(site: Site, run: str) -> None:
     assert "at most 16 turns" in told(site, run=run, tab="chat", turns=json.dumps(["x"] * 17))
     for wrong in ("[", '{"a": 1}', "[1]", EVIL):
         assert chats(site, run=run, turns=wrong) == []
-    built = native.Built(outputs_page.PAGE, site)
+    built = native.Built(outputs_page.Outputs, site)
     with pytest.warns(UserWarning, match="needs a message"):
         built.pressed("Send", {"run": run, "tab": "chat"}, "", [], 8, 0, None, None, 0)

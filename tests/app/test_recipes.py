@@ -50,7 +50,7 @@ def form_of(site: Site, draft: str, changes: dict[str, str]) -> str:
 
 def launched(site: Site, draft: str, changes: dict[str, str]) -> Path:
     """Changes fields of a draft as the form does, and launches it; returns the run's directory."""
-    done = drafting.launch(site, {"draft": draft}, "", form_of(site, draft, changes))
+    done = drafting.launch(site, {"draft": draft}, form_of(site, draft, changes))
     assert done.goto is not None
     return site.settings.home / done.goto.partition("id=")[2]
 
@@ -92,7 +92,7 @@ def test_the_rewards_of_a_recipe_are_there_and_can_be_edited(site: Site) -> None
 
 def test_a_queued_recipe_and_a_resumed_one_start_as_its_file(site: Site) -> None:
     draft = site.drafts.load(opened(site, "grpo_gemma"))
-    drafting.enqueue(site, {"draft": draft.id}, "", form_of(site, draft.id, {"seed": "5"}))
+    drafting.enqueue(site, {"draft": draft.id}, form_of(site, draft.id, {"seed": "5"}))
     waiting = site.launcher.waiting()
     assert [one.recipe for one in waiting] == ["grpo_gemma"] or not waiting  # the queue may have started it by now
     run = form_texts.read(site.drafts.load(draft.id).texts)[0]

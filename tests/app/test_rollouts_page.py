@@ -85,7 +85,7 @@ def recorded(trained: Path, step: int) -> list[dict[str, Any]]:
 @pytest.mark.extended
 def test_a_run_is_shown_by_step_prompt_and_completion(site: Site, trained: Path) -> None:
     run = copied(trained, site.settings.home)
-    built = native.Built(page.PAGE, site)
+    built = native.Built(page.Rollouts, site)
     last = built.shown()  # the newest run, at its last step
     assert last["Run"] == run
     assert last["Slider"] == 2
@@ -142,7 +142,7 @@ def test_rewards_that_do_not_apply_and_recorded_values() -> None:
 
 @pytest.mark.extended
 def test_runs_without_rollouts_and_foreign_ids(site: Site, trained: Path) -> None:
-    built = native.Built(page.PAGE, site)
+    built = native.Built(page.Rollouts, site)
     assert "There is no such run yet" in built.shown()["Markdown"]
     other = write_run(site.settings.home, experiment(0), "finished", 3)
     assert "There is no such run yet" in built.shown()["Markdown"]

@@ -78,7 +78,7 @@ def test_a_run_that_says_it_has_finished_and_has_not_is_lost_and_can_be_resumed(
     assert (row.state, row.is_live) == ("lost", False)
     assert "the newest checkpoint is of step 40 of 100" in (row.inconsistency or "")
     site = Site(settings)
-    built = native.Built(run_page.PAGE, site)
+    built = native.Built(run_page.Run, site)
     said, buttons = built.shown(id=path.name), offered(built, id=path.name)
     site.close()
     assert any("the newest checkpoint is of step 40 of 100" in str(text) for text in said.values())
@@ -171,9 +171,9 @@ def test_only_runs_of_the_home_can_be_put_away(settings: Settings, tmp_path: Pat
     launcher = Launcher(settings)
     for name in ("..", ".app", "../elsewhere", elsewhere.name, "no-such-run", "a b"):
         with pytest.raises(RunError):
-            launcher.put_away(name)
+            launcher.trash(name)
     assert elsewhere.is_dir()
-    launcher.put_away(path.name, "me")
+    launcher.trash(path.name)
     assert not path.exists()
     assert len(list((settings.home / ".trash").iterdir())) == 1
     assert [row["action"] for row in launcher.audited(path.name)] == ["delete"]
@@ -305,7 +305,7 @@ def test_starts_that_were_refused_stand_in_the_list_for_a_day(settings: Settings
         ("unknown", None, 60.0), ("once-refused", 2, 60.0), ("once-refused", 0, 30.0),
     ):  # fmt: skip
         _launch(settings, run, code, ago)
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     table = built.shown()["Dataframe"]
     assert table.loc[table["State"] == "✘ refused", "Run"].tolist() == ["refused-1"]
     assert sorted(table["Run"]) == sorted(["refused-1", shown.name])
@@ -319,15 +319,15 @@ def test_queued_runs_are_listed_in_their_order_and_moved(settings: Settings) -> 
     for number in (0, 1):
         site.launcher.enqueue(experiment(number))
     first, second = experiment(0).id, experiment(1).id
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     assert dict(built.shown()["Dataframe"][["Run", "State"]].values) == {
         first: "◷ queued, 1 of 2",
         second: "◷ queued, 2 of 2",
     }
-    assert "number 1" in runs_page.move(site, {"ids": second}, "me", -1).notice
+    assert "number 1" in runs_page.move(site, {"ids": second}, -1).notice
     with pytest.raises(RunError, match="Tick one run"):
-        runs_page.move(site, {"ids": f"{first},{second}"}, "me", 1)
-    runs_page.unqueue(site, {"ids": f"{first},{second}"}, "me")
+        runs_page.move(site, {"ids": f"{first},{second}"}, 1)
+    runs_page.unqueue(site, {"ids": f"{first},{second}"})
     assert site.launcher.waiting() == []
     site.close()
 
@@ -341,7 +341,7 @@ def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Se
     JsonLines(nan / "metrics.jsonl").append({"step": 3, "attempt": 1, "loss": float("nan")})
     damaged = write_run(settings.home, experiment(2), "finished", 3)
     (damaged / "status.json").write_text("{")
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     table = built.shown(ids=live.name)["Dataframe"].set_index("Run")
     assert table.loc[live.name, ["", "State", "Progress", "Heartbeat"]].tolist() == [
         "☑", "▶ running", "40 of 100, 5:10 min left", "now"
@@ -363,13 +363,13 @@ def test_a_list_has_what_runs_last_said_and_what_is_wrong_with_them(settings: Se
 def test_a_list_of_a_thousand_runs_takes_ten_times_as_long_as_one_of_a_hundred(settings: Settings) -> None:
     write_many(settings.home, 100, steps=50)
     site = Site(attrs.evolve(settings, read_only=True))
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     hundred = cpu_seconds(lambda: updates(built))
     site.close()
     shutil.rmtree(settings.home)
     write_many(settings.home, 1_001, steps=50)
     site = Site(attrs.evolve(settings, read_only=True))
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     first = cpu_seconds(lambda: updates(built))
     assert first < 30 * hundred
     values = updates(built)
@@ -390,7 +390,7 @@ def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], wo
         (path / "checkpoints" / f"{step:08d}").mkdir()
         (path / "checkpoints" / f"{step:08d}" / "manifest.json").write_text("{}")
     try:
-        assert words in run_page.resume(site, {"id": path.name}, "me").notice
+        assert words in run_page.resume(site, {"id": path.name}).notice
     finally:
         newest = site.launcher.newest(path.name)
         assert newest is not None
@@ -420,7 +420,7 @@ def test_a_running_attempt_has_no_metrics_of_the_one_before_it(tmp_path: Path) -
 def test_a_run_whose_directory_is_gone_is_missing(settings: Settings) -> None:
     site = Site(attrs.evolve(settings, read_only=True))
     path = write_run(settings.home, experiment(0), "finished", 3)
-    built = native.Built(run_page.PAGE, site)
+    built = native.Built(run_page.Run, site)
     assert updates(built, id=path.name)["Column"]["visible"]
     shutil.rmtree(path)
     shown = updates(built, id=path.name)
@@ -435,7 +435,7 @@ def test_columns_are_the_settings_in_which_the_listed_runs_differ(settings: Sett
         write_run(settings.home, experiment(number, optimizer=optimizer, seed=5), "finished", 3)
     write_run(settings.home, experiment(3, seed=6), "failed", 3)
     site = Site(attrs.evolve(settings, read_only=True))
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
 
     def table(**query: str) -> pd.DataFrame:
         return built.shown(**query)["Dataframe"]
@@ -464,7 +464,7 @@ def test_columns_are_the_settings_in_which_the_listed_runs_differ(settings: Sett
 def test_a_long_list_has_pages(settings: Settings) -> None:
     write_many(settings.home, runs_page.SHOWN + 3, steps=2)
     site = Site(attrs.evolve(settings, read_only=True))
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     first, last = (built.shown(sort="seed", p=page)["Dataframe"] for page in ("", "2"))
     assert (len(first), len(last)) == (runs_page.SHOWN, 3)
     assert not set(first["Run"]) & set(last["Run"])
@@ -485,7 +485,7 @@ def test_a_launched_run_whose_directory_is_gone_is_missing_after_a_restart_of_th
     launch.mkdir(parents=True)
     record = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
     (launch / "launch.json").write_text(json.dumps(record))
-    page, listed = native.Built(run_page.PAGE, site), native.Built(runs_page.PAGE, site)
+    page, listed = native.Built(run_page.Run, site), native.Built(runs_page.Runs, site)
     if not is_alive:
         child.communicate()
     before = "starting" if is_alive else "refused"

@@ -39,7 +39,7 @@ def sweep(site: Site) -> SweepDirectory:
 
 
 def test_points_are_ranked_by_a_metric(site: Site, sweep: SweepDirectory) -> None:
-    built = native.Built(sweeps_page.PAGE, site)
+    built = native.Built(sweeps_page.Sweeps, site)
     values = built.shown()
     assert values["Sweep"] == sweep.path.name
     assert values["Metric"] == "eval/rewards/accuracies"
@@ -64,7 +64,7 @@ def test_points_with_one_value_are_tied(site: Site, sweep: SweepDirectory) -> No
         file.write_text(
             re.sub(r'"eval/rewards/accuracies": [0-9.]+', '"eval/rewards/accuracies": 0.9', file.read_text())
         )
-    values = native.Built(sweeps_page.PAGE, site).shown()
+    values = native.Built(sweeps_page.Sweeps, site).shown()
     table, note = values["Dataframe"], values["Markdown"].replace("\\", "")
     assert table["rank"].tolist() == ["1 (tie)", "1 (tie)", ""]
     runs = [one.id for one in sweep.spec.experiments[:2]]
@@ -80,14 +80,14 @@ def test_a_search_shows_its_trials(site: Site) -> None:
     run = write_run(site.settings.home, experiment(4), "finished", 5)
     rows = [{"point": 0, "run": run.name, "changes": {"objective.beta": EVIL}, "state": "finished"}]
     (directory.path / "results.json").write_text(json.dumps({"rows": rows}))
-    values = native.Built(sweeps_page.PAGE, site).shown(of=directory.path.name)
+    values = native.Built(sweeps_page.Sweeps, site).shown(of=directory.path.name)
     assert "1 trials" in values["Markdown"]
     assert "<img" not in values["Markdown"]
     assert values["Metric"] == "loss"
 
 
 def test_what_is_not_there_is_told(site: Site) -> None:
-    built = native.Built(sweeps_page.PAGE, site)
+    built = native.Built(sweeps_page.Sweeps, site)
     assert "nnxdsl sweep FILE" in built.shown()["Markdown"]
     assert "there is no sweep" in built.shown(of="gone")["Markdown 3"]
     for wrong in ("../x", "/etc", EVIL):
@@ -95,16 +95,16 @@ def test_what_is_not_there_is_told(site: Site) -> None:
 
 
 def test_a_sweep_is_asked_to_stop(site: Site, sweep: SweepDirectory) -> None:
-    native.Built(sweeps_page.PAGE, site).pressed("Stop the sweep", {"of": sweep.path.name})
+    native.Built(sweeps_page.Sweeps, site).pressed("Stop the sweep", {"of": sweep.path.name})
     assert (sweep.path / "stop").exists()
     read_only = Site(Settings(home=site.settings.home, project=site.settings.project, read_only=True))
-    buttons = native.Built(sweeps_page.PAGE, read_only).buttons
+    buttons = native.Built(sweeps_page.Sweeps, read_only).buttons
     assert not {"Stop the sweep", "Start the sweep", "Resume the sweep", "Retry failed runs"} & set(buttons)
     read_only.close()
 
 
 def test_what_may_be_done_goes_by_the_runs_states(site: Site, sweep: SweepDirectory) -> None:
-    built = native.Built(sweeps_page.PAGE, site)
+    built = native.Built(sweeps_page.Sweeps, site)
 
     def offered() -> tuple[bool, ...]:
         values = built.shown(of=sweep.path.name)
@@ -130,7 +130,7 @@ def test_a_sweep_that_cannot_be_is_refused(site: Site, sweep: SweepDirectory, te
     before = sorted(site.settings.home.rglob("*"))
     run = sweep.spec.experiments[0].id
     with pytest.raises(Exception, match=message):
-        native.Built(sweeps_page.PAGE, site).pressed("Start the sweep", {}, run, text, COMBINED, 1)
+        native.Built(sweeps_page.Sweeps, site).pressed("Start the sweep", {}, run, text, COMBINED, 1)
     assert sorted(site.settings.home.rglob("*")) == before
 
 
@@ -149,7 +149,7 @@ def test_a_sweep_is_started_from_a_run_and_its_failed_points_again(site: Site, t
     )
     site.settings.home.mkdir(exist_ok=True)
     run, later = write_run(site.settings.home, base, "finished", 2), tmp_path / "later.jsonl"
-    built = native.Built(sweeps_page.PAGE, site)
+    built = native.Built(sweeps_page.Sweeps, site)
     fields = f"data.path={(tmp_path / 'texts.jsonl')!s}, {later!s}\nseed=1"
     built.pressed("Start the sweep", {}, run.name, fields, COMBINED, 1)
     (name,) = names(site.settings.home)

@@ -48,26 +48,26 @@ def test_a_live_run_is_shown_with_what_its_processes_use(
     process = {"pid": busy.pid, "pid_started": process_info.started(busy.pid), "host": process_info.hostname()}
     (run / "status.json").write_text(json.dumps({**status, **process, **process_info.clock()}))
     monkeypatch.setattr(usage, "SECONDS", 0.0)
-    samples = site.usage.samples({run.name: busy.pid})
+    samples = site.usage.samples()
     time.sleep(1)
-    samples = site.usage.samples({run.name: busy.pid})
+    samples = site.usage.samples()
     assert len(samples) == 2
     assert 0.46 < samples[-1].runs[run.name].memory < 0.6
     assert 0.01 < samples[-1].runs[run.name].processors < 1.5
     assert 0.01 < samples[-1].processors <= samples[-1].count
     assert 0 < samples[-1].memory < samples[-1].total
-    values = native.Built(system_page.PAGE, site).shown()
+    values = native.Built(system_page.System, site).shown()
     table = values["Dataframe 1"]
     assert table["Run"].tolist() == [run.name]
     assert 0.46 < float(table["Host memory, GiB"][0]) < 0.6
     assert {trace.name for trace in values["Plot"].data} == {"machine", run.name}
     busy.kill()
     busy.wait()
-    assert site.usage.samples({run.name: busy.pid})[-1].runs == {}
+    assert site.usage.samples()[-1].runs == {}
 
 
 def test_the_page_shows_the_machine(site: Site) -> None:
-    values = native.Built(system_page.PAGE, site).shown()
+    values = native.Built(system_page.System, site).shown()
     assert "No run is live." in values["Markdown"]
     assert f"of {os.cpu_count()}**" in values["Markdown"]
     free, total = usage.disk(site.settings.home)

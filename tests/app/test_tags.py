@@ -13,7 +13,7 @@ from app.pages import runs as runs_page
 from app.pages.run import page as run_page
 from app.settings import Settings
 from app.state import Site
-from app.store.tags import Tags, words_of
+from app.store.tags import Tags, parse_tags
 from nnxdsl import RunError
 from tests.app import native
 from tests.app.many import experiment, write_run
@@ -21,12 +21,12 @@ from tests.app.on_native import built_buttons, click, updates
 
 
 def test_texts_become_tags() -> None:
-    assert words_of(" good, v2  good\nlr:1e-4 ") == ("good", "v2", "lr:1e-4")
-    assert words_of(" ") == ()
+    assert parse_tags(" good, v2  good\nlr:1e-4 ") == ("good", "v2", "lr:1e-4")
+    assert parse_tags(" ") == ()
     with pytest.raises(RunError, match="'<img' is not a valid tag"):
-        words_of("a <img src=x>")
+        parse_tags("a <img src=x>")
     with pytest.raises(RunError, match="13 tags"):
-        words_of(" ".join(f"t{n}" for n in range(13)))
+        parse_tags(" ".join(f"t{n}" for n in range(13)))
 
 
 def test_tags_are_kept_by_any_app_of_a_home(tmp_path: Path) -> None:
@@ -45,34 +45,34 @@ def test_tags_are_kept_by_any_app_of_a_home(tmp_path: Path) -> None:
 def test_runs_are_tagged_and_found_by_their_tags(site: Site) -> None:
     first, second = (write_run(site.settings.home, experiment(number), "finished", 3).name for number in (0, 1))
     both = {"ids": f"{first},{second}"}
-    assert runs_page.retag(site, both, "me", "night, lr:1e-4").notice == "Tagged 2 runs."
-    runs_page.retag(site, {"ids": second}, "me", "-night best")
+    assert runs_page.retag(site, both, "night, lr:1e-4").notice == "Tagged 2 runs."
+    runs_page.retag(site, {"ids": second}, "-night best")
     assert (site.tags.of(first), site.tags.of(second)) == (("night", "lr:1e-4"), ("lr:1e-4", "best"))
-    built = native.Built(runs_page.PAGE, site)
+    built = native.Built(runs_page.Runs, site)
     for query, there in (({"tag": "night"}, [first]), ({"q": "BEST"}, [second]), ({"tag": "lr:1e-4"}, [first, second])):
         assert sorted(built.shown(**query)["Dataframe"]["Run"]) == there
     assert [value for _, value in updates(built)["Tag"]["choices"]] == ["", "best", "lr:1e-4", "night"]
     with pytest.raises(RunError, match="Tick runs"):
-        runs_page.retag(site, {}, "me", "x")
-    run_page.retag(site, {"id": first}, "me", "calm")
+        runs_page.retag(site, {}, "x")
+    run_page.retag(site, {"id": first}, "calm")
     assert site.tags.of(first) == ("calm",)
-    shown = native.Built(run_page.PAGE, site).shown(id=first)
+    shown = native.Built(run_page.Run, site).shown(id=first)
     assert "Tags: [calm](/?tag=calm)" in shown.values()
     with pytest.raises(RunError, match="not a valid tag"):
-        run_page.retag(site, {"id": first}, "me", "<b>")
+        run_page.retag(site, {"id": first}, "<b>")
     with pytest.raises(RunError, match="There is no run"):
-        run_page.retag(site, {"id": "gone"}, "me", "a")
+        run_page.retag(site, {"id": "gone"}, "a")
 
 
 def test_ticked_runs_are_put_away_together(site: Site) -> None:
     first, second = (write_run(site.settings.home, experiment(number), "stopped", 3).name for number in (0, 1))
-    done = runs_page.delete(site, {"ids": f"{first},gone,{second}", "q": "dpo"}, "me")
+    done = runs_page.delete(site, {"ids": f"{first},gone,{second}", "q": "dpo"})
     assert done.is_problem
     assert done.query == {"ids": f"gone,{second}"}
     assert "1 were deleted before it" in done.notice
     assert not (site.settings.home / first).exists()
     assert (site.settings.home / second).exists()
-    done = runs_page.delete(site, {"ids": second}, "me")
+    done = runs_page.delete(site, {"ids": second})
     assert (done.is_problem, done.query) == (False, {"ids": ""})
     assert sorted(path.name.rpartition("-")[0] for path in (site.settings.home / ".trash").iterdir()) == [first, second]
 
@@ -81,9 +81,9 @@ def test_what_is_deleted_has_to_be_typed(site: Site) -> None:
     run = write_run(site.settings.home, experiment(0), "stopped", 3).name
     other = write_run(site.settings.home, experiment(1), "stopped", 3).name
     for page, query, name in (
-        (runs_page.PAGE, {"ids": f"{run},{other}"}, "2 runs"),
-        (runs_page.PAGE, {"ids": run}, run),
-        (run_page.PAGE, {"id": other}, other),
+        (runs_page.Runs, {"ids": f"{run},{other}"}, "2 runs"),
+        (runs_page.Runs, {"ids": run}, run),
+        (run_page.Run, {"id": other}, other),
     ):
         built = native.Built(page, site)
         with pytest.raises(gr.Error, match=f"Type {name} to confirm"):
@@ -100,9 +100,9 @@ def test_a_read_only_app_has_no_actions_that_write(tmp_path: Path) -> None:
     names: dict[bool, set[str]] = {}
     for read_only in (False, True):
         site = Site(Settings(home=home, project=tmp_path, read_only=read_only))
-        built = [native.Built(page, site) for page in (runs_page.PAGE, run_page.PAGE, about_page.PAGE)]
+        built = [native.Built(page, site) for page in (runs_page.Runs, run_page.Run, about_page.About)]
         names[read_only] = set().union(*map(built_buttons, built))
-        assert native.Built(runs_page.PAGE, site).shown()["Dataframe"].shape[0] == len(ids)
+        assert native.Built(runs_page.Runs, site).shown()["Dataframe"].shape[0] == len(ids)
         site.close()
     writing = {
         "Stop and save",

@@ -7,15 +7,14 @@ from typing import Any
 
 import gradio as gr
 
-from ...components.axes import offered
-from ...components.metrics import controls
+from ...components.metrics import ChartOptions
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
-from ...view import Query, Values, View, if_any
+from ...view import Query, Values, if_any
 from ..outputs.request import steps_of
 from .config import paths, unfair
 from .curves import BANDS, curves
@@ -36,50 +35,51 @@ from .runs import (
 )
 from .tables import settings, summary
 
+SECONDS = 3.0
 FAIR = "✔ Same data, base model, seed, objective and batch size: metrics are directly comparable."
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# Compare runs")
-    with gr.Row():
-        ids = view.control(
-            "ids",
-            gr.Dropdown([], multiselect=True, max_choices=MOST, label="Runs", info="At most six of them", scale=3),
-        )
-        wanted = view.control(
-            "filter",
-            gr.Textbox(
-                label="Filter",
-                info=f"And the newest {MOST_FOUND} runs that it finds, as on the page Runs",
-                placeholder="state:finished tag:baseline words, or *",
-                max_lines=1,
-                scale=2,
-            ),
-        )
-    with gr.Row():
-        by = view.control("group", gr.Dropdown([("Run", "")], value="", label="Group by", info="Groups are averaged"))
-        bands = [(f"mean and {words}", value) for value, words in BANDS.items()]
-        band = view.control("band", gr.Dropdown(bands, value="", label="Curves of groups", visible=False))
-        base = view.control("base", gr.Dropdown([], label="Baseline", info="Differences are to its values"))
-    notes = gr.Markdown()
-    options: dict[str, Any] = {"interactive": False, "wrap": True, "pinned_columns": 1, "show_search": "filter"}
-    with gr.Column(visible=False) as comparison:
-        gr.Markdown("## Metrics")
-        metrics = gr.Dataframe(**options)
-        with gr.Row():
-            kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
-            saves = {kind: gr.Button(text, link="#", size="sm", scale=0, min_width=120) for kind, text in kinds.items()}
-        over = controls(view).over
-        plot = gr.Plot(show_label=False)
-        choices = [("Differing settings", ""), ("All settings", "all")]
-        view.control("config", gr.Radio(choices, value="", label="Settings"))
-        table = gr.Dataframe(**options)
-    outputs = [ids, wanted, by, band, base, notes, comparison, metrics, *saves.values(), over, plot, table]
+class Compare(Page):
+    """Which runs are compared, how, and their metrics, curves and settings."""
 
-    def shown(query: Query) -> Values:
-        runs, missing_ids = compared(site, query)
+    name, path, title = "compare", "/compare", "Compare"
+
+    def build(self) -> None:
+        """Adds the components."""
+        control = self.view.control
+        gr.Markdown("# Compare runs")
+        with gr.Row():
+            ids = gr.Dropdown([], multiselect=True, max_choices=MOST, label="Runs", info="At most six", scale=3)
+            self.ids = control("ids", ids)
+            more = f"And the newest {MOST_FOUND} runs that it finds, as on the page Runs"
+            hint = "state:finished tag:baseline words, or *"
+            text = gr.Textbox(label="Filter", info=more, placeholder=hint, max_lines=1, scale=2)
+            self.filter = control("filter", text)
+        with gr.Row():
+            by = gr.Dropdown([("Run", "")], value="", label="Group by", info="Groups are averaged")
+            bands = [(f"mean and {words}", value) for value, words in BANDS.items()]
+            band = gr.Dropdown(bands, value="", label="Curves of groups", visible=False)
+            base = gr.Dropdown([], label="Baseline", info="Differences are to its values")
+            self.by, self.band, self.base = control("group", by), control("band", band), control("base", base)
+        self.notes = gr.Markdown()
+        options: dict[str, Any] = {"interactive": False, "wrap": True, "pinned_columns": 1, "show_search": "filter"}
+        with gr.Column(visible=False) as self.comparison:
+            self.chart_options = ChartOptions(self.view)
+            self.plot = gr.Plot(show_label=False)
+            with gr.Accordion("Metrics"):
+                self.metrics = gr.Dataframe(**options)
+            with gr.Row():
+                kinds = {"csv": "CSV", "md": "Markdown", "html": "Report (HTML)"}
+                button: dict[str, Any] = {"link": "#", "size": "sm", "scale": 0, "min_width": 120}
+                self.saves = {kind: gr.Button(text, **button) for kind, text in kinds.items()}
+            choices = [("Differing settings", ""), ("All settings", "all")]
+            self.view.control("config", gr.Radio(choices, value="", label="Settings"))
+            self.settings = gr.Dataframe(**options)
+        self.timer = gr.Timer(SECONDS)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the runs of the query's ids and filter."""
+        runs, missing_ids = compared(self.site, query)
         key = query.get("group", "")
         key = key if key == SEEDS or key in paths([run.config for run in runs]) else ""
         groups = grouped(runs, key)
@@ -87,36 +87,34 @@ def build(site: Site) -> None:
         names = dict.fromkeys([*fields(runs), *([key] if key not in ("", SEEDS) else [])])
         kinds = [("Run", ""), ("Seeds: equal settings but for the seed", SEEDS), *((name, name) for name in names)]
         chosen = [run.row.id for run in runs if run.row.id in ids_of(query)]
-        found: dict[Any, Any] = {
-            ids: gr.update(choices=[row.id for row in site.index.rows()], value=chosen),
-            wanted: query.get("filter", ""),
-            by: gr.update(choices=kinds, value=key),
-            band: gr.update(value=query["band"] if query.get("band") in BANDS else "", visible=bool(key)),
-            base: gr.update(
+        values: dict[Any, Any] = {
+            self.ids: gr.update(choices=[row.id for row in self.site.index.rows()], value=chosen),
+            self.filter: query.get("filter", ""),
+            self.by: gr.update(choices=kinds, value=key),
+            self.band: gr.update(value=query["band"] if query.get("band") in BANDS else "", visible=bool(key)),
+            self.base: gr.update(
                 choices=[(group.name, group.runs[0].row.id) for group in groups],
                 value=None if baseline is None else baseline.runs[0].row.id,
             ),
-            notes: "\n\n".join(_notes(site, query, runs, groups, key, missing_ids)),
-            comparison: gr.update(visible=len(runs) >= LEAST),
+            self.notes: "\n\n".join(_notes(self.site, query, runs, groups, key, missing_ids)),
+            self.comparison: gr.update(visible=len(runs) >= LEAST),
         }
         if baseline is None or len(runs) < LEAST:
-            return {**found, plot: None}
-        what = "Last value (difference to the baseline), best value"
+            return {**values, self.plot: None}
+        label = "Last value (difference to the baseline), best value"
         is_one = all(group.is_one for group in groups)
-        what += " and its step" if is_one else ": mean ± sample standard deviation (number of runs)"
-        label, differing = settings(groups, everything=query.get("config") == "all")
-        told = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
-        saved = link("/download", compare=",".join(chosen), **told)
+        label += " and its step" if is_one else ": mean ± sample standard deviation (number of runs)"
+        about, differing = settings(groups, everything=query.get("config") == "all")
+        given = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
+        saved = link("/download", compare=",".join(chosen), **given)
         return {
-            **found,
-            metrics: gr.update(value=summary(groups, baseline), label=what),
-            **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in saves.items()},
-            over: gr.update(choices=list(offered([run.columns for run in runs]))),
-            plot: curves(query, groups),
-            table: if_any(differing, label=label),
+            **values,
+            **self.chart_options.fill([run.columns for run in runs]),
+            self.metrics: gr.update(value=summary(groups, baseline), label=label),
+            **{save: gr.update(link=f"{saved}&as={kind}") for kind, save in self.saves.items()},
+            self.plot: curves(query, groups),
+            self.settings: if_any(differing, label=about),
         }
-
-    view.shows(shown, outputs, every=3)
 
 
 def _notes(
@@ -165,6 +163,3 @@ def _to_outputs(rows: Sequence[Row], base: Row) -> Iterator[str]:
     if saved and (steps := steps_of(base.path)):
         links = [markdown_link(one, link("/outputs", run=one, against=f"{base.id}@{steps[0]}")) for one in saved]
         yield f"Outputs against the baseline: {', '.join(links)}"
-
-
-PAGE = Page(name="compare", path="/compare", title="Compare", build=build)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gradio as gr
 import pandas as pd
@@ -12,6 +11,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 
 from ...markdown import plain
+from ...page import Part
 from ...state import Site
 from ...view import Done, Query, Values, View, if_any, is_narrow
 from . import plan_texts
@@ -25,8 +25,6 @@ TABLES = ("XLA's figures for one device", "Collectives of one step", "Sharding o
 
 Chosen = tuple[Experiment, str]
 """An experiment with its mesh, and a device."""
-Fill = Callable[[Query, Sequence[Plan], Chosen], tuple[Values, bool]]
-"""Takes a query, its plans and what the first of them is of; returns updates, and whether it is being compiled."""
 
 
 def table(label: str) -> gr.Dataframe:
@@ -34,71 +32,76 @@ def table(label: str) -> gr.Dataframe:
     return gr.Dataframe(label=label, interactive=False, wrap=True)
 
 
-def plan_report(
-    site: Site, view: View, chosen: Callable[[Query], Chosen], *, is_open: bool = False
-) -> tuple[list[Any], Fill]:
-    """Adds the components, hidden at first, with facts unfolded or not; returns them, and what fills them.
+class PlanReport(Part):
+    """Memory, facts, rules and activations of plans, and a check by the compiler."""
 
-    `chosen` is what a query asks for; an `NnxdslError` of it says why there is none.
-    """
-    with gr.Column(visible=False) as group:
-        gr.Markdown("## Memory of a device")
-        plot = gr.Plot(show_label=False)
-        parts = table("Parts, and how they are computed")
-        with gr.Accordion("Details of the run", open=is_open):
-            facts = table("Facts")
-        with gr.Accordion("Sharding rules, in order", open=False):
-            rules = table("The first applicable rule wins")
-        with gr.Accordion("Activations with logical axes", open=False):
-            flows = table("Of one micro-batch")
-        gr.Markdown("## Compiler check")
-        words = gr.Markdown()
-        with gr.Row():
-            verify, cancel = (
-                gr.Button(text, size="sm", scale=0, min_width=200, visible=False)
-                for text in ("Verify by compiling", "Cancel compilation")
-            )
-        reports = [table(label) for label in TABLES]
+    def __init__(self, site: Site, view: View, chosen: Callable[[Query], Chosen], *, is_open: bool = False) -> None:
+        """Adds the components, hidden at first, with facts unfolded or not.
 
-    def start(query: Query, _client: str) -> None:
-        if why := why_not_compiled(*chosen(query)):
-            raise RunError(why)
-        plan_job(site, *chosen(query), start=True, compiled=True)
+        `chosen` is what a query asks for; an `NnxdslError` of it says why there is none.
+        """
+        self.site, self._chosen = site, chosen
+        with gr.Column(visible=False) as self.group:
+            gr.Markdown("## Memory of a device")
+            self.plot = gr.Plot(show_label=False)
+            self.parts = table("Parts, and how they are computed")
+            with gr.Accordion("Details of the run", open=is_open):
+                self.facts = table("Facts")
+            with gr.Accordion("Sharding rules, in order", open=False):
+                self.rules = table("The first applicable rule wins")
+            with gr.Accordion("Activations with logical axes", open=False):
+                self.activations = table("Of one micro-batch")
+            gr.Markdown("## Compiler check")
+            self.verdict = gr.Markdown()
+            with gr.Row():
+                self.verify, self.cancel = (
+                    gr.Button(text, size="sm", scale=0, min_width=200, visible=False)
+                    for text in ("Verify by compiling", "Cancel compilation")
+                )
+            self.compiled = [table(label) for label in TABLES]
+        if not site.settings.read_only:
+            view.on(self.verify.click, self._compile)
+        view.on(self.cancel.click, self._cancel)
 
-    def end(query: Query, _client: str) -> Done:
-        if job := plan_job(site, *chosen(query), start=False, compiled=True):
-            site.compiles.cancel(job.key)
-        return Done("Ended.")
+    def fill(self, query: Query, plans: Sequence[Plan], of: Chosen) -> tuple[Values, bool]:
+        """Shows plans, and the compilation of the first; also returns whether it is under way."""
+        compiled, is_busy = self._fill_compiled(of)
+        return {
+            self.group: gr.update(visible=True),
+            self.plot: memory_bars(plans, is_narrow=is_narrow(query)),
+            self.parts: memory_parts(plans),
+            self.facts: plan_texts.facts(plans),
+            self.rules: plan_texts.rules(plans),
+            self.activations: plan_texts.activations(plans),
+            **compiled,
+        }, is_busy
 
-    if not site.settings.read_only:
-        view.does(verify.click, start)
-    view.does(cancel.click, end)
-
-    def check(of: Chosen) -> tuple[Values, bool]:
-        job, why, can_start = plan_job(site, *of, start=False, compiled=True), why_not_compiled(*of), False
-        is_busy, tables = job is not None and not job.is_over, [pd.DataFrame()] * len(TABLES)
+    def _fill_compiled(self, of: Chosen) -> tuple[Values, bool]:
+        job, why = plan_job(self.site, *of, start=False, compiled=True), why_not_compiled(*of)
+        is_busy, can_start, tables = job is not None and not job.is_over, False, [pd.DataFrame()] * len(TABLES)
         if job is not None and job.state == "done":
             text, tables = plan_texts.compiled(job.result), list(plan_texts.compiled_tables(job.result))
         elif job is not None and is_busy:
             text = f"Compiling in a child process, {job.seconds:.0f} s so far ..."
-        elif why is not None or site.settings.read_only:
+        elif why is not None or self.site.settings.read_only:
             text = plain(why) if why else READ_ONLY
         else:
             failed = "" if job is None else f"**✘ {plain(job.error or 'The compilation was cancelled.')}**\n\n"
             can_start, text = True, failed + COMPILES
-        buttons = {verify: gr.update(visible=can_start), cancel: gr.update(visible=is_busy)}
-        return {words: text, **buttons, **dict(zip(reports, map(if_any, tables), strict=True))}, is_busy
-
-    def fill(query: Query, plans: Sequence[Plan], of: Chosen) -> tuple[Values, bool]:
-        checked, is_busy = check(of)
         return {
-            group: gr.update(visible=True),
-            plot: memory_bars(plans, is_narrow=is_narrow(query)),
-            parts: memory_parts(plans),
-            facts: plan_texts.facts(plans),
-            rules: plan_texts.rules(plans),
-            flows: plan_texts.activations(plans),
-            **checked,
+            self.verdict: text,
+            self.verify: gr.update(visible=can_start),
+            self.cancel: gr.update(visible=is_busy),
+            **dict(zip(self.compiled, map(if_any, tables), strict=True)),
         }, is_busy
 
-    return [group, plot, parts, facts, rules, flows, words, verify, cancel, *reports], fill
+    def _compile(self, query: Query) -> None:
+        of = self._chosen(query)
+        if why := why_not_compiled(*of):
+            raise RunError(why)
+        plan_job(self.site, *of, start=True, compiled=True)
+
+    def _cancel(self, query: Query) -> Done:
+        if job := plan_job(self.site, *self._chosen(query), start=False, compiled=True):
+            self.site.compiles.cancel(job.key)
+        return Done("Ended.")

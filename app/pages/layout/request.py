@@ -202,7 +202,7 @@ class Source:
         return cls(query, kind, query.get(kind, ""))
 
     @property
-    def words(self) -> str:
+    def display_name(self) -> str:
         """Display name."""
         return f"experiments/{self.name}.py" if self.kind == "exp" else f"{self.kind} {self.name}"
 
@@ -370,9 +370,9 @@ def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, co
     if not start:
         return jobs.get(key)
     written(file.parent, experiment)
-    words = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
-    words += ["--device", device] if device else []
-    return jobs.start(key, words + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
+    argv = ["-m", "nnxdsl", "plan", str(file), "--json", "--home", str(site.settings.home)]
+    argv += ["--device", device] if device else []
+    return jobs.start(key, argv + (["--compile", "--limit", str(COMPILE_SECONDS)] if compiled else []))
 
 
 def why_not_compiled(experiment: Experiment, device: str) -> str | None:

@@ -19,6 +19,7 @@ from nnxdsl.errors import NnxdslError, RunError
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
+from ...page import Part
 from ...processes.jobs import Job
 from ...state import Site
 from ...view import Query, Values, View, if_any
@@ -72,22 +73,16 @@ BY_KIND |= {"Data.Prompts": "LoRA GRPO"}
 NUMBERS = {"lr": "Learning rate", "epochs": "Epochs", "batch": "Batch size", "length": "Max length"}
 
 
-class Basics:
-    """The components of the screen.
-
-    Attributes:
-        components: What `fill` changes.
-    """
+class Basics(Part):
+    """The components of the screen."""
 
     def __init__(self, site: Site, view: View) -> None:
         """Adds them."""
-        self._site = site
-        with gr.Row(visible=False) as self._row:
+        self.site = site
+        with gr.Row(visible=False) as self.row:
             with gr.Column(scale=11, min_width=320):
                 typed: dict[str, Any] = {"allow_custom_value": True, "value": None}
-                hint = (
-                    "A directory of the project, a run, or a name on the Hugging Face Hub such as google/gemma-3-1b-it"
-                )
+                hint = "A directory of the project, a run, or a name on the Hub such as google/gemma-3-1b-it"
                 self._model = view.control("model", gr.Dropdown([], label="Model", info=hint, **typed))
                 hint = "A file, folder or glob in the project, or hf://NAME of a dataset on the Hub"
                 self._data = view.control("data", gr.Dropdown([], label="Data", info=hint, **typed))
@@ -100,22 +95,20 @@ class Basics:
                     }
             with gr.Column(scale=10, min_width=320):
                 self._about = gr.Markdown()
-                looks: dict[str, Any] = {"interactive": False, "wrap": True, "buttons": [], "show_search": "none"}
-                self._rows = gr.Dataframe(label="First rows", visible=False, max_height=300, **looks)
+                options: dict[str, Any] = {"interactive": False, "wrap": True, "buttons": [], "show_search": "none"}
+                self._rows = gr.Dataframe(label="First rows", visible=False, max_height=300, **options)
                 with gr.Accordion("Python", open=False, visible=False) as self._code:
                     self._python = gr.Code(show_label=False, label="Python", language="python", interactive=False)
-        self.components = [self._row, self._model, self._data, self._method, self._purpose, *self._numbers.values()]
-        self.components += [self._about, self._rows, self._code, self._python]
 
     def fill(self, query: Query) -> tuple[Values, str, bool]:
         """Returns the values of a query, what is missing for a launch, and whether the rows are being read."""
-        site = self._site
+        site = self.site
         made, problem, part = None, "", {}
         job, about = None, "Choose a data file to see its columns and first rows."
         try:
             job = data_job(site, query)
             if job is not None:
-                about, part = _told(job)
+                about, part = _file_facts(job)
         except NnxdslError as error:
             about = f"**!** Not checked: {plain(str(error))}"
         kind = str(part.get("kind") or "")
@@ -137,7 +130,7 @@ class Basics:
         models = [(TINY, TINY), *((one, one) for one in models_in(site.settings.project)), *runs]
         files = project_files(site.settings, DATA_FILES)
         shown: dict[Any, Any] = {
-            self._row: gr.update(visible=True),
+            self.row: gr.update(visible=True),
             self._model: gr.update(choices=_with(models, query.get("model")), value=query.get("model")),
             self._data: gr.update(
                 choices=_with([(one, one) for one in files], query.get("data")), value=query.get("data")
@@ -171,7 +164,7 @@ def experiment(site: Site, query: Query, kind: str | None = None) -> Experiment:
     """Returns the experiment of a query; an `NnxdslError` says what is missing or wrong."""
     if kind is None:
         job = data_job(site, query, is_checked=False)
-        kind = str(_told(job)[1].get("kind") or "") if job is not None else ""
+        kind = str(_file_facts(job)[1].get("kind") or "") if job is not None else ""
     name, path = method_of(query, kind), query.get("data", "").strip()
     method, model = METHODS[name], model_of(site, query.get("model", "").strip())
     if not path:
@@ -277,8 +270,8 @@ def data_job(site: Site, query: Query, *, is_checked: bool = True) -> Job | None
         return None
 
 
-def _told(job: Job) -> tuple[str, dict[str, Any]]:
-    """What is said of the data, as Markdown, and what the file has."""
+def _file_facts(job: Job) -> tuple[str, dict[str, Any]]:
+    """Facts of the data as Markdown, and as `nnxdsl data --json` has them."""
     if not job.is_over:
         return "Reading the rows ...", {}
     if job.result is None:

@@ -67,7 +67,7 @@ def begin(site: Site, query: Query) -> Done | None:
     return _begun(site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), name, recipe))
 
 
-def edited(site: Site, query: Query, _client: str, _form: str) -> Done:
+def edited(site: Site, query: Query, _form: str) -> Done:
     """Creates a draft of what the first screen shows, with all settings."""
     experiment = basics.experiment(site, query)
     draft = site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), experiment.name)
@@ -127,28 +127,28 @@ def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment
     return draft, experiment
 
 
-def launch(site: Site, query: Query, client: str, form: str) -> Done:
+def launch(site: Site, query: Query, form: str) -> Done:
     """Launches the draft's run, through the recipe's file if the draft was copied from a recipe."""
-    return _started(site, site.launcher.launch, query, client, form)
+    return _started(site, site.launcher.launch, query, form)
 
 
-def enqueue(site: Site, query: Query, client: str, form: str) -> Done:
+def enqueue(site: Site, query: Query, form: str) -> Done:
     """Adds the draft's run to the queue."""
-    return _started(site, site.launcher.enqueue, query, client, form)
+    return _started(site, site.launcher.enqueue, query, form)
 
 
-def _started(site: Site, start: Callable[..., object], query: Query, client: str, form: str) -> Done:
+def _started(site: Site, start: Callable[..., object], query: Query, form: str) -> Done:
     if query.get("draft"):
         draft, experiment = require(site, query, form)
-        start(experiment, client, draft.recipe)
+        start(experiment, draft.recipe)
     else:
-        start(experiment := basics.experiment(site, query), client)
+        start(experiment := basics.experiment(site, query))
     return Done(goto=link("/run", id=experiment.id))
 
 
 def command(site: Site, draft: Draft, experiment: Experiment) -> str:
     """The command that Launch runs; a `RunError` if its recipe cannot be read (yet), or changed into this."""
-    words: tuple[str, ...] = ("nnxdsl", "run", f"{experiment.name}.py")
+    argv: tuple[str, ...] = ("nnxdsl", "run", f"{experiment.name}.py")
     if draft.recipe:
-        words = ("python", *site.presets.command(draft.recipe, experiment))
-    return shlex.join((*words, "--home", str(site.settings.home)))
+        argv = ("python", *site.presets.command(draft.recipe, experiment))
+    return shlex.join((*argv, "--home", str(site.settings.home)))

@@ -52,7 +52,7 @@ OPEN = ("Run", "Model", "Data", "Objective")
 
 
 @attrs.frozen
-class Look:
+class FormState:
     """What a form shows: texts by path, or those that differ from a base; `form` is the browser's copy of them all."""
 
     texts: Mapping[str, str]
@@ -77,7 +77,7 @@ def shape(texts: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     return {path: text for path, text in here.items() if path.endswith(".type") or f"{path}.0" in parents}
 
 
-def gist(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
+def classes_of(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Classes of a group, for its title."""
     found = [texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in texts]
     return " · ".join(
@@ -85,36 +85,36 @@ def gist(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
     )
 
 
-def draw(look: Look, cls: type[Spec], path: str = "", names: tuple[str, ...] | None = None) -> None:
+def draw(state: FormState, cls: type[Spec], path: str = "", names: tuple[str, ...] | None = None) -> None:
     """Adds the components of a class's fields, or of some: plain ones side by side, nested ones below each other."""
     docs, fields = field_docs(cls), declared(cls)
     shown = [
         (join(path, name), fields[name], docs.get(name, ""))
         for name in (fields if names is None else names)
-        if not look.only_changed or differs(look.texts, look.base, join(path, name))
+        if not state.only_changed or differs(state.texts, state.base, join(path, name))
     ]
     for is_nested, group in itertools.groupby(shown, key=lambda each: _is_nested(each[1].type)):
         with contextlib.nullcontext() if is_nested else gr.Row(elem_classes=["fields"]):
             for each in group:
-                _field(look, *each)
+                _field(state, *each)
 
 
 def _is_nested(annotation: Any) -> bool:
     return spec_in(annotation) is not None or bool(form_texts.item_parts(annotation))
 
 
-def _field(look: Look, path: str, field: Field, doc: str, label: str = "") -> None:
+def _field(state: FormState, path: str, field: Field, doc: str, label: str = "") -> None:
     if spec := spec_in(field.type):
-        _nested(look, path, spec, form_texts.is_optional(field.type), doc, label or _label(path))
+        _nested(state, path, spec, form_texts.is_optional(field.type), doc, label or _label(path))
     elif parts := form_texts.item_parts(field.type):
-        _members(look, path, parts, doc)
+        _members(state, path, parts, doc)
     else:
-        _plain(look, path, field, doc, label or _label(path))
+        _plain(state, path, field, doc, label or _label(path))
 
 
-def _nested(look: Look, path: str, spec: type[Spec], optional: bool, doc: str, label: str) -> None:
+def _nested(state: FormState, path: str, spec: type[Spec], optional: bool, doc: str, label: str) -> None:
     """Adds the choice of a class, if there are several, and the fields of the chosen one."""
-    chosen, choices = look.texts.get(f"{path}.type", NONE), form_texts.choices_of(spec)
+    chosen, choices = state.texts.get(f"{path}.type", NONE), form_texts.choices_of(spec)
     member = choices.get(chosen)
     with gr.Column(elem_classes=["nested"]):
         if optional or len(choices) > 1:
@@ -122,42 +122,42 @@ def _nested(look: Look, path: str, spec: type[Spec], optional: bool, doc: str, l
             about = summary(member) if member is not None and is_family(spec) else doc
             shown = [*none, *((choice, choice) for choice in choices)]
             chooser = gr.Dropdown(shown, value=chosen, label=label, info=about, **_common(path))
-            _keep(look, f"{path}.type", chooser, f", {json.dumps(path)}")  # other fields come
+            _keep(state, f"{path}.type", chooser, f", {json.dumps(path)}")  # other fields come
         else:
             _heading(path, label, doc)
         if member is not None and issubclass(spec, Experiment):
-            with gr.Accordion(f"The earlier experiment: {look.texts.get(f'{path}.name', '')}", open=False):
-                draw(look, member, path)
+            with gr.Accordion(f"The earlier experiment: {state.texts.get(f'{path}.name', '')}", open=False):
+                draw(state, member, path)
         elif member is not None:
-            draw(look, member, path)
+            draw(state, member, path)
 
 
-def _members(look: Look, path: str, parts: form_texts.Parts, doc: str) -> None:
+def _members(state: FormState, path: str, parts: form_texts.Parts, doc: str) -> None:
     """Adds the members of a tuple of specs, and buttons that add and remove them."""
     name = _label(path)
     with gr.Column(elem_classes=["nested"]):
         _heading(path, name, doc)
-        count = form_texts.item_count(look.texts, path) or 0
+        count = form_texts.item_count(state.texts, path) or 0
         for index, member in enumerate(form_texts.members_at(parts, path, count)):
             label = f"{name} {index + 1}"
             with gr.Column(elem_classes=["member"]):
                 for where, part in member:
                     field = Field(part, attrs.NOTHING, None, positional=False)
-                    _field(look, where, field, "", f"weight of {label}" if part is float else label)
+                    _field(state, where, field, "", f"weight of {label}" if part is float else label)
                 remove = gr.Button(f"Remove {label}", size="sm", scale=0, min_width=120)
-                _edits(look, remove.click, f"() => nnx.remove({json.dumps(path)}, {index})")
+                _edits(state, remove.click, f"() => nnx.remove({json.dumps(path)}, {index})")
         add = gr.Button(f"Add to {name}", size="sm", scale=0, min_width=120)
-        _edits(look, add.click, f"() => nnx.add({json.dumps(path)}, {count})")
+        _edits(state, add.click, f"() => nnx.add({json.dumps(path)}, {count})")
 
 
-def _edits(look: Look, trigger: Any, script: str, *inputs: Component) -> None:
+def _edits(state: FormState, trigger: Any, script: str, *inputs: Component) -> None:
     """Changes the browser's copy of the texts when something is triggered."""
-    trigger(None, list(inputs), [look.form], js=script, **UNQUEUED)
+    trigger(None, list(inputs), [state.form], js=script, **UNQUEUED)
 
 
-def _keep(look: Look, path: str, component: Any, more: str = "") -> None:
+def _keep(state: FormState, path: str, component: Any, more: str = "") -> None:
     """Keeps what is typed or chosen in the browser's copy of the texts."""
-    _edits(look, component.change, f"(value) => nnx.edit({json.dumps(path)}, value{more})", component)
+    _edits(state, component.change, f"(value) => nnx.edit({json.dumps(path)}, value{more})", component)
 
 
 def _heading(path: str, label: str, doc: str) -> None:
@@ -172,7 +172,7 @@ def _label(path: str) -> str:
     return path.rpartition(".")[2].replace("_", " ")
 
 
-def _plain(look: Look, path: str, field: Field, doc: str, label: str) -> None:
+def _plain(state: FormState, path: str, field: Field, doc: str, label: str) -> None:
     default, is_required = field.default, field.default is attrs.NOTHING
     shown = "none" if default is None or default == () else f"`{render(default)}`" if not is_required else ""
     limits = field.check.describe().removeprefix("a value ") if isinstance(field.check, Limit) else ""
@@ -180,7 +180,7 @@ def _plain(look: Look, path: str, field: Field, doc: str, label: str) -> None:
     hints = [limits, "" if is_required or path == "notes" else f"default {shown}"]
     info = " ".join(filter(None, [doc, ", ".join(filter(None, hints))]))
     named = {"label": f"{label}{' *' if is_required else ''}", "info": info or None, **_common(path)}
-    _keep(look, path, _component(field, look.texts.get(path, ""), path, named))
+    _keep(state, path, _component(field, state.texts.get(path, ""), path, named))
 
 
 def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Component:

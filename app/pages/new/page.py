@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,18 +21,18 @@ from ...components.paste import paste
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
-from ...page import Page
+from ...page import Page, Part
 from ...state import Site
 from ...store.experiments import from_tree
 from ...view import UNQUEUED, Done, Query, Values, View, if_any
 from ..demo import beginnings
 from ..layout import plan_texts
-from ..layout.report import plan_report
+from ..layout.report import PlanReport
 from ..layout.request import NO_DEVICE, plan_job
 from . import drafting, form_texts
 from .basics import Basics, templates
 from .drafting import Opened
-from .form import GROUPS, OPEN, Look, differs, draw, gist, shape
+from .form import GROUPS, OPEN, FormState, classes_of, differs, draw, shape
 
 COPIED = (
     "**! Another tab has changed this draft since this page was opened.** Your version was saved as a new draft, which "
@@ -47,187 +46,302 @@ CHANGED = "changed"
 DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
 HIDDEN: dict[str, Any] = gr.update(visible=False)
 
-Updates = dict[Any, Any]
-"""New values by component."""
+
+class NewRun(Page):
+    """The first screen; or the draft of the query, as a form with a panel beside it."""
+
+    name, path, title = "new", "/new", "New run"
+
+    def build(self) -> None:
+        """Adds the components."""
+        site, view = self.site, self.view
+        if site.settings.read_only:
+            gr.Markdown("# New run\n\nThis app is read-only: runs cannot be started.")
+            return
+        # What is typed goes into `form`, which is saved; `opened` names the draft that is shown, `origin` has it.
+        self.opened, origin, form, saved, self.marks = (gr.Textbox(visible="hidden") for _ in range(5))
+        self.timer = gr.Timer(0.7, active=False)  # reads again until there is a draft, rows, or a plan
+        self.head = Head(site, view, form)
+        self.basics, self.beginning = Basics(site, view), Beginning(site, view)
+        with gr.Row(visible=False) as self.body:
+            with gr.Column(scale=11, min_width=320, elem_id="new-form"):
+                self.form = Form(site, view, form)
+            with gr.Column(scale=10, min_width=320, elem_id="new-panel"):
+                self.problems = gr.Markdown(elem_classes=["problems"], visible=False)
+                self.panel = Panel(site, view)
+        self.opened.change(partial(drafting.origin, site), [self.opened], [origin], **UNQUEUED)
+        origin.change(None, [origin], [form], js="nnx.opened", **UNQUEUED)
+        answer = partial(drafting.answer, site)
+        form.change(answer, [form], [saved], js="nnx.settled", trigger_mode="always_last", **UNQUEUED)
+        view.on_change(saved, "nnx.saved")
+        self.marks.change(None, [self.marks], None, js="nnx.mark", **UNQUEUED)
+        for trigger in (gr.context.Context.root_block.load, self.timer.tick):  # type: ignore[union-attr]
+            view.on(trigger, partial(drafting.begin, site))
+
+    def fill(self, query: Query) -> Values:
+        """Shows the first screen, a draft that is being opened, a draft, or why it cannot be opened."""
+        hidden = dict.fromkeys((*self.head.buttons.values(), self.beginning.group, self.body, self.basics.row), HIDDEN)
+        if query.get("draft"):
+            try:
+                return {**hidden, **self._fill_draft(query, Opened.of(self.site, query["draft"]))}
+            except Exception as error:  # the file may come from another version of the app: it can be discarded
+                values, _ = self.beginning.fill(query, error)
+                return {**hidden, **values, self.head.about: "", self.timer: gr.update(active=False)}
+        values, is_opening = self.beginning.fill(query)
+        if is_opening:
+            return {**hidden, **values, self.head.about: "", self.timer: gr.update(active=True)}
+        basics, missing, is_reading = self.basics.fill(query)
+        return {
+            **hidden,
+            **values,
+            **basics,
+            **self.head.fill(can_start=not missing, is_draft=False),
+            self.head.about: plain(missing) or "Ready to launch; everything else is under All settings.",
+            self.timer: gr.update(active=is_reading),
+        }
+
+    def _fill_draft(self, query: Query, found: Opened) -> Values:
+        panel, is_planning = self.panel.fill(query, found)
+        copied = [COPIED] if query.get("copied") else []
+        return {
+            **self.head.fill(can_start=found.experiment is not None, is_draft=True),
+            **self.form.fill(query, found),
+            **panel,
+            self.opened: found.draft.id,
+            self.marks: _marks(found),
+            self.head.about: "\n\n".join([*copied, _about(self.site, found)]),
+            self.body: gr.update(visible=True),
+            self.problems: if_any(_problems(found)),
+            self.timer: gr.update(active=is_planning),
+        }
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    if site.settings.read_only:
-        gr.Markdown("# New run\n\nThis app is read-only: runs cannot be started.")
-        return
-    # What is typed goes into `form`, which is saved; `opened` names the draft whose fields are shown, `origin` has it.
-    opened, origin, form, saved, marks = (gr.Textbox(visible="hidden") for _ in range(5))
-    states = {title: gr.Textbox(visible="hidden") for title in GROUPS}
-    reading = gr.Timer(0.7, active=False)  # asks for the draft until there is one
-    about, buttons, edit = _head(site, view, form)
-    first = Basics(site, view)
-    begun, fill_begun = _beginning(site, view)
-    with gr.Row(visible=False) as body:
-        with gr.Column(scale=11, min_width=320, elem_id="new-form"):
-            only = view.control("changed", gr.Checkbox(label="Changed fields only", container=False))
-            groups = _groups(site, view, states, form)
-        with gr.Column(scale=10, min_width=320, elem_id="new-panel"):
-            problems = gr.Markdown(elem_classes=["problems"], visible=False)
-            panel, fill_panel = _panel(site, view)
-    opened.change(partial(drafting.origin, site), [opened], [origin], **UNQUEUED)
-    origin.change(None, [origin], [form], js="nnx.opened", **UNQUEUED)
-    form.change(
-        partial(drafting.answer, site), [form], [saved], js="nnx.settled", trigger_mode="always_last", **UNQUEUED
-    )
-    view.follows(saved, "nnx.saved")
-    marks.change(None, [marks], None, js="nnx.mark", **UNQUEUED)
-    for trigger in (gr.context.Context.root_block.load, reading.tick):  # type: ignore[union-attr]
-        view.does(trigger, lambda query, client: drafting.begin(site, query))
+class Head(Part):
+    """What stays in sight: what is known of the run, and buttons that plan and start it, or show all settings."""
 
-    def shown(query: Query) -> Values:
-        hidden = dict.fromkeys((*buttons, edit, begun[0], body, first.components[0]), HIDDEN)
-        if not query.get("draft"):
-            values, is_reading = fill_begun(query)
-            if any(query.get(name) for name in drafting.BEGINNINGS):
-                return {**hidden, about: "", **values, reading: gr.update(active=is_reading)}
-            basic, missing, is_busy = first.fill(query)
-            usable = gr.update(visible=True, interactive=not missing)
-            told = plain(missing) or "Ready to launch; everything else is under All settings."
-            shows = dict.fromkeys((*buttons[1:], edit), usable)
-            return {**hidden, **values, **basic, **shows, about: told, reading: gr.update(active=is_busy)}
-        try:
-            found = Opened.of(site, query["draft"])
-            values, is_busy = fill_panel(query, found)
-            head = [COPIED] if query.get("copied") else []
-            return {
-                **hidden,
-                opened: found.draft.id,
-                marks: _marks(found),
-                about: "\n\n".join([*head, _about(site, found)]),
-                **dict.fromkeys(buttons, gr.update(visible=True, interactive=found.experiment is not None)),
-                body: gr.update(visible=True),
-                only: query.get("changed") == "1",
-                problems: if_any(_problems(found)),
-                reading: gr.update(active=is_busy),
-                **values,
-                **_fields(query, found, groups, states),
-            }
-        except Exception as error:  # the file may come from another version of the app: it can be discarded
-            return {**hidden, about: "", reading: gr.update(active=False), **fill_begun(query, error)[0]}
+    def __init__(self, site: Site, view: View, form: gr.Textbox) -> None:
+        """Adds the components."""
+        self.site = site
+        actions = {
+            "All settings": partial(drafting.edited, site),
+            "Plan": self._plan,
+            "Queue": partial(drafting.enqueue, site),
+            "Launch": partial(drafting.launch, site),
+        }
+        self.buttons: dict[str, gr.Button] = {}
+        with gr.Column(elem_id="new-head"):
+            with gr.Row():
+                with gr.Column(min_width=300):
+                    gr.Markdown("# New run")
+                for text, act in actions.items():
+                    variant = "primary" if text == "Launch" else "secondary"
+                    self.buttons[text] = gr.Button(text, variant=variant, scale=0, min_width=130, visible=False)
+                    view.on(self.buttons[text].click, act, [form])
+            self.about = gr.Markdown()
 
-    parts = [opened, marks, reading, about, *buttons, edit, *begun, body, only, problems, *panel]
-    view.shows(shown, [*parts, *groups.values(), *states.values(), *first.components])
+    def fill(self, *, can_start: bool, is_draft: bool) -> Values:
+        """Shows the buttons of a draft, or of the first screen."""
+        shown = gr.update(visible=True, interactive=can_start)
+        other = "All settings" if is_draft else "Plan"
+        return {button: HIDDEN if text == other else shown for text, button in self.buttons.items()}
 
-
-def _head(site: Site, view: View, form: gr.Textbox) -> tuple[gr.Markdown, list[gr.Button], gr.Button]:
-    """Adds what stays in sight: what is known of the run, and buttons that plan and start it, or show all settings."""
-
-    def plan(site: Site, query: Query, _client: str, form: str) -> Done:  # again, if it could not be planned
-        plan_job(site, drafting.require(site, query, form)[1], _device(query), start=True)
+    def _plan(self, query: Query, form: str) -> Done:  # again, if it could not be planned
+        plan_job(self.site, drafting.require(self.site, query, form)[1], _device(query), start=True)
         return Done(query={"tab": "plan"})
 
-    buttons: list[gr.Button] = []
-    with gr.Column(elem_id="new-head"):
-        with gr.Row():
-            with gr.Column(min_width=300):
-                gr.Markdown("# New run")
-            acts = {"All settings": drafting.edited, "Plan": plan, "Queue": drafting.enqueue, "Launch": drafting.launch}
-            for text, act in acts.items():
-                variant = "primary" if text == "Launch" else "secondary"
-                buttons.append(gr.Button(text, variant=variant, scale=0, min_width=130, visible=False))
-                view.does(buttons[-1].click, partial(act, site), [form])
-        return gr.Markdown(), buttons[1:], buttons[0]
 
+class Beginning(Part):
+    """Templates, recipes and earlier runs to begin from, and why a draft cannot be opened."""
 
-def _beginning(site: Site, view: View) -> tuple[list[Any], Callable[..., tuple[Updates, bool]]]:
-    """Adds the choice of a beginning, and why a draft cannot be opened; it also tells whether one is being opened."""
-    with gr.Column(visible=False) as group:
-        words = gr.Markdown()
-        retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
-        discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160, visible=False)
-        contents = gr.Code(label="Contents of the draft's file", interactive=False, max_lines=20, visible=False)
-        with gr.Accordion("Import Python or JSON", open=False) as pasted:
-            paste(view, "Load", partial(drafting.loaded, site))
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self.site = site
+        with gr.Column(visible=False) as self.group:
+            self.text = gr.Markdown()
+            self.retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
+            self.discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160, visible=False)
+            contents: dict[str, Any] = {"interactive": False, "max_lines": 20, "visible": False}
+            self.contents = gr.Code(label="Contents of the draft's file", **contents)
+            with gr.Accordion("Import Python or JSON", open=False) as self.pasted:
+                paste(view, "Load", partial(drafting.loaded, site))
+        view.on(self.retry.click, self._retry)
+        view.on(self.discard.click, self._discard)
 
-    def again(query: Query, _client: str) -> None:
-        site.presets.job(query.get("preset", ""), again=True)
-
-    def discarded(query: Query, _client: str) -> Done:
-        site.drafts.discard(query.get("draft", ""))
-        return Done("The draft was discarded.", goto="/new")
-
-    view.does(retry.click, again)
-    view.does(discard.click, discarded)
-
-    def fill(query: Query, error: Exception | None = None) -> tuple[Updates, bool]:
-        parts = ["", templates(), beginnings(site, "/new", "preset", "from")]
-        is_failed, is_begun, stored = False, False, ""
+    def fill(self, query: Query, error: Exception | None = None) -> tuple[Values, bool]:
+        """Shows what to begin from, or the error of a draft; also returns whether a draft is being opened."""
+        site = self.site
+        texts = ["", templates(), beginnings(site, "/new", "preset", "from")]
+        is_failed, is_opening, stored = False, False, ""
         if error is not None:
             message = str(error) if isinstance(error, NnxdslError) else f"{type(error).__name__}: {error}"
-            parts[0], stored = f"**! This draft cannot be opened: {plain(message)}**", site.drafts.text(query["draft"])
-        else:
+            texts[0], stored = f"**! This draft cannot be opened: {plain(message)}**", site.drafts.text(query["draft"])
+        elif any(query.get(name) for name in drafting.BEGINNINGS):
+            is_opening = True
             try:
-                found = drafting.beginning(site, query)
-                if is_begun := any(query.get(name) for name in drafting.BEGINNINGS):
-                    parts = ["Reading the recipe ..." if found is None else "Opening the draft ..."]
+                is_read = drafting.beginning(site, query) is not None
+                texts = ["Opening the draft ..." if is_read else "Reading the recipe ..."]
             except NnxdslError as wrong:
-                parts[0], is_failed = f"**✘ {plain(str(wrong))}**", query.get("preset") in site.presets.names()
+                is_opening, is_failed = False, query.get("preset") in site.presets.names()
+                texts[0] = f"**✘ {plain(str(wrong))}**"
         return {
-            group: gr.update(visible=True),
-            words: "\n\n".join(parts),
-            retry: gr.update(visible=is_failed),
-            discard: gr.update(visible=bool(stored)),
-            contents: if_any(stored[:SHOWN]),
-            pasted: gr.update(visible=error is None and not is_begun),
-        }, is_begun
+            self.group: gr.update(visible=True),
+            self.text: "\n\n".join(texts),
+            self.retry: gr.update(visible=is_failed),
+            self.discard: gr.update(visible=bool(stored)),
+            self.contents: if_any(stored[:SHOWN]),
+            self.pasted: gr.update(visible=error is None and not is_opening),
+        }, is_opening
 
-    return [group, words, retry, discard, contents, pasted], fill
+    def _retry(self, query: Query) -> None:
+        self.site.presets.job(query.get("preset", ""), again=True)
 
-
-def _groups(site: Site, view: View, states: dict[str, gr.Textbox], form: gr.Textbox) -> dict[str, gr.Accordion]:
-    """Adds the groups of the form; each draws its fields again when its text, which names the draft, changes."""
-
-    def unfold(query: Query, _client: str, *, name: str, is_open: bool) -> Done:
-        names = [one for one in query.get("open", "").split(",") if one not in ("", name)]
-        return Done(query={"open": ",".join([*names, name] if is_open else names)})
-
-    found: dict[str, gr.Accordion] = {}
-    for title, names in GROUPS.items():
-        classes = ["group", *(f"has-{name}" for name in names)]
-        with gr.Accordion(title, open=title in OPEN, elem_classes=classes) as accordion:
-            # One at a time: gradio's renders of one session change the same dictionary of components.
-            @gr.render(
-                [states[title]],
-                triggers=[states[title].change],
-                concurrency_limit=1,
-                concurrency_id="form",
-                show_progress="hidden",
-            )
-            def fields(state: str, names: tuple[str, ...] = names) -> None:
-                draft_id, which, shape = state.split(" ")
-                draft = site.drafts.load(draft_id)
-                base = form_texts.texts_of(from_tree(draft.base))
-                with gr.Column(elem_classes=["shape"], elem_id=f"shape-{names[0]}-{shape}"):
-                    draw(Look(draft.texts, base, which == CHANGED, form), Experiment, names=names)
-
-        found[title] = accordion
-        if title not in OPEN:
-            view.does(accordion.expand, partial(unfold, name=names[0], is_open=True))
-            view.does(accordion.collapse, partial(unfold, name=names[0], is_open=False))
-    return found
+    def _discard(self, query: Query) -> Done:
+        self.site.drafts.discard(query.get("draft", ""))
+        return Done("The draft was discarded.", goto="/new")
 
 
-def _fields(query: Query, found: Opened, groups: dict[str, gr.Accordion], states: dict[str, gr.Textbox]) -> Updates:
-    """Which groups are shown and unfolded, and what they draw."""
-    texts, which = found.draft.texts, CHANGED if query.get("changed") == "1" else "all"
-    base, values = form_texts.texts_of(found.base), dict[Any, Any]()
-    for title, names in GROUPS.items():
-        told = gist(texts, names)
-        is_shown = which == "all" or any(differs(texts, base, name) for name in names)
-        is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
-        unfolds: dict[str, Any] = {"open": True} if is_open else {}
-        values[groups[title]] = gr.update(label=f"{title} · {told}" if told else title, visible=is_shown, **unfolds)
-        if is_shown and (is_open or title in OPEN):
-            key = json.dumps([found.draft.id, which, shape(texts, names)])
-            values[states[title]] = f"{found.draft.id} {which} {hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    return values
+class Form(Part):
+    """All settings in groups; each draws its fields again when its text in `states`, which names the draft, changes."""
+
+    def __init__(self, site: Site, view: View, form: gr.Textbox) -> None:
+        """Adds the components; `form` is the browser's copy of all texts."""
+        self.site = site
+        self.only = view.control("changed", gr.Checkbox(label="Changed fields only", container=False))
+        self.states = {title: gr.Textbox(visible="hidden") for title in GROUPS}
+        self.groups: dict[str, gr.Accordion] = {}
+        for title, names in GROUPS.items():
+            classes = ["group", *(f"has-{name}" for name in names)]
+            with gr.Accordion(title, open=title in OPEN, elem_classes=classes) as self.groups[title]:
+                self._render(self.states[title], names, form)
+            if title not in OPEN:
+                view.on(self.groups[title].expand, partial(_unfold, name=names[0], is_open=True))
+                view.on(self.groups[title].collapse, partial(_unfold, name=names[0], is_open=False))
+
+    def _render(self, state: gr.Textbox, names: tuple[str, ...], form: gr.Textbox) -> None:
+        # One at a time: gradio's renders of one session change the same dictionary of components.
+        once: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "form", "show_progress": "hidden"}
+
+        @gr.render([state], triggers=[state.change], **once)
+        def fields(text: str) -> None:
+            draft_id, which, digest = text.split(" ")
+            draft = self.site.drafts.load(draft_id)
+            base = form_texts.texts_of(from_tree(draft.base))
+            with gr.Column(elem_classes=["shape"], elem_id=f"shape-{names[0]}-{digest}"):
+                draw(FormState(draft.texts, base, which == CHANGED, form), Experiment, names=names)
+
+    def fill(self, query: Query, found: Opened) -> Values:
+        """Shows and unfolds groups, and has their fields drawn."""
+        texts, which = found.draft.texts, CHANGED if query.get("changed") == "1" else "all"
+        base, values = form_texts.texts_of(found.base), dict[Any, Any]({self.only: which == CHANGED})
+        for title, names in GROUPS.items():
+            classes = classes_of(texts, names)
+            is_shown = which == "all" or any(differs(texts, base, name) for name in names)
+            is_open = is_shown and (which == CHANGED or names[0] in query.get("open", "").split(","))
+            unfolds: dict[str, Any] = {"open": True} if is_open else {}
+            label = f"{title} · {classes}" if classes else title
+            values[self.groups[title]] = gr.update(label=label, visible=is_shown, **unfolds)
+            if is_shown and (is_open or title in OPEN):
+                key = json.dumps([found.draft.id, which, shape(texts, names)])
+                digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+                values[self.states[title]] = f"{found.draft.id} {which} {digest}"
+        return values
+
+
+def _unfold(query: Query, *, name: str, is_open: bool) -> Done:
+    names = [one for one in query.get("open", "").split(",") if one not in ("", name)]
+    return Done(query={"open": ",".join([*names, name] if is_open else names)})
+
+
+class Panel(Part):
+    """The draft as Python and JSON, its changes, its plan, and a text to import."""
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the tabs."""
+        self.site = site
+        code: dict[str, Any] = {"interactive": False}
+        with gr.Tabs() as self.tabs:
+            with gr.Tab("Python", id="python"):
+                self.python = gr.Code(label="Python", language="python", max_lines=32, elem_id="new-python", **code)
+                options: dict[str, Any] = {**code, "language": "shell", "lines": 1, "wrap_lines": True}
+                self.command = gr.Code(label="In a terminal", elem_id="new-command", **options)
+                self.no_command = gr.Markdown(visible=False)
+            with gr.Tab("JSON", id="json"):
+                self.json = gr.Code(label="JSON", language="json", max_lines=36, elem_id="new-json", **code)
+            with gr.Tab("Changes", id="diff") as self.changes_tab:
+                self.verdict = gr.Markdown()
+                self.changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
+            with gr.Tab("Plan", id="plan"):
+                self.plan = PlanTab(site, view)
+            with gr.Tab("Import", id="import"):
+                paste(view, "Load", partial(drafting.loaded, site))
+        view.tabs("tab", self.tabs)
+
+    def fill(self, query: Query, found: Opened) -> tuple[Values, bool]:
+        """Shows a draft; also returns whether a child process is at work for it."""
+        experiment, base = found.experiment, found.base
+        plan, is_busy = self.plan.fill(query, experiment)
+        values: dict[Any, Any] = {self.tabs: gr.update(selected=query.get("tab") or "python"), **plan}
+        if experiment is None:
+            values |= dict.fromkeys((self.python, self.command, self.json, self.changes), HIDDEN)
+            fix = "Fix the problems above to see the changes."
+            return {**values, self.no_command: if_any("Fix the problems above."), self.verdict: fix}, is_busy
+        command = problem = ""
+        try:
+            command = drafting.command(self.site, found.draft, experiment)
+        except NnxdslError as error:
+            job, problem = self.site.presets.job(found.draft.recipe), plain(str(error))
+            is_busy = is_busy or (job is not None and not job.is_over)
+        differing, name = diff(base, experiment), plain(found.draft.base_name)
+        rows = [
+            [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
+        ]
+        is_same = base.id == experiment.id
+        same = "Same run id: only placement or cadence differ." if is_same else "This is a different run id."
+        count = pluralize(len(rows), "difference")
+        return {
+            **values,
+            self.python: gr.update(value=to_python(experiment), visible=True),
+            self.command: if_any(command),
+            self.no_command: if_any(problem),
+            self.json: gr.update(value=to_json(experiment), visible=True),
+            self.verdict: f"{count} from {name}. {same}" if rows else f"Nothing differs from {name}.",
+            self.changes: if_any(pd.DataFrame(rows, columns=["field", "was", "is"])),
+            self.changes_tab: gr.update(label=f"Changes ({len(rows)})"),
+        }, is_busy
+
+
+class PlanTab(Part):
+    """The plan of a draft, which is computed only for the tab that is shown."""
+
+    def __init__(self, site: Site, view: View) -> None:
+        """Adds the components."""
+        self.site = site
+        with gr.Row():
+            choices = [(name or "this machine", name) for name in DEVICES]
+            view.control("device", gr.Dropdown(choices, value="", label="Device", info="The plan is for its memory"))
+            self.layout = gr.Button("Inspect the layout", link="/layout", size="sm", scale=0, min_width=160)
+        self.text = gr.Markdown()
+        self.report = PlanReport(
+            site, view, lambda query: (drafting.require(site, query)[1], _device(query)), is_open=True
+        )
+
+    def fill(self, query: Query, experiment: Experiment | None) -> tuple[Values, bool]:
+        """Shows the plan of an experiment; also returns whether it is being computed."""
+        values: dict[Any, Any] = {self.report.group: HIDDEN, self.text: "Fix the problems above to see the plan."}
+        if experiment is None or query.get("tab") != "plan":
+            return values, False
+        of = experiment, _device(query)
+        job = plan_job(self.site, *of, start=False)
+        if job is None or job.state == "cancelled":
+            job = plan_job(self.site, *of, start=True)
+        assert job is not None
+        values[self.layout] = gr.update(link=link("/layout", draft=query.get("draft")))
+        if job.state == "done":
+            texts = filter(None, [plan_texts.verdict(job.result), plan_texts.warnings(job.result)])
+            report, is_busy = self.report.fill(query, [job.result], of)
+            return {**values, **report, self.text: "\n\n".join(texts)}, is_busy
+        progress = f"Planning in a child process, {job.seconds:.0f} s so far ..."
+        return {**values, self.text: f"**✘ {plain(job.error)}**" if job.is_over else progress}, not job.is_over
 
 
 def _about(site: Site, found: Opened) -> str:
@@ -256,97 +370,6 @@ def _marks(found: Opened) -> str:
     return json.dumps({"changed": changed, "problems": {one.path: one.message for one in found.problems}})
 
 
-def _panel(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Opened], tuple[Updates, bool]]]:
-    """Adds the tabs; what fills them also tells whether a child process is at work for them."""
-    code: dict[str, Any] = {"interactive": False}
-    with gr.Tabs() as tabs:
-        with gr.Tab("Python", id="python"):
-            python = gr.Code(label="Python", language="python", max_lines=32, elem_id="new-python", **code)
-            looks: dict[str, Any] = {"language": "shell", "lines": 1, "wrap_lines": True, "elem_id": "new-command"}
-            command = gr.Code(label="In a terminal", **looks, **code)
-            why = gr.Markdown(visible=False)
-        with gr.Tab("JSON", id="json"):
-            text = gr.Code(label="JSON", language="json", max_lines=36, elem_id="new-json", **code)
-        with gr.Tab("Changes", id="diff") as changes_tab:
-            verdict = gr.Markdown()
-            changes = gr.Dataframe(label="Changes", datatype=["markdown", "str", "str"], wrap=True)
-        with gr.Tab("Plan", id="plan"):
-            plan, fill_plan = _plan(site, view)
-        with gr.Tab("Import", id="import"):
-            paste(view, "Load", partial(drafting.loaded, site))
-    view.tabs("tab", tabs)
-
-    def fill(query: Query, found: Opened) -> tuple[Updates, bool]:
-        experiment, base = found.experiment, found.base
-        planned, is_busy = fill_plan(query, experiment)
-        values: Updates = {tabs: gr.update(selected=query.get("tab") or "python"), **planned}
-        if experiment is None:
-            values |= dict.fromkeys((python, command, text, changes), HIDDEN)
-            values |= {why: if_any("Fix the problems above."), verdict: "Fix the problems above to see the changes."}
-            return values, is_busy
-        words = told = ""
-        try:
-            words = drafting.command(site, found.draft, experiment)
-        except NnxdslError as error:
-            job, told = site.presets.job(found.draft.recipe), plain(str(error))
-            is_busy = is_busy or (job is not None and not job.is_over)
-        differing, name = diff(base, experiment), plain(found.draft.base_name)
-        rows = [
-            [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
-        ]
-        is_same = base.id == experiment.id
-        same = "Same run id: only placement or cadence differ." if is_same else "This is a different run id."
-        count = pluralize(len(rows), "difference")
-        return {
-            **values,
-            python: gr.update(value=to_python(experiment), visible=True),
-            command: if_any(words),
-            why: if_any(told),
-            text: gr.update(value=to_json(experiment), visible=True),
-            verdict: f"{count} from {name}. {same}" if rows else f"Nothing differs from {name}.",
-            changes: if_any(pd.DataFrame(rows, columns=["field", "was", "is"])),
-            changes_tab: gr.update(label=f"Changes ({len(rows)})"),
-        }, is_busy
-
-    return [tabs, python, command, why, text, verdict, changes, changes_tab, *plan], fill
-
-
 def _device(query: Query) -> str:
     """Device of the query; `NO_DEVICE` for this machine's."""
     return query["device"] if query.get("device") in DEVICES[1:] else NO_DEVICE
-
-
-def _plan(site: Site, view: View) -> tuple[list[Any], Callable[[Query, Experiment | None], tuple[Updates, bool]]]:
-    """Adds the plan, which is computed only for the tab that is shown; it also tells whether it is being computed."""
-    with gr.Row():
-        choices = [(name or "this machine", name) for name in DEVICES]
-        view.control("device", gr.Dropdown(choices, value="", label="Device", info="The plan is for its memory"))
-        inspect = gr.Button("Inspect the layout", link="/layout", size="sm", scale=0, min_width=160)
-    words = gr.Markdown()
-
-    def chosen(query: Query) -> tuple[Experiment, str]:
-        return drafting.require(site, query)[1], _device(query)
-
-    report, fill_report = plan_report(site, view, chosen, is_open=True)
-
-    def fill(query: Query, experiment: Experiment | None) -> tuple[Updates, bool]:
-        values: Updates = {report[0]: HIDDEN, words: "Fix the problems above to see the plan."}
-        if experiment is None or query.get("tab") != "plan":
-            return values, False
-        of = experiment, _device(query)
-        job = plan_job(site, *of, start=False)
-        if job is None or job.state == "cancelled":
-            job = plan_job(site, *of, start=True)
-        assert job is not None
-        values[inspect] = gr.update(link=link("/layout", draft=query.get("draft")))
-        if job.state == "done":
-            told = filter(None, [plan_texts.verdict(job.result), plan_texts.warnings(job.result)])
-            filled, is_busy = fill_report(query, [job.result], of)
-            return {**values, **filled, words: "\n\n".join(told)}, is_busy
-        progress = f"Planning in a child process, {job.seconds:.0f} s so far ..."
-        return {**values, words: f"**✘ {plain(job.error)}**" if job.is_over else progress}, not job.is_over
-
-    return [inspect, words, *report], fill
-
-
-PAGE = Page(name="new", path="/new", title="New run", build=build)

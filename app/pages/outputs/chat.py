@@ -56,8 +56,8 @@ class Chat(Tab):
         if not site.settings.read_only:
             with gr.Row():
                 back, over = (gr.Button(text, size="sm", scale=0) for text in ("Take back the last turn", "Start over"))
-            view.does(back.click, lambda query, client: Done(query=_turns(turns_of(site, query)[:-1])))
-            view.does(over.click, lambda query, client: Done(query=_turns([])))
+            view.on(back.click, lambda query: Done(query=_turns(turns_of(site, query)[:-1])))
+            view.on(over.click, lambda query: Done(query=_turns([])))
 
     def _add_form(self) -> dict[str, Any]:
         with gr.Group():
@@ -90,17 +90,17 @@ class Chat(Tab):
                     )
                     self._columns.append((column, heading, messages, gr.Markdown()))
 
-    def filled(self, here: Chosen, query: Query) -> Values:
+    def fill_form(self, here: Chosen, query: Query) -> Values:
         """The choices of checkpoints, the numbers, and an empty message for the next turn."""
         given, turn = _named(query), len(turns_of(self.site, query)) + 1
         names = dict.fromkeys([*self._checkpoints(here), *given])
         return {
-            **super().filled(here, query),
+            **super().fill_form(here, query),
             self.fields["message"]: gr.update(value="", label=f"Message, turn {turn} of at most {MOST_TURNS}"),
             self.fields["with"]: gr.update(choices=list(names), value=given),
         }
 
-    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         return [(one.model, given) for one, found in self._conversations(here, query) for given, _ in found]
 
     def _conversations(self, here: Chosen, query: Query) -> list[tuple[Speaker, Turns]]:
@@ -136,11 +136,11 @@ class Chat(Tab):
             turns = [*turns, message]
         return {**texts, **_turns(turns)}
 
-    def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
+    def fill_results(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """How far the last turn is, and the conversation of each model."""
-        request, values = super().answered(here, query)
+        request, values = super().fill_results(here, query)
         found = [one for one in self._conversations(here, query) if one[1]]
-        shown: dict[Any, Any] = {**values, self.found: gr.update(visible=bool(found))}
+        shown: dict[Any, Any] = {**values, self.result: gr.update(visible=bool(found))}
         for (column, heading, chat, facts), one in zip_longest(self._columns, found):
             shown[column] = gr.update(visible=one is not None)
             if one is not None:

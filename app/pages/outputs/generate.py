@@ -42,13 +42,13 @@ class Generate(Tab):
         self._panes = gr.HTML(apply_default_css=False)
         with gr.Row(visible=False) as self._votes:
             for label, choice in () if self.site.settings.read_only else CHOICES:
-                view.does(gr.Button(label).click, partial(self._voted, choice))
+                view.on(gr.Button(label).click, partial(self._voted, choice))
         self._tally = gr.Markdown()
         with gr.Column(visible=False) as self._about:
             self._settings = gr.Markdown()
             with gr.Accordion("The prompt as tokenized for both models"):
                 self._prompt = gr.HTML(apply_default_css=False)
-        with gr.Column(visible=False) as self._told:
+        with gr.Column(visible=False) as self._downloads:
             self._saves = save_buttons("jsonl")
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
@@ -59,7 +59,7 @@ class Generate(Tab):
         shown: dict[Any, Any] = {
             self._votes: gr.update(visible=is_blind and result is not None),
             self._about: gr.update(visible=result is not None),
-            self._told: gr.update(visible=not is_blind and result is not None),
+            self._downloads: gr.update(visible=not is_blind and result is not None),
         }
         if result is None:
             waits = tag("p", "The answers are shown when both are complete.", cls="subdued")
@@ -75,7 +75,7 @@ class Generate(Tab):
             **saved(self.site, self._saves, found),
         }
 
-    def _voted(self, choice: str, query: Query, client: str) -> Done:
+    def _voted(self, choice: str, query: Query) -> Done:
         found = next(iter(self.requested(chosen(self.site, query), query)), None)
         if found is None or found.result is None:
             raise RunError("This answer is no longer stored; generate it again.")
@@ -109,11 +109,11 @@ class Checkpoints(Tab):
     def _add_result(self, view: View) -> None:
         self._table = gr.Dataframe(interactive=False, wrap=True, max_height=700, column_widths=[90, 780, 100, 230])
 
-    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """The request to every checkpoint of the run, by step."""
         return [
             (attrs.evolve(model, step=step, against="reference" if here.against == str(step) else here.against), given)
-            for model, given in super()._asks(here, query)
+            for model, given in super()._to_submit(here, query)
             for step in (0, *here.steps[::-1])
         ]
 

@@ -13,7 +13,7 @@ from ...markdown import plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
-from ...view import Done, Query, Values, View
+from ...view import Done, Query, Values
 from ..demo import Offer
 from .chat import Chat
 from .generate import Checkpoints, Generate
@@ -31,71 +31,75 @@ ENDS = {"done": "The result is complete.", "failed": "The request failed.", "can
 """What screen readers announce: how a request ended, and nothing while it is running."""
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# Outputs")
-    with gr.Row():
-        run = view.control("run", gr.Dropdown([], value=None, label="Run", info="With a checkpoint", scale=2))
-        step = view.control("step", gr.Dropdown([], value=None, label="Policy at step", info="Of a checkpoint"))
-        against = view.control(
-            "against",
-            gr.Dropdown([], value=None, label="Compare with", info="Reference or checkpoint", scale=2),
-            "reference",
-        )
-    head, offer = gr.Markdown(), Offer(site, view)
-    parts: dict[str, Tab] = {}
-    with gr.Column(visible=False) as body, gr.Tabs() as tabs:  # Tabs themselves cannot be shown later
-        for kind in (Generate, Tokens, Pairs, Chat, Checkpoints):
-            with gr.Tab(kind.title, id=kind.name):
-                parts[kind.name] = kind(site, view)
-    view.tabs("tab", tabs)
-    timer, spoken = gr.Timer(0.7, active=False), gr.HTML(apply_default_css=False, padding=False)
+class Outputs(Page):
+    """A checkpoint and what it is compared with, and a tab for each way to do so."""
 
-    def shown(query: Query) -> Values:
-        here, rows = chosen(site, query), with_checkpoints(site)
+    name, path, title = "outputs", "/outputs", "Outputs"
+
+    def __init__(self, site: Site) -> None:
+        """Adds the page; results are filled apart from the forms, so that what is typed stays."""
+        super().__init__(site)
+        self.view.refresh(self.fill_results, self.components, self.running)
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("# Outputs")
+        with gr.Row():
+            run = gr.Dropdown([], value=None, label="Run", info="With a checkpoint", scale=2)
+            step = gr.Dropdown([], value=None, label="Policy at step", info="Of a checkpoint")
+            against = gr.Dropdown([], value=None, label="Compare with", info="Reference or checkpoint", scale=2)
+            self.run, self.step = self.view.control("run", run), self.view.control("step", step)
+            self.against = self.view.control("against", against, "reference")
+        self.head, self.offer = gr.Markdown(), Offer(self.site, self.view)
+        self.tabs: dict[str, Tab] = {}
+        with gr.Column(visible=False) as self.body, gr.Tabs() as self.selected:  # Tabs themselves cannot be shown later
+            for kind in (Generate, Tokens, Pairs, Chat, Checkpoints):
+                with gr.Tab(kind.title, id=kind.name):
+                    self.tabs[kind.name] = kind(self.site, self.view)
+        self.view.tabs("tab", self.selected)
+        self.end = gr.HTML(apply_default_css=False, padding=False)
+        self.running = gr.Timer(0.7, active=False)
+        for button in (one for tab in self.tabs.values() for one in tab.cancels):
+            self.view.on(button.click, self._cancel)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the checkpoint of the query, and fills all forms."""
+        site, here, rows = self.site, chosen(self.site, query), with_checkpoints(self.site)
         if here.row is not None and here.row.id not in [row.id for row in rows]:
             rows = [here.row, *rows]
         steps = [(f"{one:,}" if one else "0 (before training)", str(one)) for one in (*here.steps, 0)]
         others = [(f"the policy at step {text}", value) for text, value in steps if value != str(here.step)]
         others = [("its reference", "reference"), *others, *other_runs(site, here)]
+        has_model = here.model is not None
         values: dict[Any, Any] = {
-            run: gr.update(choices=[row.id for row in rows], value=None if here.row is None else here.row.id),
-            step: gr.update(choices=steps, value=str(here.step), visible=here.model is not None),
-            against: gr.update(choices=others, value=here.against, visible=here.model is not None),
-            head: _head(site, here, rows, query),
-            body: gr.update(visible=here.model is not None),
-            tabs: gr.update(selected=here.tab),
-            **offer.shown(not rows and not site.index.rows()),
+            self.run: gr.update(choices=[row.id for row in rows], value=None if here.row is None else here.row.id),
+            self.step: gr.update(choices=steps, value=str(here.step), visible=has_model),
+            self.against: gr.update(choices=others, value=here.against, visible=has_model),
+            self.head: _head(site, here, rows, query),
+            self.body: gr.update(visible=has_model),
+            self.selected: gr.update(selected=here.tab),
+            **self.offer.fill(is_empty=not rows and not site.index.rows()),
         }
-        for part in parts.values():
-            values |= part.filled(here, query)
+        for tab in self.tabs.values():
+            values |= tab.fill_form(here, query)
         return values
 
-    def answered(query: Query) -> Values:
-        here = chosen(site, query)
-        found, values = parts[here.tab].answered(here, query)
+    def fill_results(self, query: Query) -> Values:
+        """Shows what there is of the results of the selected tab."""
+        here = chosen(self.site, query)
+        found, values = self.tabs[here.tab].fill_results(here, query)
         end = None if found is None else ENDS.get(found.state)
         return {
             **values,
-            timer: gr.update(active=found is not None and not found.is_over),
-            spoken: tag("div", end, role="status", cls="visually-hidden"),
+            self.running: gr.update(active=found is not None and not found.is_over),
+            self.end: tag("div", end, role="status", cls="visually-hidden"),
         }
 
-    def cancelled(query: Query, client: str) -> Done:
-        here = chosen(site, query)
-        for one in parts[here.tab].requested(here, query):
-            site.answers.cancel(one.key)
+    def _cancel(self, query: Query) -> Done:
+        here = chosen(self.site, query)
+        for one in self.tabs[here.tab].requested(here, query):
+            self.site.answers.cancel(one.key)
         return Done("Cancelled.")
-
-    fields, outputs = [], []
-    for part in parts.values():
-        fields += part.filled_outputs
-        outputs += part.outputs
-        for button in part.cancels:
-            view.does(button.click, cancelled)
-    view.shows(shown, [run, step, against, head, body, tabs, *offer.outputs, *fields])
-    view.shows(answered, [timer, *outputs, spoken], every=timer)
 
 
 def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
@@ -114,6 +118,3 @@ def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
     if not rows:
         return f"{lost}{WHAT} No run has saved a checkpoint yet. {markdown_link('All runs', f'{root}/')}"
     return f"{lost}{WHAT} Choose a run that has a checkpoint."
-
-
-PAGE = Page(name="outputs", path="/outputs", title="Outputs", build=build)

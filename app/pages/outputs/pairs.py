@@ -77,7 +77,7 @@ class Pairs(Tab):
             column_widths=list(COLUMNS.values()),
             max_height=520,
         )
-        view.does(self._table.select, _selected, has_event=True)
+        view.on(self._table.select, _selected, has_event=True)
         with gr.Group(visible=False) as self._pair:
             labels = ("Prompt", "Chosen", "Rejected")
             self._texts = [gr.Textbox(label=label, lines=1, max_lines=12, interactive=False) for label in labels]
@@ -110,7 +110,7 @@ class Pairs(Tab):
         return values
 
 
-def _selected(query: Query, client: str, event: gr.SelectData) -> Done:
+def _selected(query: Query, event: gr.SelectData) -> Done:
     return Done(query={"pair": str(event.row_value[0])})
 
 

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import gradio as gr
-from gradio.blocks import Block
 
 from nnxdsl.errors import RunError
 
-from ...components.inside import inside
 from ...html import link
 from ...markdown import plain
+from ...page import Part
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
 from ...view import UNQUEUED, Done, Query, Values, View
@@ -28,15 +27,14 @@ FIRST = (
 )
 
 
-class Tab:
+class Tab(Part):
     """Components of a tab. Nothing is computed in a read-only app: there it has no buttons.
 
     A subclass says its name in the query, the labels of the tab and of its button, what an incomplete form lacks, and
     what to do in an empty tab; it adds and fills the components of a result.
 
     Attributes:
-        fields: Components of the form, by their parts of the query, which `filled` changes.
-        outputs: Components that `answered` changes.
+        fields: Components of the form, by their parts of the query, which `fill_form` changes.
         cancels: The button that cancels, except in a read-only app.
     """
 
@@ -51,7 +49,7 @@ class Tab:
         self.site = site
         self.cancels: list[gr.Button] = []
         if self.is_result_above:
-            self._add_found(view)
+            self._add_result_column(view)
         self.fields = self._add_form()
         if site.settings.read_only:
             gr.Markdown("Read-only: only cached results are shown.")
@@ -60,12 +58,10 @@ class Tab:
                 submit = gr.Button(self.button, variant="primary", scale=0, min_width=270)
                 self.cancels = [gr.Button("Cancel", visible=False, scale=0, min_width=120)]
             texts = [field.submit for field in self.fields.values() if isinstance(field, gr.Textbox)]
-            view.does(partial(gr.on, [submit.click, *texts]), self._submitted, list(self.fields.values()))
+            view.on(partial(gr.on, [submit.click, *texts]), self._submit, list(self.fields.values()))
         self._status = gr.Markdown(elem_classes=["outputs-status"])
         if not self.is_result_above:
-            self._add_found(view)
-        self.outputs: list[Block] = [self._status, *self.cancels, self.found, *inside(self.found)]
-        self.filled_outputs: list[Block] = list(self.fields.values())
+            self._add_result_column(view)
 
     def _add_form(self) -> dict[str, Any]:
         """Adds the fields of the form, and returns them by their parts of the query."""
@@ -81,8 +77,8 @@ class Tab:
                 for name, one in there.items()
             }
 
-    def _add_found(self, view: View) -> None:
-        with gr.Column(visible=False) as self.found:
+    def _add_result_column(self, view: View) -> None:
+        with gr.Column(visible=False) as self.result:
             self._add_result(view)
 
     def _add_result(self, view: View) -> None:
@@ -92,7 +88,7 @@ class Tab:
         """What requests show that have a result, or the beginnings of answers."""
         return {}
 
-    def _asks(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
+    def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """What the query asks of which models; empty if it is incomplete.
 
         Raises:
@@ -103,10 +99,10 @@ class Tab:
 
     def requested(self, here: Chosen, query: Query) -> list[Request]:
         """The requests of a query; without those that were not submitted."""
-        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self._asks(here, query)]
+        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self._to_submit(here, query)]
         return [one for one in found if one is not None]
 
-    def filled(self, here: Chosen, query: Query) -> Values:
+    def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields with the values of a query."""
         if query.get("key"):
             found = self.site.answers.find(query["key"])
@@ -129,17 +125,18 @@ class Tab:
         is_offered = not isinstance(field, gr.Dropdown) or text in [value for _, value in field.choices]
         return text if is_offered else ""
 
-    def answered(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
+    def fill_results(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """The request that is under way, or else the first one; how far it is, with what is there of the results."""
         requests = self.requested(here, query)
         pending = [one for one in requests if not one.is_over]
         shown = [one for one in requests if one.result is not None or one.so_far]
         found = next(iter(pending or shown or requests), None)
-        told: dict[Any, Any] = {self._status: self._words(query, found), self.found: gr.update(visible=bool(shown))}
-        told |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
-        return found, {**told, **(self._values(here, shown, query) if shown else {})}
+        values: dict[Any, Any] = {self._status: self._status_text(query, found)}
+        values[self.result] = gr.update(visible=bool(shown))
+        values |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
+        return found, {**values, **(self._values(here, shown, query) if shown else {})}
 
-    def _words(self, query: Query, found: Request | None) -> str:
+    def _status_text(self, query: Query, found: Request | None) -> str:
         if found is None:
             if self.site.settings.read_only:
                 return "This result is not cached, and a read-only app computes nothing."
@@ -148,8 +145,8 @@ class Tab:
             return self.hint
         if not found.is_over:
             stage = "waiting for an earlier request" if found.state == "waiting" else found.stage or "starting"
-            words = f"**{plain(stage[:1].upper() + stage[1:])}**, {duration(found.seconds)} so far."
-            return f"{words} {FIRST}" if found.seconds < 20 else words
+            text = f"**{plain(stage[:1].upper() + stage[1:])}**, {duration(found.seconds)} so far."
+            return f"{text} {FIRST}" if found.seconds < 20 else text
         if found.state == "cancelled":
             return "The request was cancelled."
         if found.result is None:
@@ -157,12 +154,12 @@ class Tab:
             return f"**The request failed.** Change it, or press the button to try again.\n\n{lines}"
         return f"Computed in {duration(found.seconds)} on {plain(str(found.result.get('device', '-')))}."
 
-    def _submitted(self, query: Query, client: str, *values: Any) -> Done:
+    def _submit(self, query: Query, *values: Any) -> Done:
         here = chosen(self.site, query)
         if here.model is None:
             raise RunError("Choose a run that has a checkpoint.")
         given = self._given(here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)})
-        asks = self._asks(here, given)
+        asks = self._to_submit(here, given)
         if not asks:
             return Done(f"This needs {self.needs}.", is_problem=True)
         found = [self.site.answers.ask(*one) for one in asks][-1]

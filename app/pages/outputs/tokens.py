@@ -53,7 +53,6 @@ class Tokens(Tab):
     def __init__(self, site: Site, view: View) -> None:
         self._of_answer = gr.Markdown(visible=False)  # in the place of the form, where the text was generated
         super().__init__(site, view)
-        self.filled_outputs += [self._of_answer, self.form]
 
     def _add_result(self, view: View) -> None:
         self._sums = gr.Markdown()
@@ -75,12 +74,12 @@ class Tokens(Tab):
         self._plot = gr.Plot(show_label=False)
         self._saves = save_buttons("csv", "jsonl")
 
-    def filled(self, here: Chosen, query: Query) -> Values:
+    def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields, or what stands in their place where the text is an answer that was generated."""
         own = self.site.settings.root + link("/outputs", **here.query, tab="tokens")
         words = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', own)}"
         return {
-            **super().filled(here, query),
+            **super().fill_form(here, query),
             self._of_answer: gr.update(visible=bool(query.get("from")), value=words),
             self.form: gr.update(visible=not query.get("from")),
         }

@@ -8,30 +8,36 @@ import gradio as gr
 import numpy as np
 
 from nnxdsl.runs.run_dir import RunDirectory
+from nnxdsl.terminal.plan_format import pluralize
 
-from ...components.axes import Axis, axes, offered
-from ...components.metrics import charted, controls, is_log, smoothing
+from ...components.axes import Axis, axes
+from ...components.metrics import ChartOptions, charted, is_log, smoothing
 from ...components.plots import Chart, Line, Mark, figure
 from ...state import Site
 from ...store.index import Row
 from ...store.series import Columns, smoothed, thinned
 from ...view import Query, Values, View, is_narrow
 from ...words import number, whole
-from .files import Shows
+from .files import RunTab
 
 MARKS = 40
 
 
-def charts(view: View) -> Shows:
-    """Adds the tab: charts with the query's smoothing and axes."""
-    chosen = controls(view)
-    notes, plot = gr.Markdown(), gr.Plot(show_label=False, visible=False)
+class Charts(RunTab):
+    """Curves of the run's metrics."""
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        self.options = ChartOptions(view)
+        self.notes, self.plot = gr.Markdown(), gr.Plot(show_label=False, visible=False)
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Draws the metrics with the query's smoothing and axis."""
         series = site.series.of(directory.path / "metrics.jsonl")
         if not series.columns:
             hidden = gr.update(visible=False)
-            return {chosen.group: hidden, notes: _not_yet(row), plot: gr.update(visible=False, value=None)}
+            plot = gr.update(visible=False, value=None)
+            return {self.options.group: hidden, self.notes: _not_yet(row), self.plot: plot}
         (axis,) = axes(query.get("x", "step"), [series.columns])
         titles, rest = charted(series.columns, query)
         drawn = [
@@ -45,32 +51,24 @@ def charts(view: View) -> Shows:
         marks = [(step, f"attempt {one} started at step {step}") for one, step in series.starts.items() if one > 1]
         saved = [whole(place.name) for place in directory.checkpoints.glob("*")]
         marks += [(step, f"checkpoint of step {step}") for step in saved if step is not None]
+        placed = [Mark(float(axis.at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]]
         return {
-            chosen.group: gr.update(visible=True),
-            chosen.over: gr.update(choices=list(offered([series.columns]))),
-            chosen.more: gr.update(info=f"{rest} more", visible=rest > 0),
-            notes: "\n".join(_missing(drawn, axis)),
-            plot: gr.update(
-                visible=True,
-                value=figure(
-                    drawn,
-                    axis.name,
-                    1 if is_narrow(query) else 2,
-                    [Mark(float(axis.at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]],
-                    own_legends=True,
-                ),
+            **self.options.fill([series.columns]),
+            self.options.group: gr.update(visible=True),
+            self.options.more: gr.update(info=f"{rest} more", visible=rest > 0),
+            self.notes: "\n".join(_notes(series.damaged, drawn, axis)),
+            self.plot: gr.update(
+                visible=True, value=figure(drawn, axis.name, 1 if is_narrow(query) else 2, placed, own_legends=True)
             ),
         }
-
-    return shown
 
 
 def _not_yet(row: Row) -> str:
     stage = f" (current stage: {row.state})" if row.state in ("compiling", "starting") else ""
-    words = f"No step has finished yet{stage}."
+    text = f"No step has finished yet{stage}."
     if row.state == "compiling":
-        words += " The first step includes compilation: seconds for small models, minutes for large ones."
-    return words
+        text += " The first step includes compilation: seconds for small models, minutes for large ones."
+    return text
 
 
 def _lines(name: str, names: Sequence[str], column: Columns, axis: Axis, weight: float) -> list[Line]:
@@ -90,11 +88,13 @@ def _lines(name: str, names: Sequence[str], column: Columns, axis: Axis, weight:
     return [Line(called, line.x, line.y, colour, is_faint=True), smooth]
 
 
-def _missing(charts: Sequence[Chart], axis: Axis) -> Iterator[str]:
-    """What is said of values that are not finite."""
+def _notes(damaged: int, charts: Sequence[Chart], axis: Axis) -> Iterator[str]:
+    """Yields what is wrong with the file of metrics, and with their values."""
+    if damaged:
+        yield f"- **!** {pluralize(damaged, 'row')} of metrics.jsonl cannot be read and are left out."
     for chart in charts:
         for line in chart.lines:
             if count := len(line.missing):
                 values = "value is" if count == 1 else "values are"
-                words = f"{count:,} {values} NaN or infinite, the first at {axis.name}"
-                yield f"- **!** {chart.title}: {words} {number(float(line.missing[0]))}."
+                text = f"{count:,} {values} NaN or infinite, the first at {axis.name}"
+                yield f"- **!** {chart.title}: {text} {number(float(line.missing[0]))}."

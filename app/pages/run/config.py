@@ -17,47 +17,49 @@ from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row
 from ...view import Query, Values, View, if_any
-from .files import Shows
+from .files import RunTab
 
 SAVED = ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
 OTHERS = 50
 FOREIGN = "It names classes of another package, which the app does not import; this is the stored file."
 
 
-def config(view: View) -> Shows:
-    """Adds the tab, and returns what it shows."""
-    with gr.Row(elem_classes=["buttons"]):
-        saves = {name: gr.Button(name, link="#", size="sm", scale=0) for name in SAVED}
-    other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
-    note = gr.Markdown()
-    table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
-    code = gr.Code(language="python", interactive=False, label="Python")
+class Config(RunTab):
+    """The run's experiment as Python, its files, and what differs from a recipe or another run."""
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        links = {save: gr.update(link=link("/download", run=row.id, file=name)) for name, save in saves.items()}
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        with gr.Row(elem_classes=["buttons"]):
+            self.saves = {name: gr.Button(name, link="#", size="sm", scale=0) for name in SAVED}
+        self.other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
+        self.note = gr.Markdown()
+        self.table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
+        self.code = gr.Code(language="python", interactive=False, label="Python")
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Shows the experiment, or its stored file if the app cannot read it."""
+        links = {save: gr.update(link=link("/download", run=row.id, file=name)) for name, save in self.saves.items()}
         experiment = stored(directory.path / "experiment.json")
         if experiment is None:
             source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
             hidden = gr.update(visible=False)
-            return {**links, other: hidden, note: FOREIGN, table: hidden, code: source}
+            return {**links, self.other: hidden, self.note: FOREIGN, self.table: hidden, self.code: source}
         choices = {"": "nothing"} | {f"preset:{name}": f"recipe {name}" for name in site.presets.names()}
         choices |= {f"run:{one.id}": f"run {one.id}" for one in site.index.rows()[:OTHERS] if one.id != row.id}
         chosen = query.get("with", "")
-        words, changes = _differences(site, chosen, experiment)
+        note, changes = _differences(site, chosen, experiment)
         listed = [(text, value) for value, text in choices.items()]
         return {
             **links,
-            other: gr.update(choices=listed, value=chosen if chosen in choices else "", visible=True),
-            note: plain(words),
-            table: if_any(changes),
-            code: to_python(experiment),
+            self.other: gr.update(choices=listed, value=chosen if chosen in choices else "", visible=True),
+            self.note: plain(note),
+            self.table: if_any(changes),
+            self.code: to_python(experiment),
         }
-
-    return shown
 
 
 def _differences(site: Site, compared: str, experiment: Experiment) -> tuple[str, pd.DataFrame]:
-    """Words on the differences from a recipe or run, and a table of them."""
+    """Text on the differences from a recipe or run, and a table of them."""
     kind, _, name = compared.partition(":")
     none = pd.DataFrame()
     if not name:

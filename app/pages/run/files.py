@@ -1,9 +1,8 @@
-"""Tabs of a run's files: log, samples, environment, events. Each function adds a tab and returns what it shows."""
+"""Tabs of a run's files: log, samples, environment, events."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -13,13 +12,12 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
 from ...html import link
+from ...page import Part
 from ...processes.launch import tail
 from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
 from ...words import local_time, size, whole
-
-Shows = Callable[[Site, RunDirectory, Row, Query], Values]
 
 _WRONG = re.compile(r"\b\w*Error\b|Traceback|^refused")
 _STAMP = 22
@@ -35,23 +33,39 @@ TO_END = """() => requestAnimationFrame(() => {
 _TABLE: dict[str, Any] = {"interactive": False, "wrap": True, "visible": False, "show_search": "filter"}
 
 
-def log(view: View) -> Shows:
-    """The last lines of the log; nothing new of it while it is paused."""
-    with gr.Row():
-        search = gr.Textbox(label="Search the log", placeholder="Filter lines ...", max_lines=1, scale=3, min_width=300)
-        find = view.control("find", search)
-        choices = [("All lines", ""), ("Up to the last error", TO_ERROR)]
-        view.control("lines", gr.Radio(choices, value="", label="Show", scale=2))
-        view.control("pause", gr.Checkbox(label="Pause", info="Not followed", min_width=160))
-    with gr.Row(elem_classes=["buttons"]):
-        about = gr.Markdown()
-        save = gr.Button("Download", link="#", size="sm", scale=0)
-    text = gr.Textbox(label="Log", lines=24, max_lines=24, interactive=False, elem_id="run-log")
-    text.change(None, js=TO_END, api_visibility="private")
-    with gr.Accordion("Process output", open=False, visible=False) as box:
-        printed = gr.Textbox(show_label=False, label="Process output", max_lines=24)
+class RunTab(Part):
+    """A tab of a run's page."""
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        raise NotImplementedError
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Returns new values of the components for a run."""
+        raise NotImplementedError
+
+
+class Log(RunTab):
+    """The last lines of the log; nothing new of it while it is paused."""
+
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        with gr.Row():
+            hint: dict[str, Any] = {"placeholder": "Filter lines ...", "max_lines": 1, "scale": 3, "min_width": 300}
+            self.search = view.control("find", gr.Textbox(label="Search the log", **hint))
+            choices = [("All lines", ""), ("Up to the last error", TO_ERROR)]
+            view.control("lines", gr.Radio(choices, value="", label="Show", scale=2))
+            view.control("pause", gr.Checkbox(label="Pause", info="Not followed", min_width=160))
+        with gr.Row(elem_classes=["buttons"]):
+            self.about = gr.Markdown()
+            self.save = gr.Button("Download", link="#", size="sm", scale=0)
+        self.text = gr.Textbox(label="Log", lines=24, max_lines=24, interactive=False, elem_id="run-log")
+        self.text.change(None, js=TO_END, api_visibility="private")
+        with gr.Accordion("Process output", open=False, visible=False) as self.process:
+            self.output = gr.Textbox(show_label=False, label="Process output", max_lines=24)
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Reads the ends of the log and of the process's output."""
         wanted, limit = query.get("find", "").strip().lower(), site.settings.limits.log_bytes
         lines = tail(directory.log, limit).splitlines()
         if query.get("lines") == TO_ERROR:
@@ -62,28 +76,31 @@ def log(view: View) -> Shows:
         cut = f", the last {size(limit)} are shown" if count > limit else ""
         newest = site.launcher.newest(row.id)
         output = newest.output().strip() if newest is not None else ""
-        followed: Values = {about: f"{size(count)}{cut}; {len(lines):,} lines", text: "\n".join(lines)}
+        followed: Values = {self.about: f"{size(count)}{cut}; {len(lines):,} lines", self.text: "\n".join(lines)}
         return {
-            find: query.get("find", ""),
-            save: gr.update(link=link("/download", run=row.id, file="log.txt")),
+            self.search: query.get("find", ""),
+            self.save: gr.update(link=link("/download", run=row.id, file="log.txt")),
             **({} if query.get("pause") == "1" else followed),
-            box: gr.update(visible=bool(output)),
-            printed: output,
+            self.process: gr.update(visible=bool(output)),
+            self.output: output,
         }
 
-    return shown
 
-
-def samples(view: View) -> Shows:
+class Samples(RunTab):
     """The completions of an evaluation, by default the last."""
-    note = gr.Markdown("No answers yet. Completions of evaluation.prompts are sampled at every evaluation.")
-    chosen = view.control("step", gr.Dropdown([], label="Answers at", visible=False))
-    table = gr.Dataframe(label="Answers", column_widths=["24%", "38%", "38%"], elem_id="run-samples", **_TABLE)
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        self.note = gr.Markdown("No answers yet. Completions of evaluation.prompts are sampled at every evaluation.")
+        self.step = view.control("step", gr.Dropdown([], label="Answers at", visible=False))
+        more: dict[str, Any] = {"column_widths": ["24%", "38%", "38%"], "elem_id": "run-samples"}
+        self.table = gr.Dataframe(label="Answers", **more, **_TABLE)
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Shows prompts and answers of a step."""
         found = directory.samples()
         if not found:
-            return {note: gr.update(visible=True)}
+            return {self.note: gr.update(visible=True)}
         steps = sorted({sample["step"] for sample in found})
         given = whole(query.get("step", ""))
         step = given if given in steps else steps[-1]
@@ -95,28 +112,28 @@ def samples(view: View) -> Shows:
         frame = pd.DataFrame(lines[:SHOWN_SAMPLES], columns=["Prompt", "Policy", "Reference"])
         choices = [(f"step {one:,}", str(one)) for one in steps]
         return {
-            note: gr.update(visible=False),
-            chosen: gr.update(choices=choices, value=str(step), visible=True),
-            table: gr.update(value=frame, visible=True),
+            self.note: gr.update(visible=False),
+            self.step: gr.update(choices=choices, value=str(step), visible=True),
+            self.table: gr.update(value=frame, visible=True),
         }
 
-    return shown
 
-
-def environment(view: View) -> Shows:
+class Environment(RunTab):
     """What each attempt ran on, the newest first."""
-    note = gr.Markdown("No step has started yet; the environment is recorded at the first step.")
-    table = gr.Dataframe(label="Attempts", pinned_columns=1, column_widths=["130px"], **_TABLE)
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+    def __init__(self, view: View) -> None:
+        """Adds the components."""
+        self.note = gr.Markdown("No step has started yet; the environment is recorded at the first step.")
+        self.table = gr.Dataframe(label="Attempts", pinned_columns=1, column_widths=["130px"], **_TABLE)
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Shows a column for each attempt."""
         zone, attempts = query.get("_zone", ""), directory.attempts()
         frame = pd.DataFrame({f"Attempt {one.get('attempt')}": _attempt(one, zone) for one in reversed(attempts)})
         return {
-            note: gr.update(visible=not attempts),
-            table: gr.update(value=frame.reset_index(names=""), visible=bool(attempts)),
+            self.note: gr.update(visible=not attempts),
+            self.table: gr.update(value=frame.reset_index(names=""), visible=bool(attempts)),
         }
-
-    return shown
 
 
 def _attempt(one: dict[str, Any], zone: str) -> dict[str, str]:
@@ -135,12 +152,16 @@ def _attempt(one: dict[str, Any], zone: str) -> dict[str, str]:
     }
 
 
-def events(view: View) -> Shows:
+class Events(RunTab):
     """Events of the run and actions in the app, the newest first."""
-    table = gr.Dataframe(label="Events", **{**_TABLE, "visible": True})
 
-    def shown(site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        own = [(str(event.get("time")), "run", _words(event)) for event in directory.events()]
+    def __init__(self, view: View) -> None:
+        """Adds the component."""
+        self.table = gr.Dataframe(label="Events", **{**_TABLE, "visible": True})
+
+    def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
+        """Shows a row for each event and action."""
+        own = [(str(event.get("time")), "run", _event_text(event)) for event in directory.events()]
         own += [
             (str(one.get("time")), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))
             for one in site.launcher.audited(row.id)
@@ -148,17 +169,15 @@ def events(view: View) -> Shows:
         rows = sorted(own, key=lambda event: event[0], reverse=True)[:SHOWN_EVENTS]
         frame = pd.DataFrame(rows, columns=["When", "Who", "What"])
         frame["When"] = [local_time(when, query.get("_zone", "")) for when in frame["When"]]
-        return {table: gr.update(value=frame, label=f"{len(rows)} events, newest first")}
-
-    return shown
+        return {self.table: gr.update(value=frame, label=f"{len(rows)} events, newest first")}
 
 
-def _words(event: dict[str, Any]) -> str:
+def _event_text(event: dict[str, Any]) -> str:
     given = {name: value for name, value in event.items() if name not in ("time", "event")}
     # Counts of rows by reason, of which most are empty; lengths by column are the Data page's.
-    told = {name: value for name, value in given.items() if value not in ({}, [], "", None) and name != "lengths"}
+    shown = {name: value for name, value in given.items() if value not in ({}, [], "", None) and name != "lengths"}
     rest = ", ".join(
         f"{name} {', '.join(f'{key}: {one}' for key, one in value.items()) if isinstance(value, dict) else value}"
-        for name, value in told.items()
+        for name, value in shown.items()
     )
     return f"{event.get('event', '')}{f': {rest}' if rest else ''}"[:2_000]

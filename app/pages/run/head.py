@@ -67,7 +67,7 @@ class Chosen:
 class Trouble:
     """Why a run does not go on: a remedy in plain text, an exception or output, the path of the field to change."""
 
-    words: str = ""
+    message: str = ""
     error: str = ""
     field: str | None = None
 
@@ -98,7 +98,7 @@ def chosen(site: Site, run: str) -> Chosen:
     return found
 
 
-def words(site: Site, run: Chosen) -> str:
+def activity(site: Site, run: Chosen) -> str:
     """What the run does at the moment, as Markdown."""
     if not run.state:
         return f"There is no run {plain(run.id)} in {plain(str(site.settings.home))}." if run.id else "Choose one:"
@@ -186,7 +186,7 @@ def trouble(run: Chosen) -> Trouble:
         )
     if newest is not None and not newest.is_alive and not row.is_live and run.is_restarted:
         refused = _refused(newest)
-        return attrs.evolve(refused, words=f"The last attempt to resume failed: {refused.words}")
+        return attrs.evolve(refused, message=f"The last attempt to resume failed: {refused.message}")
     return Trouble()
 
 

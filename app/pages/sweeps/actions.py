@@ -10,6 +10,7 @@ from nnxdsl.cli.exit_codes import FAILED, INTERRUPTED
 from nnxdsl.errors import RunError
 
 from ...markdown import plain
+from ...page import Part
 from ...processes.launch import SWEEPS
 from ...state import Site
 from ...store.experiments import stored
@@ -19,16 +20,12 @@ from ...view import Done, Query, Values, View
 COMBINED, ZIPPED = "Grid: every combination", "Zip: first values together, then second ones"
 
 
-class Actions:
-    """Buttons and the form of a new sweep; built only where the app may write.
-
-    Attributes:
-        outputs: Components whose values `values` gives.
-    """
+class Actions(Part):
+    """Buttons and the form of a new sweep; built only where the app may write."""
 
     def __init__(self, view: View, site: Site) -> None:
         """Adds the components, and what they do, to the page."""
-        self._site = site
+        self.site = site
         self._refused = gr.Markdown(visible=False, elem_classes=["problem"])
         with gr.Row():
             self._stop, self._resume, self._retry = (
@@ -47,16 +44,15 @@ class Actions:
                 combine = gr.Radio([COMBINED, ZIPPED], value=COMBINED, label="Points")
                 parallel = gr.Number(1, label="Concurrent runs", precision=0, minimum=1)
             start = gr.Button("Start the sweep", variant="primary", scale=0, min_width=160)
-        view.does(start.click, self._started, [self._base, fields, combine, parallel])
-        view.does(self._resume.click, self._resumed, [parallel])
-        view.does(self._retry.click, partial(self._resumed, retry_failed=True), [parallel])
-        view.does(self._stop.click, self._stopped)
-        self.outputs = [self._stop, self._resume, self._retry, self._refused, self._base]
+        view.on(start.click, self._started, [self._base, fields, combine, parallel])
+        view.on(self._resume.click, self._resumed, [parallel])
+        view.on(self._retry.click, partial(self._resumed, retry_failed=True), [parallel])
+        view.on(self._stop.click, self._stopped)
 
-    def values(self, found: Found | None) -> Values:
-        """Which buttons a sweep has, and why its last start was refused; None for no sweep."""
+    def fill(self, found: Found | None) -> Values:
+        """Shows which buttons a sweep has, and why its last start was refused; None for no sweep."""
         points = () if found is None else found.points
-        start = None if found is None else self._site.launcher.newest(found.name, SWEEPS)
+        start = None if found is None else self.site.launcher.newest(found.name, SWEEPS)
         is_driven = start is not None and start.is_alive
         is_live = is_driven or any(point.row is not None and point.row.is_live for point in points)
         states = set() if is_live else {point.state for point in points}
@@ -67,30 +63,30 @@ class Actions:
             self._resume: gr.update(visible=bool(states - {"finished", "failed"})),
             self._retry: gr.update(visible="failed" in states and found is not None and found.kind == "sweep"),
             self._refused: gr.update(value=f"**The last start was refused:** {output}", visible=is_refused),
-            self._base: gr.update(choices=[row.id for row in self._site.index.rows()]),
+            self._base: gr.update(choices=[row.id for row in self.site.index.rows()]),
         }
 
-    def _started(self, query: Query, client: str, run: str, text: str, how: str, parallel: int | None) -> Done:
-        site = self._site
+    def _started(self, query: Query, run: str, text: str, points: str, parallel: int | None) -> Done:
+        site = self.site
         experiment = stored(site.run(run or "").path / "experiment.json")
         if experiment is None:
             raise RunError(f"{run}: its experiment is damaged, or names code that is not allowed (--allow)")
         limit = site.settings.limits.queued
-        path = created(site.settings.home, experiment, text or "", zipped_values=how == ZIPPED, limit=limit)
-        site.launcher.sweep(path, client, parallel=parallel or 1)
+        path = created(site.settings.home, experiment, text or "", zipped_values=points == ZIPPED, limit=limit)
+        site.launcher.sweep(path, parallel=parallel or 1)
         return Done(f"Started {path.name}.", query={"of": path.name})
 
-    def _resumed(self, query: Query, client: str, parallel: int | None, *, retry_failed: bool = False) -> Done:
+    def _resumed(self, query: Query, parallel: int | None, *, retry_failed: bool = False) -> Done:
         found = self._opened(query)
-        self._site.launcher.sweep(found.path, client, parallel=parallel or 1, retry_failed=retry_failed)
+        self.site.launcher.sweep(found.path, parallel=parallel or 1, retry_failed=retry_failed)
         return Done(f"Resumed {found.name}.")
 
-    def _stopped(self, query: Query, client: str) -> Done:
+    def _stopped(self, query: Query) -> Done:
         found = self._opened(query)
         ask_to_stop(found)
-        self._site.launcher.audit("stop sweep", found.name, client)
+        self.site.launcher.audit("stop sweep", found.name)
         return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
 
     def _opened(self, query: Query) -> Found:
-        home = self._site.settings.home
-        return opened(home, self._site.index, self._site.series, query.get("of") or next(iter(names(home)), ""))
+        home = self.site.settings.home
+        return opened(home, self.site.index, self.site.series, query.get("of") or next(iter(names(home)), ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import gradio as gr
 import pandas as pd
@@ -13,9 +14,8 @@ from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
-from ...state import Site
 from ...store.sweeps import Found, Point, names, opened
-from ...view import Query, Values, View, if_any, is_narrow
+from ...view import Query, Values, if_any, is_narrow
 from ...words import number
 from .actions import Actions
 from .plots import best_so_far, curves, importance, parallel
@@ -25,56 +25,67 @@ EMPTY = (
     "define one in a Python file as `sweep = Sweep(...)` and run `nnxdsl sweep FILE`; it appears here while it runs."
 )
 COMPARED = 6
+SECONDS = 5.0
 
 
-def build(site: Site) -> None:
-    """Adds the components of the page."""
-    view = View()
-    gr.Markdown("# Sweeps")
-    with gr.Row():
-        of = view.control("of", gr.Dropdown([], label="Sweep", info="Of the runs' directory, newest first", scale=2))
-        metric = view.control("metric", gr.Dropdown([], label="Metric", info="Last value of each run"))
-        by = view.control("by", gr.Dropdown([], label="Colour by", info="Field that groups the curves"))
-    words = gr.Markdown()
-    actions = None if site.settings.read_only else Actions(view, site)
-    table = gr.Dataframe(
-        label="Points, the best first", interactive=False, visible=False, show_search="filter", pinned_columns=1
-    )
-    plots = [gr.Plot(show_label=False, visible=False) for _ in range(4)]
-    lacking = gr.Markdown(visible=False)
+class Sweeps(Page):
+    """A sweep: its points, the best first, plots of them, and what may be done to it."""
 
-    def shown(query: Query) -> Values:
-        found_names = names(site.settings.home)
-        name = query.get("of") or next(iter(found_names), "")
-        if not name:
-            hidden = {one: gr.update(visible=False) for one in (table, *plots, lacking)}
-            return {of: gr.update(choices=[]), **hidden, **(actions.values(None) if actions else {}), words: EMPTY}
-        found = opened(site.settings.home, site.index, site.series, name)
-        chosen = query["metric"] if query.get("metric") in found.metrics else next(iter(found.metrics), "")
+    name, path, title = "sweeps", "/sweeps", "Sweeps"
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("# Sweeps")
+        with gr.Row():
+            sweep = gr.Dropdown([], label="Sweep", info="Of the runs' directory, newest first", scale=2)
+            metric = gr.Dropdown([], label="Metric", info="Last value of each run")
+            by = gr.Dropdown([], label="Colour by", info="Field that groups the curves")
+            named = {"of": sweep, "metric": metric, "by": by}
+            self.sweep, self.metric, self.by = (self.view.control(name, one) for name, one in named.items())
+        self.about = gr.Markdown()
+        self.actions = None if self.site.settings.read_only else Actions(self.view, self.site)
+        table: dict[str, Any] = {"show_search": "filter", "pinned_columns": 1, "interactive": False, "visible": False}
+        self.points = gr.Dataframe(label="Points, the best first", **table)
+        self.plots = [gr.Plot(show_label=False, visible=False) for _ in range(4)]
+        self.lacking = gr.Markdown(visible=False)
+        self.timer = gr.Timer(SECONDS)
+
+    def fill(self, query: Query) -> Values:
+        """Shows the sweep of the query, or the newest one."""
+        site, sweeps = self.site, names(self.site.settings.home)
+        name = query.get("of") or next(iter(sweeps), "")
+        found = opened(site.settings.home, site.index, site.series, name) if name else None
+        values: dict[Any, Any] = {} if self.actions is None else {**self.actions.fill(found)}
+        if found is None:
+            results = (self.points, *self.plots, self.lacking)
+            hidden = dict.fromkeys(results, gr.update(visible=False))
+            return {**values, **hidden, self.sweep: gr.update(choices=[]), self.about: EMPTY}
+        metric = query["metric"] if query.get("metric") in found.metrics else next(iter(found.metrics), "")
         field = query["by"] if query.get("by") in found.fields else next(iter(found.fields), "")
-        best, shares, lacks = found.ranked(chosen), None, ""
+        best, shares, lacking = found.ranked(metric), None, ""
         try:
-            shares = importance(found, chosen)
+            shares = importance(found, metric)
         except RunError as error:  # its library is an extra
-            lacks = plain(str(error))
+            lacking = plain(str(error))
         columns = 1 if is_narrow(query) else 2
-        of_points = [parallel(found, chosen), best_so_far(found, chosen)] if best else [None, None]
-        drawn = [*of_points, shares, curves(site, found, chosen, field, columns)]
+        of_points = [parallel(found, metric), best_so_far(found, metric)] if best else [None, None]
+        drawn = [*of_points, shares, curves(site, found, metric, field, columns)]
+        points = _table(found, metric, best)
         return {
-            of: gr.update(choices=found_names, value=name),
-            metric: gr.update(choices=found.metrics, value=chosen or None),
-            by: gr.update(choices=found.fields, value=field or None),
-            words: _words(found, chosen),
-            table: gr.update(value=(rows := _table(found, chosen, best)), datatype=_kinds(rows), visible=True),
-            lacking: if_any(lacks),
-            **{plot: gr.update(value=one, visible=one is not None) for plot, one in zip(plots, drawn, strict=True)},
-            **(actions.values(found) if actions else {}),
+            **values,
+            self.sweep: gr.update(choices=sweeps, value=name),
+            self.metric: gr.update(choices=found.metrics, value=metric or None),
+            self.by: gr.update(choices=found.fields, value=field or None),
+            self.about: _about(found, metric),
+            self.points: gr.update(value=points, datatype=_kinds(points), visible=True),
+            self.lacking: if_any(lacking),
+            **{
+                plot: gr.update(value=one, visible=one is not None) for plot, one in zip(self.plots, drawn, strict=True)
+            },
         }
 
-    view.shows(shown, [of, metric, by, words, table, *plots, lacking, *(actions.outputs if actions else ())], every=5)
 
-
-def _words(found: Found, metric: str) -> str:
+def _about(found: Found, metric: str) -> str:
     """How many points have which state, and which is the best."""
     states = Counter(point.state for point in found.points).most_common()
     kind = "trials" if found.kind == "search" else "points"
@@ -121,6 +132,3 @@ def _kinds(rows: pd.DataFrame) -> list[str]:
 
 def _link(run: str) -> str:
     return markdown_link(run, link("/run", id=run))
-
-
-PAGE = Page(name="sweeps", path="/sweeps", title="Sweeps", build=build)
