@@ -60,9 +60,10 @@ class Site:
         """Returns the directory of a run; raises if the home has no run with this id."""
         if not run:
             raise RunError("name a run: /run?id=...")
+        path = run_path(self.settings.home, run)
         if self.index.row(run) is None:
-            raise RunError(f"there is no run {run[:100]} in {self.settings.home}; choose another one")
-        return RunDirectory(run_path(self.settings.home, run))
+            raise RunError(f"there is no run {run} in {self.settings.home}; choose another one")
+        return RunDirectory(path)
 
     def experiment(self, run: str) -> Experiment:
         """Loads the experiment of a run, or of a launch that was rejected; raises if there is none to be read."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import html
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 45
 """Of a row of a chart's own legend, one of its letters, and what stands beside a name in it."""
 WIDE, NARROW = 560, 280
 """Pixels across of a chart among others, and of one alone in a row."""
+SHARES = re.compile(r"accurac|frac[ _]|[ _]ratio")
+"""Titles of charts whose values are between 0 and 1."""
 MOST_ROWS = 10
 """Of a chart's own legend, each of which is a legend of plotly."""
 
@@ -117,7 +121,7 @@ def figure(
             named |= set() if own_legends or line.is_faint else {line.name}
         if marks:
             traces.append(_texts(marks, chart).update(where))
-        y_axis.update(type="log" if chart.is_log else "linear", range=_range_of_constant(chart))
+        y_axis.update(type="log" if chart.is_log else "linear", range=_y_range(chart))
         x_axis.update(title={"text": x_name} if place + columns >= len(charts) else None)
     drawn.add_traces(traces)
     drawn.layout.shapes = [
@@ -176,9 +180,11 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
     return drawn
 
 
-def _range_of_constant(chart: Chart) -> tuple[float, float] | None:
-    """A range about the one value that all curves have; plotly takes -1 to 1. None if they have several."""
+def _y_range(chart: Chart) -> tuple[float, float] | None:
+    """0 to 1 for shares; a range about the one value that all curves have, where plotly takes -1 to 1; else None."""
     values = {*_drawn(chart.lines, chart)}
+    if SHARES.search(chart.title.lower()) and all(0 <= value <= 1 or math.isnan(value) for value in values):
+        return 0.0, 1.02
     if len(values) != 1 or 0.0 in values or chart.is_log:
         return None
     (value,) = values

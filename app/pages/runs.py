@@ -15,6 +15,7 @@ import gradio as gr
 import numpy as np
 import pandas as pd
 
+from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.errors import RunError
 from nnxdsl.terminal.plan_format import pluralize
 
@@ -289,7 +290,7 @@ def _without_directory(site: Site) -> list[Row]:
 
 
 def _is_refused(launch: Launch) -> bool:
-    return time.time() - launch.began < REFUSED_SECONDS and launch.state == "refused"
+    return launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS
 
 
 def _filter(query: Query) -> str:

@@ -81,17 +81,17 @@ def test_a_page_shows_the_draft_its_problems_and_its_changes(site: Site, draft: 
     texts = site.drafts.load(draft).texts
     site.drafts.change(draft, {**texts, "steps": "7"})
     shown = built.shown(draft=draft)
-    assert "steps=7" in shown["Code 1"]
-    assert "nnxdsl run dpo-0001.py" in shown["Code 2"]
-    assert json.loads(shown["Code 3"])["steps"] == 7
-    assert shown["Dataframe"].values.tolist() == [["[steps](#f-steps)", "100", "7"]]
+    assert "steps=7" in shown["Code 2"]
+    assert "nnxdsl run dpo-0001.py" in shown["Code 3"]
+    assert json.loads(shown["Code 4"])["steps"] == 7
+    assert shown["Dataframe 1"].values.tolist() == [["[steps](#f-steps)", "100", "7"]]
     assert json.loads(shown["Textbox 1"]) == {"changed": ["steps"], "problems": {}}
     site.drafts.change(draft, {**texts, "steps": "0"})
     shown = built.shown(draft=draft)
     assert "1 problem to fix first" in shown["Markdown"]
-    assert "[steps](#f-steps): expected a value &gt; 0, got 0" in shown["Markdown 2"]
+    assert "[steps](#f-steps): expected a value &gt; 0, got 0" in shown["Markdown 4"]
     assert json.loads(shown["Textbox 1"])["problems"] == {"steps": "expected a value > 0, got 0"}
-    assert all(shown[name]["interactive"] is False for name in ("Button", "Button 1", "Button 2"))
+    assert all(shown[name]["interactive"] is False for name in ("Button 1", "Button 2", "Button 3"))
     with pytest.raises(SpecError, match="steps: expected a value > 0"):
         drafting.launch(site, {"draft": draft}, "")
 
@@ -136,7 +136,7 @@ def test_a_draft_that_cannot_be_opened_says_why_and_can_be_discarded(
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     built = native.Built(new_page.NewRun, site)
     assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 3"]
-    assert built.shown(draft=draft)["Code"] == file.read_text()
+    assert built.shown(draft=draft)["Code 1"] == file.read_text()
     assert built.pressed("Discard the draft", {"draft": draft})["goto"] == "/new"
     with pytest.raises(RunError):
         site.drafts.load(draft)

@@ -41,8 +41,8 @@ def test_what_cannot_be_exported_is_refused(site: Site) -> None:
     assert "has no checkpoint yet" in built.shown(run=run.name)["Markdown"]
     (run / "checkpoints" / "00000005").mkdir()
     (run / "checkpoints" / "00000005" / "manifest.json").write_text("{}")
-    assert "expected one of float32" in built.shown(run=run.name, dtype="int8")["Markdown 1"]
-    assert "not a run id" in built.shown(run="../x")["Markdown 1"]
+    assert "expected one of float32" in built.shown(run=run.name, dtype="int8")["Markdown"]
+    assert "not a run id" in built.shown(run="../x")["Markdown"]
     assert "exports/" in built.shown(run=run.name)["Markdown"]
     built.pressed("Export", {"run": run.name})
     assert "checkpoint" in after(built, run=run.name)["Markdown"]  # why it failed

@@ -184,7 +184,7 @@ def test_only_processes_that_a_run_recorded_are_ended(settings: Settings) -> Non
     path = write_run(settings.home, experiment(0), "running", 3, **me)
     launcher = Launcher(settings)
     for act in (launcher.kill, launcher.stop):
-        with pytest.raises(RunError, match="nothing of it is at work"):
+        with pytest.raises(RunError, match="no process of it is running"):
             act(path.name)
 
 
@@ -474,6 +474,33 @@ def test_a_long_list_has_pages(settings: Settings) -> None:
     site.close()
 
 
+def test_runs_are_grouped_by_their_sweep(settings: Settings) -> None:
+    one, *others = (write_run(settings.home, experiment(number), "finished", 3).name for number in range(3))
+    place = settings.home / "sweeps" / "rates"
+    place.mkdir(parents=True)
+    site = Site(attrs.evolve(settings, read_only=True))
+    built = native.Built(runs_page.Runs, site)
+    assert "Sweep" not in built.shown()["Dataframe"]
+    (place / "sweep.json").write_text(json.dumps({"kind": "sweep", "points": [{"run": run} for run in others]}))
+    table = built.shown(group="Sweep")["Dataframe"]
+    assert dict(zip(table["Run"], table["Sweep"], strict=True)) == {one: "", **dict.fromkeys(others, "rates")}
+    assert table["Run"].tolist()[-1] == one  # runs of no sweep come last
+    (place / "sweep.json").write_text("{")
+    assert "Sweep" not in built.shown()["Dataframe"]
+    site.close()
+
+
+def test_damaged_rows_of_metrics_are_counted_on_the_page(settings: Settings) -> None:
+    path = write_run(settings.home, experiment(0), "finished", 3)
+    site = Site(attrs.evolve(settings, read_only=True))
+    built = native.Built(run_page.Run, site)
+    assert not any("cannot be read" in str(value) for value in built.shown(id=path.name).values())
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": \n[]\n')
+    assert "2 rows of metrics.jsonl cannot be read" in str(built.shown(id=path.name))
+    site.close()
+
+
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_launched_run_whose_directory_is_gone_is_missing_after_a_restart_of_the_app(
     settings: Settings, is_alive: bool
@@ -490,7 +517,7 @@ def test_a_launched_run_whose_directory_is_gone_is_missing_after_a_restart_of_th
         child.communicate()
     before = "starting" if is_alive else "refused"
     assert before in updates(page, id=made.id)["HTML"]["value"]
-    assert before in listed.shown()["Dataframe"]["State"][0]
+    assert [before in state for state in listed.shown()["Dataframe"]["State"]] == [True] * is_alive
     (launch / "output.txt").write_text(f"starting {settings.home / 'dpo-0000-of-another'}\n")
     assert before in updates(page, id=made.id)["HTML"]["value"]
     with (launch / "output.txt").open("a") as output:
