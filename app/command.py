@@ -116,12 +116,12 @@ def _proxy(url: str) -> str:
 
 def _alert_command(text: str) -> tuple[str, ...]:
     try:
-        words = tuple(shlex.split(text))
+        argv = tuple(shlex.split(text))
     except ValueError as error:
         raise RunError(f"--alert-command {text}: {error}") from error
-    if not words or shutil.which(words[0]) is None:
+    if not argv or shutil.which(argv[0]) is None:
         raise RunError(f"--alert-command {text}: expected a command that can be executed, with its arguments")
-    return words
+    return argv
 
 
 def _alert_webhook(url: str) -> str:

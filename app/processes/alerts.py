@@ -207,17 +207,17 @@ class Alerts:
 
     def _run(self, alert: bytes) -> None:
         """Runs the command with an alert as its standard input; raises if it fails or has to be killed."""
-        words = self._settings.alert_command
+        argv = self._settings.alert_command
         variables = {name: value for name, value in os.environ.items() if not name.startswith("NNXDSL_APP_")}
 
         def begun(child: subprocess.Popen[bytes]) -> None:
             self._child = child
 
-        code, _, errors = run(words, self._settings.project, variables, SEND_SECONDS, begun, alert)
+        code, _, errors = run(argv, self._settings.project, variables, SEND_SECONDS, begun, alert)
         if code is None:
-            raise RunError(f"{words[0]} did not end within {SEND_SECONDS:g} s and was killed")
+            raise RunError(f"{argv[0]} did not end within {SEND_SECONDS:g} s and was killed")
         if code:
-            raise RunError(f"{words[0]} ended with exit code {code}: {errors}")
+            raise RunError(f"{argv[0]} ended with exit code {code}: {errors}")
 
     def _post(self, alert: bytes) -> None:
         """Posts an alert to the webhook; raises `OSError` if that fails, or if the answer is a redirect."""

@@ -59,18 +59,15 @@ def environment() -> dict[str, str]:
 
 
 @attrs.define
-class Job:
-    """A child process and its result."""
+class Task:
+    """What a child process computes."""
 
     key: str  # equal keys mean the same work
-    argv: tuple[str, ...]
-    client: str = ""
-    state: JobState = "waiting"
-    result: Any = None  # parsed JSON output; None until it is done, or if there is none
-    error: str = ""  # for users
-    began: float = attrs.Factory(time.monotonic)  # monotonic
-    ended: float | None = None
-    child: subprocess.Popen[bytes] | None = None
+    state: JobState = attrs.field(default="waiting", kw_only=True)
+    result: Any = attrs.field(default=None, kw_only=True)  # parsed JSON; None until it is done, or if there is none
+    error: str = attrs.field(default="", kw_only=True)  # for users
+    began: float = attrs.field(factory=time.monotonic, kw_only=True)  # monotonic
+    ended: float | None = attrs.field(default=None, kw_only=True)  # monotonic
 
     @property
     def seconds(self) -> float:
@@ -83,6 +80,15 @@ class Job:
         return self.state in ("done", "failed", "cancelled")
 
 
+@attrs.define
+class Job(Task):
+    """A child process and its result."""
+
+    argv: tuple[str, ...]
+    client: str = ""
+    child: subprocess.Popen[bytes] | None = None
+
+
 class Jobs:
     """Runs at most `width` child processes at a time, in order of request, and takes `most` of each client."""
 
@@ -93,10 +99,10 @@ class Jobs:
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(width)
 
-    def start(self, key: str, words: Sequence[str]) -> Job:
+    def start(self, key: str, argv: Sequence[str]) -> Job:
         """Returns the job of a key, which covers all that its result depends on.
 
-        It is started as `python WORDS` if there is none, or if it failed or was cancelled.
+        It is started as `python ARGV` if there is none, or if it failed or was cancelled.
 
         Raises:
             RunError: Too many jobs of the client have not ended.
@@ -110,7 +116,7 @@ class Jobs:
             pending = sum(one.client == client and not one.is_over for one in self._jobs.values())
             if self._most is not None and pending >= self._most:
                 raise RunError(f"{pending} computations of yours wait or run, the most at a time; wait for one to end")
-            job = self._jobs[key] = Job(key, (sys.executable, *words), client)
+            job = self._jobs[key] = Job(key, (sys.executable, *argv), client)
             over = [name for name, one in self._jobs.items() if one.is_over]
             for name in over[: max(0, len(self._jobs) - REMEMBERED)]:
                 del self._jobs[name]
@@ -169,7 +175,7 @@ class Jobs:
 
 
 def run(
-    words: Sequence[str],
+    argv: Sequence[str],
     cwd: Path,
     variables: Mapping[str, str],
     seconds: float,
@@ -188,7 +194,7 @@ def run(
         inputs.write(given)
         inputs.seek(0)
         child = subprocess.Popen(
-            words, cwd=cwd, env=variables, stdin=inputs, stdout=out, stderr=err, start_new_session=True
+            argv, cwd=cwd, env=variables, stdin=inputs, stdout=out, stderr=err, start_new_session=True
         )
         begun(child)
         code: int | None = None

@@ -134,13 +134,13 @@ class Launcher:
             RunError: the run is running or has finished, or the recipe cannot be changed into this experiment.
         """
         run = experiment.id
-        words = self._presets.command(recipe, experiment, READ_SECONDS) if recipe else ()
+        argv = self._presets.command(recipe, experiment, READ_SECONDS) if recipe else ()
         with self._lock:  # a second click is rejected, since it waits for the first one
             self._require_free(run)
             directory = self._new_directory("launches", run)
             self._write(directory, experiment)
-            words = words or ("-m", "nnxdsl", "run", str(directory / "experiment.json"))
-            return self._start(directory, run, words, recipe, verb)
+            argv = argv or ("-m", "nnxdsl", "run", str(directory / "experiment.json"))
+            return self._start(directory, run, argv, recipe, verb)
 
     def resume(self, run: str) -> Launch:
         """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file; raises as `launch` does."""
@@ -164,9 +164,9 @@ class Launcher:
             if newest is not None:
                 raise RunError(f"{directory.name} is running already (process {newest.process.pid})")
             record = self._new_directory(SWEEPS, directory.name)
-            words = ("-m", "nnxdsl", "sweep", str(directory), "--quiet", "--parallel", str(parallel))
-            words += ("--retry-failed",) if retry_failed else ()
-            return self._start(record, directory.name, words, "", "start sweep")
+            argv = ("-m", "nnxdsl", "sweep", str(directory), "--quiet", "--parallel", str(parallel))
+            argv += ("--retry-failed",) if retry_failed else ()
+            return self._start(record, directory.name, argv, "", "start sweep")
 
     def recipe_of(self, run: str) -> str:
         """Name of the recipe that started the run's last attempt, in the app or a terminal; empty for none."""
@@ -180,14 +180,14 @@ class Launcher:
         except RunError:
             return ""
 
-    def _start(self, directory: Path, run: str, words: Sequence[str], recipe: str, verb: str) -> Launch:
-        words, cwd, variables = [*words, "--home", str(self._home)], self._settings.project, environment()
+    def _start(self, directory: Path, run: str, argv: Sequence[str], recipe: str, verb: str) -> Launch:
+        argv, cwd, variables = [*argv, "--home", str(self._home)], self._settings.project, environment()
         if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
             variables |= import_path(cwd)
         output = run_process.output_file(directory)
-        child = run_process.start(words, output, cwd=cwd, environment=variables, start_new_session=True)
+        child = run_process.start(argv, output, cwd=cwd, environment=variables, start_new_session=True)
         record = {
-            **process_info.environment([sys.executable, *words], cwd),
+            **process_info.environment([sys.executable, *argv], cwd),
             "run": run,
             "pid": child.pid,
             "pid_started": process_info.started(child.pid),

@@ -36,7 +36,7 @@ from nnxdsl.storage.jsonl import read_json, replace
 from ..settings import Settings
 from ..store.run_paths import run_path
 from ..words import whole
-from .jobs import SHOWN, JobState, environment, kill_group
+from .jobs import SHOWN, Task, environment, kill_group
 from .launch import tail
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
@@ -58,43 +58,24 @@ class Model:
 
 
 @attrs.define
-class Request:
-    """A request and its result.
+class Request(Task):
+    """A request, by a key of everything that the result depends on.
 
     Attributes:
-        key: Cache key of everything that the result depends on.
         request: What is sent to the child.
         stage: Current activity of the child.
         partial: By side ("policy", "other"), what is sampled so far of each answer: "texts", "tokens", "done".
-        began: Start time, monotonic.
-        ended: End time, monotonic; None before.
     """
 
-    key: str
     model: Model
     request: dict[str, Any]
-    state: JobState = "waiting"
     stage: str = ""
     partial: dict[str, Any] = attrs.Factory(dict)
-    result: dict[str, Any] | None = None
-    error: str = ""
-    began: float = attrs.Factory(time.monotonic)
-    ended: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is done, failed or cancelled."""
-        return self.state in ("done", "failed", "cancelled")
 
     @property
     def so_far(self) -> dict[str, Any]:
         """What is sampled so far of a request that is running."""
         return {} if self.is_over or self.result else self.partial
-
-    @property
-    def seconds(self) -> float:
-        """Elapsed time in seconds."""
-        return (self.ended or time.monotonic()) - self.began
 
 
 @attrs.frozen
@@ -142,9 +123,9 @@ class HeldOut:
 class Answers:
     """Runs requests to models one at a time, in order."""
 
-    def __init__(self, settings: Settings, words: Sequence[str] = COMMAND) -> None:
+    def __init__(self, settings: Settings, argv: Sequence[str] = COMMAND) -> None:
         """Creates an empty queue; run directory, step and the other side are appended to the arguments of `python`."""
-        self._settings, self._words, self.place = settings, tuple(words), settings.own / "outputs"
+        self._settings, self._argv, self.place = settings, tuple(argv), settings.own / "outputs"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._child: subprocess.Popen[bytes] | None = None
         self._loaded: Model | None = None
@@ -195,7 +176,7 @@ class Answers:
             return None
         try:
             stored = read_json(self.place / f"{key}.json")
-            found = Request(key, Model(**stored["model"]), stored["request"], "done", result=stored["result"])
+            found = Request(key, Model(**stored["model"]), stored["request"], state="done", result=stored["result"])
         except (RunError, KeyError, TypeError):
             return None
         found.ended = found.began + float(stored.get("seconds", 0.0))
@@ -287,13 +268,13 @@ class Answers:
         if child is not None and self._loaded == model and child.poll() is None:
             return child
         self._end()
-        words = [*self._words, str(run_path(self._settings.home, model.run).absolute()), "--step", str(model.step)]
+        argv = [*self._argv, str(run_path(self._settings.home, model.run).absolute()), "--step", str(model.step)]
         # A run may be using the same device: do not preallocate memory.
         variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **environment()}
         self._complaints = tempfile.NamedTemporaryFile()  # noqa: SIM115 - it lives as long as the child
         self._loaded = model
         self._child = subprocess.Popen(
-            [sys.executable, *words, "--against", model.against],
+            [sys.executable, *argv, "--against", model.against],
             cwd=self._settings.project,
             env=variables,
             stdin=subprocess.PIPE,

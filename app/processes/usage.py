@@ -125,9 +125,9 @@ class Usage:
 
 def gpus() -> tuple[GPU, ...]:
     """GPUs of this machine by `nvidia-smi`, which initializes none; empty without it, or if it fails."""
-    words = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
+    argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SECONDS)
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):
         return ()
     return parsed(done.stdout)

@@ -45,12 +45,18 @@ class Built:
         `changed` is what the script of the page tells of a changed control, or of the timer.
         """
         values: dict[str, Any] = {}
+        names: dict[Any, str] = {}
         loads = [one for one in self.blocks.fns.values() if one.targets[0][1] == "load"]
-        for load in [one for one in loads if len(one.inputs) == 3]:  # those of `View.shows`
+        for load in [one for one in loads if len(one.inputs) == 3]:  # those of `View.refresh`
             found = load.fn(changed, "?" + urllib.parse.urlencode(query), "{}")
             for component, value in zip(load.outputs, found, strict=True):
+                if (
+                    component in names and isinstance(value, dict) and value == gr.skip()
+                ):  # another function has filled it
+                    continue
                 name = component.label if isinstance(component, gr.Dropdown | gr.Radio) else type(component).__name__
                 name = f"{name} {sum(key.startswith(name) for key in values)}" if name in values else name
+                name = names.setdefault(component, name)
                 values[name] = value["value"] if isinstance(value, dict) and "value" in value else value
         return values
 

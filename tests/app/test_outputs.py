@@ -324,7 +324,7 @@ def test_a_request_at_work_tells_what_is_compiled_again_and_can_be_cancelled(sit
     given = request(site, "generate", query)
     assert given is not None
     model = Model(run, 20)
-    asked = Request(site.answers.key(model, given), model, given, "running", f"starting {EVIL}")
+    asked = Request(site.answers.key(model, given), model, given, f"starting {EVIL}", state="running")
     site.answers._remember(asked)
     values = shown(site, **query)
     assert values["Timer"]["active"]
@@ -347,7 +347,7 @@ def streaming(site: Site, run: str, tab: str, query: dict[str, str], partial: di
     assert given is not None
     key = site.answers.key(Model(run, 20), given)
     return site.answers._remember(
-        Request(key, Model(run, 20), given, "running", "sampling from the policy", partial=partial)
+        Request(key, Model(run, 20), given, "sampling from the policy", state="running", partial=partial)
     )
 
 
@@ -511,12 +511,12 @@ def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> Non
     assert given["do"] == "generate"
     assert "samples" not in given  # of another tab
     for step in (0, 20):
-        asked = Request(site.answers.key(Model(run, step), given), Model(run, step), given, "done")
+        asked = Request(site.answers.key(Model(run, step), given), Model(run, step), given, state="done")
         answer = {**generated()["policy"], "text": f"{EVIL} at {step}"}
         asked.result = {**who(run), **generated(), "policy": answer}
         site.answers._remember(asked)
     key = site.answers.key(Model(run, 10), given)
-    waiting = site.answers._remember(Request(key, Model(run, 10), given, "running", "loading"))
+    waiting = site.answers._remember(Request(key, Model(run, 10), given, "loading", state="running"))
     values = shown(site, **query)
     answers = next(value for value in values.values() if isinstance(value, pd.DataFrame) and "step" in value)
     assert answers["step"].tolist() == [0, 20]
@@ -715,7 +715,7 @@ def chatted(site: Site, model: Model, side: str, turns: list[str], text: str) ->
         "temperature": 0.0,
         "seed": 0,
     }
-    asked = Request(site.answers.key(model, given), model, given, "done")
+    asked = Request(site.answers.key(model, given), model, given, state="done")
     answer = {"ids": [1, 2], "text": text, "pieces": ["a", "b"], "tokens": 2, "stop": None, "seconds": 0.5}
     asked.result = {**who(model.run), side: answer, "prompt_ids": [1], "device": "cpu"}
     site.answers._remember(asked)
@@ -767,7 +767,7 @@ def test_a_turn_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
     chatted(site, Model(run, 20), "other", ["Hi"], "no")
     sampling = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
     given = {"do": "generate", "messages": [{"role": "user", "content": "Hi"}], "sides": ["policy"], **sampling}
-    asked = Request(site.answers.key(Model(run, 20), given), Model(run, 20), given, "running", "sampling")
+    asked = Request(site.answers.key(Model(run, 20), given), Model(run, 20), given, "sampling", state="running")
     asked.partial = {"policy": {"texts": ["he"], "tokens": [1], "done": [False]}}
     site.answers._remember(asked)
     query = {"run": run, "turns": '["Hi"]'}
