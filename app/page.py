@@ -6,26 +6,12 @@ those that change as attributes; its `fill` returns their values. Larger pages a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import gradio as gr
-from gradio.blocks import Block
 
 from .state import Site
-from .view import Query, Values, View
-
-
-class Part:
-    """Components of a page that are filled together."""
-
-    site: Site
-    view: View
-
-    @property
-    def components(self) -> list[Block]:
-        """The components that `fill` may change: all attributes, also those of parts and those in collections."""
-        return list(dict.fromkeys(_blocks(vars(self).values())))
+from .view import Part, Query, Values, View
 
 
 class Page(Part):
@@ -43,6 +29,8 @@ class Page(Part):
     title: ClassVar[str]
     in_navigation: ClassVar[bool] = True
     timer: gr.Timer | None = None
+    site: Site
+    view: View
 
     def __init__(self, site: Site) -> None:
         """Adds the page to the gradio app that is being built."""
@@ -58,15 +46,3 @@ class Page(Part):
     def fill(self, query: Query) -> Values:
         """Returns new values, or updates, of the components that change; an `NnxdslError` is shown on the page."""
         return {}
-
-
-def _blocks(values: Iterable[object]) -> Iterator[Block]:
-    for value in values:
-        if isinstance(value, Block):
-            yield value
-        elif isinstance(value, Part):
-            yield from value.components
-        elif isinstance(value, dict):
-            yield from _blocks(value.values())
-        elif isinstance(value, list | tuple):
-            yield from _blocks(value)

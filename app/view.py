@@ -11,7 +11,7 @@ import json
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import parse_qsl
@@ -173,6 +173,27 @@ class View:
             concurrency_limit=None,
             api_visibility="private",
         )
+
+
+class Part:
+    """Components of a page that are filled together."""
+
+    @property
+    def components(self) -> list[Block]:
+        """The components that `fill` may change: all attributes, also those of parts and those in collections."""
+        return list(dict.fromkeys(_blocks(vars(self).values())))
+
+
+def _blocks(values: Iterable[object]) -> Iterator[Block]:
+    for value in values:
+        if isinstance(value, Block):
+            yield value
+        elif isinstance(value, Part):
+            yield from value.components
+        elif isinstance(value, dict):
+            yield from _blocks(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _blocks(value)
 
 
 def client_of(request: gr.Request | None) -> str:

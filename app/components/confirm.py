@@ -12,8 +12,7 @@ import gradio as gr
 from nnxdsl.errors import RunError
 
 from ..markdown import plain
-from ..page import Part
-from ..view import Done, Query, Values, View
+from ..view import Done, Part, Query, Values, View
 
 PARAMETER = "confirm"
 """Part of the query that says which question is asked."""

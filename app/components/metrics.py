@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import gradio as gr
 
-from ..page import Part
 from ..store.series import Columns
-from ..view import Query, Values, View
+from ..view import Part, Query, Values, View
 from .axes import OVER, offered
 
 TOGETHER = {

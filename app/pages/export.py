@@ -65,8 +65,8 @@ class Export(Page):
             status = f"**{plain(str(error))}**"
         if place is not None:
             job = self.site.jobs.get(f"export {place}")
-            status = _status(place, job)
         is_running, result = job is not None and not job.is_over, None if job is None else job.result
+        status = status if place is None else _status(place, job)
         files = [] if result is None else [(name, f"{size:,}") for name, size in result["files"].items()]
         visible = (place is not None and not is_running and result is None, is_running)
         return {

@@ -104,17 +104,18 @@ class Basics(Part):
         """Returns the values of a query, what is missing for a launch, and whether the rows are being read."""
         site = self.site
         made, problem, part = None, "", {}
-        job, about = None, "Choose a data file to see its columns and first rows."
+        job, is_reading, about = None, False, "Choose a data file to see its columns and first rows."
         try:
             job = data_job(site, query)
             if job is not None:
+                is_reading = not job.is_over
                 about, part = _file_facts(job)
         except NnxdslError as error:
             about = f"**!** Not checked: {plain(str(error))}"
         kind = str(part.get("kind") or "")
         name = method_of(query, kind)
         wanted = METHODS[name]
-        if job is not None and job.is_over and not part:
+        if job is not None and not is_reading and not part:
             problem = "Data cannot be read"
         elif part.get("refused"):
             problem = f"Data: {part['refused']}"
@@ -148,7 +149,7 @@ class Basics(Part):
         shown |= {
             box: gr.update(value=query.get(one, ""), placeholder=defaults[one]) for one, box in self._numbers.items()
         }
-        return shown, problem, job is not None and not job.is_over
+        return shown, problem, is_reading
 
 
 # An experiment from a query

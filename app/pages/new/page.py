@@ -336,12 +336,13 @@ class PlanTab(Part):
             job = plan_job(self.site, *of, start=True)
         assert job is not None
         values[self.layout] = gr.update(link=link("/layout", draft=query.get("draft")))
+        is_busy = not job.is_over
         if job.state == "done":
             texts = filter(None, [plan_texts.verdict(job.result), plan_texts.warnings(job.result)])
-            report, is_busy = self.report.fill(query, [job.result], of)
-            return {**values, **report, self.text: "\n\n".join(texts)}, is_busy
+            report, is_compiling = self.report.fill(query, [job.result], of)
+            return {**values, **report, self.text: "\n\n".join(texts)}, is_busy or is_compiling
         progress = f"Planning in a child process, {job.seconds:.0f} s so far ..."
-        return {**values, self.text: f"**✘ {plain(job.error)}**" if job.is_over else progress}, not job.is_over
+        return {**values, self.text: progress if is_busy else f"**✘ {plain(job.error)}**"}, is_busy
 
 
 def _about(site: Site, found: Opened) -> str:
