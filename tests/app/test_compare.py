@@ -158,6 +158,19 @@ def test_rewards_of_different_betas_are_not_ranked(
     assert ("not comparable" in table.loc["rewards/margins"]["better"]) != is_starred
 
 
+def test_metrics_of_different_data_are_not_ranked(site: Site) -> None:
+    paths = []
+    for number, file in enumerate(("pairs.jsonl", "others.jsonl")):
+        made = experiment(number, data=Data.Preferences(file))
+        paths.append(write_run(site.settings.home, made, "finished", 0))
+        row = {"step": 0, "loss": 1.0 + number, "eval/loss": 1.0 + number, "tokens/s": 1.0 + number}
+        JsonLines(paths[-1] / "metrics.jsonl").append(row)
+    table = shown(site, ids=",".join(path.name for path in paths))["Dataframe"].set_index("metric")
+    assert table.loc["loss", "better"] == "not comparable: data differ"
+    starred = [name for name in table.index if "★" in "".join(table.loc[name])]
+    assert sorted(starred) == ["eval/loss", "tokens/s"]  # held-out rows are the same
+
+
 def test_a_run_that_ends_in_nan_is_not_the_best(site: Site) -> None:
     paths = [write_run(site.settings.home, experiment(number), "finished", 0) for number in range(2)]
     for path, loss in zip(paths, (float("nan"), 0.5), strict=True):

@@ -80,7 +80,7 @@ def test_rewards_of_a_recipe_are_added_and_removed(emptied_app: RunningApp, open
     assert field(shown, "objective.rewards.0.name").input_value() == "kind"
     shown.get_by_role("button", name="Add to rewards").click()
     shown.get_by_role("heading", name="1 problem").wait_for()
-    shown.wait_for_function("document.activeElement.closest('.spec-field')?.id === 'f-objective.rewards.2.name'")
+    shown.wait_for_function("document.activeElement.closest('.spec-field')?.id === 'f-objective.rewards.2'")
     field(shown, "objective.rewards.2.name").fill("exact_answer")
     until_saved(emptied_app, shown, **{"objective.rewards.2.name": "exact_answer"})
     shown.get_by_role("button", name="Remove rewards 2").click()

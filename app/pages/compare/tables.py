@@ -41,14 +41,26 @@ def summary(groups: Sequence[Group], base: Group) -> pd.DataFrame:
     standard deviation (number of runs).
     """
     changed = differing([group.config for group in groups])
-    is_same = not any(path.startswith("objective.") for path in changed)
     rows: list[list[str]] = []
     for name in names_of([run for group in groups for run in group.runs]):
-        is_comparable = is_same or not depends_on_objective(name)
-        better = BETTER[direction(name)] if is_comparable else "not comparable: objectives differ"
-        rows.append([name, better, *_cells(name, groups, base, is_comparable)])
+        why = why_not_ranked(name, changed)
+        better = f"not comparable: {why}" if why else BETTER[direction(name)]
+        rows.append([name, better, *_cells(name, groups, base, not why)])
     labels = [f"{group.name} (baseline)" if group is base else group.name for group in groups]
     return pd.DataFrame(rows, columns=["metric", "better", *labels])
+
+
+def why_not_ranked(name: str, changed: Sequence[str]) -> str:
+    """Returns the difference between settings that makes a metric incomparable; empty if none does."""
+
+    def differs(root: str) -> bool:
+        return any(f"{path}.".startswith(f"{root}.") for path in changed)
+
+    if depends_on_objective(name) and differs("objective"):
+        return "objectives differ"
+    if direction(name) and "/s" not in name and differs("evaluation.data" if name.startswith("eval/") else "data"):
+        return "held-out data differ" if name.startswith("eval/") else "data differ"
+    return ""
 
 
 def _cells(name: str, groups: Sequence[Group], base: Group, is_comparable: bool) -> list[str]:
