@@ -195,8 +195,8 @@ def _layer(
     config: DecoderConfig, kind: LayerKind, model_type: str | None, *, dense: bool, shares_kv: bool = False
 ) -> dict[str, TensorSource]:
     """Sources of the arrays of a layer of this kind; a dense one has the gated MLP."""
-    mixer, feed_forward = config.mixer(kind), config.layer_feed_forward(kind, dense=dense)
-    sources = norms(_NORMS[config.of(kind).norms])
+    layer = config.layer(kind, dense=dense)
+    mixer, feed_forward, sources = layer.mixer, layer.feed_forward, norms(_NORMS[layer.norms])
     for path in list(sources):
         if (mixer if "attention" in path else feed_forward) is None:
             del sources[path]

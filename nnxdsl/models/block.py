@@ -61,18 +61,18 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
     ) -> None:
-        config = config.of(kind, shares_kv=shares_kv)
+        layer, config = config.layer(kind, dense=dense), config.of(kind, shares_kv=shares_kv)
 
         def norm(where: str, *, exists: bool = True) -> RMSNorm | None:
-            if not exists or config.norms not in (where, "sandwich"):
+            if not exists or layer.norms not in (where, "sandwich"):
                 return None
             eps = config.post_norm_eps if where == "post" else None
             return norm_of(config, config.embed_dim, "norm", param_dtype, eps=eps)
 
         self.kind: LayerKind = kind
-        mixer, feed_forward = mixer_class(config, kind), config.layer_feed_forward(kind, dense=dense)
+        mixer, feed_forward = layer.mixer, layer.feed_forward
         self.pre_attention_norm = norm("pre", exists=mixer is not None)
-        self.attention = None if mixer is None else mixer.build(config, rngs=rngs, param_dtype=param_dtype)
+        self.attention = mixer and mixer_class(mixer).build(config, rngs=rngs, param_dtype=param_dtype)
         self.post_attention_norm = norm("post", exists=mixer is not None)
         self.pre_mlp_norm = norm("pre", exists=feed_forward is not None and not feed_forward.norms_input)
         self.mlp = (
@@ -98,7 +98,7 @@ class Block(nnx.Module):
             past: this layer's cache, or None; the keys and values of another layer where it shares those.
             own: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
         """
-        view, new, stats = context.view(self.kind), None, None
+        view, new, stats = context.views[self.kind], None, None
         x = named(x, "layer_input")
         with layer_max_logits() as max_logits, INDEXER_STATS.layer() as indexer_stats:
             if self.attention is not None:

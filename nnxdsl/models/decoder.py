@@ -26,6 +26,7 @@ from nnxdsl.models.attention.kv_cache import (
 )
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
@@ -81,7 +82,7 @@ class LayerGroup(nnx.Module):
             x: the residual stream, `[B, T, D]`.
             context: the positions and masks of this call.
             past: the caches of these layers, or None.
-            return_kv: also return this call's keys and values; of local layers those within the window.
+            return_kv: also return this call's keys and values; of layers with a window those within it.
         """
         news: list[Any] = []
         routing, indexing, given, last, max_logits = None, None, context.per_layer, {}, []
@@ -96,7 +97,7 @@ class LayerGroup(nnx.Module):
             max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
                 last[block.kind] = new
-            news.append(_newest(new, context) if block.kind == "local" and return_kv else new)
+            news.append(_newest(new, context.views[block.kind]) if return_kv else new)
         caches = tuple(news) if return_kv and not self.shares_kv else None
         return GroupOutput(x, caches, routing, last, tuple(max_logits), indexing)
 
@@ -566,9 +567,7 @@ def add_stats(one: StatsT | None, other: StatsT | None) -> StatsT | None:
     return jax.tree.map(jnp.add, one, other)
 
 
-def _newest(new: KV, context: Context) -> KV:
-    """Keys and values of the tokens within the window of local layers."""
-    assert context.local_view is not None  # there is a local layer
-    window = context.local_view.method.window
-    assert window is not None  # it is local
-    return jax.tree.map(lambda part: part[:, :, -window:], new)
+def _newest(new: Any, view: View) -> Any:
+    """Keys and values of the tokens within the layer's window, if it has one."""
+    window = view.method.window
+    return new if window is None else jax.tree.map(lambda part: part[:, :, -window:], new)

@@ -1,4 +1,4 @@
-"""The protocol of token mixers: attention, latent attention, gated DeltaNet."""
+"""The protocol of token mixers: attention, latent attention, gated DeltaNet, Mamba-2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.mixer import MixerConfig
 
 
 class Mixer(Protocol):
@@ -31,7 +32,6 @@ class Mixer(Protocol):
         ...
 
 
-def mixer_class(config: DecoderConfig, kind: LayerKind) -> type[Mixer] | None:
-    """The module of the layers of this kind; None where they have no mixer."""
-    mixer = config.mixer(kind)
-    return None if mixer is None else resolve_name(mixer.module)
+def mixer_class(config: MixerConfig) -> type[Mixer]:
+    """The module that its config names."""
+    return resolve_name(config.module)

@@ -76,7 +76,7 @@ def build(optimizer: Optimizer, config: DecoderConfig) -> QKClip | None:
     if not isinstance(optimizer, Muon) or optimizer.max_attention_logit is None:
         return None
     kinds: dict[str, LayerKind] = {config.layer_path(layer)[0]: kind for layer, kind in enumerate(config.layers)}
-    mixers = {block: (config.mixer(kind), config.of(kind)) for block, kind in kinds.items()}
+    mixers = {block: (config.layer(kind).mixer, config.of(kind)) for block, kind in kinds.items()}
     parts = {block: mixer.qk_columns(layer) for block, (mixer, layer) in mixers.items() if mixer is not None}
     return QKClip(optimizer.max_attention_logit, {block: columns for block, columns in parts.items() if columns})
 
@@ -98,8 +98,7 @@ def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str
 
 
 def _refusal(config: DecoderConfig) -> str | None:
-    mixers = ((config.of(kind), config.mixer(kind)) for kind in set(config.layers))
-    layers = [layer for layer, mixer in mixers if mixer is not None and mixer.is_attention]
+    layers = [config.of(kind) for kind in set(config.layers) if config.layer(kind).is_attention]
     if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
         return "queries and keys are normalized (QK-norm), which undoes any scaling of their projections"
     if config.kv_sharing is not None:

@@ -147,19 +147,19 @@ def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: Batch
     indexer = None if config.mla is None else config.mla.indexer
     # A token attends to as many of those before it as in a window of the indexer's choice.
     selected = indexer.topk if indexer is not None and indexer.selects else None
-    windows = {"local": config.window, "global": selected, "nope": None}
     is_chunked = config.window_kind == "chunks"
     pairs = {
-        kind: lengths.attended_pairs(windows[kind], is_chunked=is_chunked)
-        for kind in windows.keys() & set(config.layers)
+        kind: lengths.attended_pairs(layer.window or selected, is_chunked=is_chunked) if layer.is_attention else 0
+        for kind, layer in config.specs.items()
     }
-    return [2.0 * config.num_heads * sum(config.of(kind).head_widths) * pairs.get(kind, 0) for kind in kinds]
+    widths = {kind: sum(config.of(kind).head_widths) for kind in config.specs}
+    return [2.0 * config.num_heads * widths[kind] * pairs[kind] for kind in kinds]
 
 
 def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
     """The sum over layers with attention of the widths of a head's query and value."""
-    mixers = ((config.of(kind), config.mixer(kind)) for kind in kinds)
-    return sum(sum(layer.head_widths) for layer, mixer in mixers if mixer is not None and mixer.is_attention)
+    widths = {kind: sum(config.of(kind).head_widths) * layer.is_attention for kind, layer in config.specs.items()}
+    return sum(widths[kind] for kind in kinds)
 
 
 @functools.lru_cache(maxsize=4)

@@ -69,8 +69,8 @@ class Kernels:
 
     def token_order(self, row: RowLayout) -> np.ndarray | None:
         """The order in which devices hold the slots of such rows, see `AttentionKernel`; None for that of the row."""
-        shards, mixers = self.target.length_shards, map(self.config.mixer, self.config.layers)
-        if shards == 1 or any(mixer is not None and not mixer.is_attention for mixer in mixers):
+        shards = self.target.length_shards
+        if shards == 1 or any(layer.is_recurrent for layer in self.config.specs.values()):
             return None  # recurrent layers read tokens in their order
         return find_kernel(self.choose(row).kernel).token_order(row.size, shards)
 

@@ -160,7 +160,7 @@ def test_paths_shapes_and_axes(loaded: Loaded) -> None:
 
 def test_nothing_is_made_for_local_layers_that_are_not_there(loaded: Loaded) -> None:
     places = positions_right_padded(jnp.array([4]), 4)
-    assert context(loaded.config, places).local_view is None
+    assert "local" not in context(loaded.config, places).views
 
 
 def test_norm_rounds_before_the_scale() -> None:

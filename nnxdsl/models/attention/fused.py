@@ -24,7 +24,7 @@ class FusedKernel(AttentionKernel):
             return f"{title} is not computed in a pipeline's stages"
         if config.sinks:
             return f"{title} has no sinks"
-        if config.window_kind == "chunks" and "local" in config.layers:
+        if config.window_kind == "chunks" and any(layer.window for layer in config.specs.values()):
             return f"{title} has no chunks"
         if not target.splits_heads_alike:
             return f"{title} needs query heads and key/value heads split alike"

@@ -91,15 +91,14 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike,
         spare: most tokens that `rewind` will drop at one time.
 
     Returns:
-        A cache of zeros; local layers have `min(window + spare, length)` slots, global ones `length`.
+        A cache of zeros; layers with a window have `min(window + spare, length)` slots, others `length`.
     """
-    # A dropped token has replaced one that had left the window before, so that none is missing then.
-    ring = min(config.window + spare, length) if config.window else length
 
     def empty(kind: LayerKind) -> Any:
-        mixer = mixer_class(config, kind)
-        slots = ring if kind == "local" else length
-        return None if mixer is None else mixer.init_cache(config.of(kind), batch, slots, dtype)
+        layer = config.layer(kind)
+        # A dropped token has replaced one that had left the window before, so that none is missing then.
+        slots = length if layer.window is None else min(layer.window + spare, length)
+        return layer.mixer and mixer_class(layer.mixer).init_cache(config.of(kind), batch, slots, dtype)
 
     layers = tuple(map(empty, config.layers[: config.own_layers]))
     return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
@@ -107,9 +106,10 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike,
 
 def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
     """An empty cache of the multi-token-prediction (MTP) layer; arguments as of `init_cache`."""
-    mixer = mixer_class(config, "global")
+    (kind,) = config.mtp_layer_kinds
+    mixer = config.layer(kind).mixer
     assert mixer is not None  # a global layer has one
-    layers = (mixer.init_cache(config.of("global"), batch, length, dtype),)
+    layers = (mixer_class(mixer).init_cache(config.of(kind), batch, length, dtype),)
     return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
 
 

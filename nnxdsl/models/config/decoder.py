@@ -9,6 +9,7 @@ import attrs
 
 from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
+from nnxdsl.models.config.layer import LayerSpec, Norms
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
@@ -20,7 +21,6 @@ LayerKind = Literal["local", "global", "linear", "nope", "none"]
 """A layer's token mixer: attention within a sliding window, to all tokens before, linear attention, attention to all
 tokens before without rotary positions (NoPE), or none: a layer that is a feed-forward alone."""
 Sublayers = Literal["both", "one"]
-Norms = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
 OutputGate = Literal["none", "query", "own"]
@@ -309,7 +309,7 @@ class DecoderConfig:
             raise ValueError("kv_sharing: expected a gated MLP in all layers, and no mla")
         if lacking := set(self.sharing_layers) - set(self.layers[: self.own_layers]):
             raise ValueError(f"kv_sharing: no layer before the sharing ones is of the kinds {sorted(lacking)}")
-        if "linear" in self.sharing_layers:
+        if any(not self.layer(kind).is_attention for kind in self.sharing_layers):
             raise ValueError("kv_sharing: linear layers have no keys and values to share")
 
     @property
@@ -396,7 +396,7 @@ class DecoderConfig:
         """Why tokens cannot be drafted by a multi-token-prediction (MTP) layer; None if they can."""
         if not self.mtp_layers:
             return "the model has no multi-token-prediction (MTP) layer"
-        if "linear" in self.layers:
+        if any(spec.is_recurrent for spec in self.specs.values()):
             return "states of linear layers (as gated DeltaNet) cannot drop the drafts that are not accepted"
         return None
 
@@ -437,25 +437,34 @@ class DecoderConfig:
             return self
         return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)
 
-    def mixer(self, kind: LayerKind) -> MixerConfig | None:
-        """The token mixer of the layers of this kind; None where they have none."""
-        if kind == "none":
-            return None
-        if kind == "linear":
-            assert self.linear_attention is not None  # a config with such layers has it
-            return self.linear_attention
-        return self.mla or GQAConfig()
-
-    def layer_feed_forward(self, kind: LayerKind, *, dense: bool) -> FeedForwardConfig | None:
-        """The feed-forward of a layer; None where it has none.
+    def layer(self, kind: LayerKind, *, dense: bool = False) -> LayerSpec:
+        """What a layer of this kind is.
 
         Args:
             kind: of the layer.
             dense: whether it has the MLP of `mlp_dim`, whatever `feed_forward` is.
         """
-        if self.sublayers == "one" and kind != "none":
-            return None
-        return MLPConfig() if dense else self.feed_forward
+        feed_forward = MLPConfig() if dense else self.feed_forward
+        is_alone = self.sublayers == "one" and kind != "none"
+        parts = {"feed_forward": None if is_alone else feed_forward, "norms": self.of(kind).norms}
+        attention = self.mla or GQAConfig()
+        match kind:
+            case "local":
+                rope = self.rope_local or self.rope_global
+                return LayerSpec(mixer=attention, window=self.window, rope=rope, **parts)
+            case "global":
+                return LayerSpec(mixer=attention, rope=self.rope_global, **parts)
+            case "nope":
+                return LayerSpec(mixer=attention, **parts)
+            case "linear":
+                return LayerSpec(mixer=self.linear_attention, **parts)
+            case "none":
+                return LayerSpec(mixer=None, **parts)
+
+    @property
+    def specs(self) -> dict[LayerKind, LayerSpec]:
+        """What the layers of each kind are that it has, those of multi-token prediction (MTP) included."""
+        return {kind: self.layer(kind) for kind in dict.fromkeys(self.layers + self.mtp_layer_kinds)}
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
         """The path of a layer's block, and its position in the stack; None outside of the stack."""
