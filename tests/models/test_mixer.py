@@ -18,10 +18,14 @@ from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, linears
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
+from nnxdsl.models.families.nemotron_h import NEMOTRON_H
+from nnxdsl.models.families.olmo_hybrid import OLMO_HYBRID
 from nnxdsl.models.layers.linear import Linear
 
 
@@ -93,3 +97,21 @@ def test_its_tensors_have_names() -> None:
         "layers.0.mean.value.weight",
         "layers.2.mean.value.weight",
     )
+
+
+def test_a_layer_is_what_its_spec_says() -> None:
+    gemma, hybrid = GEMMA3["tiny"], OLMO_HYBRID["tiny"]
+    local, full = gemma.layer("local"), gemma.layer("global")
+    assert (local.window, local.rope, local.norms) == (gemma.window, gemma.rope_local, "sandwich")
+    assert (full.window, full.rope) == (None, gemma.rope_global)
+    assert attrs.evolve(gemma, rope_local=None).layer("local").rope == gemma.rope_global
+    assert {kind: layer.norms for kind, layer in hybrid.specs.items()} == {"linear": "pre", "global": "post"}
+    assert [layer.is_recurrent for layer in hybrid.specs.values()] == [True, False]
+    # One sublayer each: a recurrence, attention without rotary positions, or experts.
+    one = NEMOTRON_H["tiny"]
+    parts = {kind: (layer.mixer is not None, layer.feed_forward is not None) for kind, layer in one.specs.items()}
+    assert parts == {"linear": (True, False), "none": (False, True), "nope": (True, False)}
+    assert one.layer("nope").rope is None
+    experts = one.layer("none").feed_forward
+    assert experts is one.feed_forward
+    assert isinstance(one.layer("none", dense=True).feed_forward, MLPConfig)
