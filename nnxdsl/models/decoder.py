@@ -218,8 +218,7 @@ class Decoder(nnx.Module):
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
-        factor = config.embedding_multiplier * (embed**0.5 if config.scale_embedding else 1.0)
-        norm_eps = config.norm_eps if config.embedding_norm else None
+        factor, norm_eps = config.embedding.factor(embed), config.norm_eps if config.embedding.norm else None
         self.embed = Embedding(vocab, embed, factor=factor, norm_eps=norm_eps, rngs=rngs, param_dtype=param_dtype)
         flags, tail = config.dense_pattern, config.suffix_layers
         self.lead = (

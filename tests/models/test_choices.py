@@ -18,6 +18,7 @@ from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.gqa import GQAConfig
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.family import decoder
@@ -29,7 +30,7 @@ PLAIN = decoder(layers=1, embed=12, mlp=16, heads=4, kv_heads=2, head_dim=6, voc
                 rope=Rope(theta=100.0), norms="sandwich", norm_scale="zero_centred", norm_eps=0.1,
                 tied_head=False)  # fmt: skip
 CHOICES: dict[str, dict[str, Any]] = {
-    "embedding norm": {"embedding_norm": True},
+    "embedding norm": {"embedding": EmbeddingConfig(norm=True)},
     "norms of queries and keys": {"query_key_norm": "unscaled"},
     "gate of its own": {"output_gate": "own"},
     "epsilon of norms after": {"post_norm_eps": 3.0},
@@ -67,7 +68,7 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
         return (x @ own[f"attention.{name}.kernel"]).reshape(len(x), -1, config.head_dim)
 
     x = own["embed.embedding"][TOKENS[0]]
-    x = rms(x, eps) if config.embedding_norm else x
+    x = rms(x, eps) if config.embedding.norm else x
     normed = norm("pre_attention_norm", x, eps)
     query, key, value = (heads(name, normed) for name in ("query", "key", "value"))
     if config.query_key_norm == "unscaled":
@@ -117,7 +118,7 @@ def test_where_a_gate_is_in_files() -> None:
 
 
 def test_norms_without_scale_have_no_weights() -> None:
-    assert arrays_of(attrs.evolve(PLAIN, query_key_norm="unscaled", embedding_norm=True)).keys() == (
+    assert arrays_of(attrs.evolve(PLAIN, query_key_norm="unscaled", embedding=EmbeddingConfig(norm=True))).keys() == (
         arrays_of(PLAIN).keys()
     )
 

@@ -22,6 +22,7 @@ from nnxdsl.models.attention.context import context
 from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers.norm import RMSNorm
@@ -220,13 +221,14 @@ def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:
 
 
 def test_a_decoder_of_no_family_is_not_written(loaded: Loaded, tmp_path: Path) -> None:
-    odd = attrs.evolve(loaded.config, query_scale=0.125, scale_embedding=not loaded.config.scale_embedding)
+    odd = attrs.evolve(loaded.config, query_scale=0.125, embedding=EmbeddingConfig(scaled=True))
     with pytest.raises(WeightsError) as caught:
         hf.write(tmp_path / "out", odd, loaded.leaves)
     usual = loaded.config.head_dim**-0.5
     lines = str(caught.value).splitlines()
     assert lines[0] == "no family of the Hub has a decoder like this:"
-    assert f"  Llama 3 has scale_embedding=False (not True), query_scale={usual!r} (not 0.125)" in lines
+    embedding = f"{loaded.config.embedding} (not {odd.embedding})"
+    assert f"  Llama 3 has embedding={embedding}, query_scale={usual!r} (not 0.125)" in lines
     gemma = "  Gemma 3 has norms='sandwich' (not 'pre'), norm_scale='zero_centred' (not 'plain')"
     assert any(line.startswith(gemma) for line in lines)
     assert not (tmp_path / "out").exists()

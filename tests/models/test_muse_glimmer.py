@@ -10,6 +10,7 @@ import pytest
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.families.muse_glimmer import MUSE_GLIMMER
 from nnxdsl.models.families.registry import from_hf, to_hf
 from tests.models.stored import FAMILIES, Leaves, compared, read
@@ -33,7 +34,7 @@ def with_layers(config: DecoderConfig, **kinds: Any) -> DecoderConfig:
 
 
 LEFT_OUT = {
-    "norm of embeddings": lambda config: attrs.evolve(config, embedding_norm=False),
+    "norm of embeddings": lambda config: attrs.evolve(config, embedding=EmbeddingConfig()),
     "norms of queries and keys": lambda config: attrs.evolve(config, query_key_norm="none"),
     "which layers without positions have": lambda config: attrs.evolve(config, query_key_norm="rotated"),
     "factor of queries": lambda config: attrs.evolve(config, query_scale=config.head_dim**-0.5),

@@ -13,7 +13,14 @@ from nnxdsl.models.config.layer import LayerSpec, Norms
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
-from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding, QueryTemperature, Values
+from nnxdsl.models.config.parts import (
+    EmbeddingConfig,
+    GlobalHeads,
+    KVSharing,
+    PerLayerEmbedding,
+    QueryTemperature,
+    Values,
+)
 from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 
 EntryT = TypeVar("EntryT")
@@ -160,9 +167,7 @@ class DecoderConfig:
             `down(activation(up(x)))` (Nemotron-H).
         mlp_bias: the linear layers of MLPs and shared experts have a bias, and those around experts with a
             `latent_dim`.
-        embedding_norm: embeddings go through an RMSNorm without scale (Muse Glimmer).
-        scale_embedding: embeddings are multiplied by the square root of `embed_dim`.
-        embedding_multiplier: embeddings are multiplied by it (Granite).
+        embedding: what is done to the vectors of the embedding.
         residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
         logits_scaling: logits are divided by it (Granite).
         output_gate: attention's output is multiplied by the sigmoid of a gate: "query": the query's projection gives it
@@ -218,9 +223,7 @@ class DecoderConfig:
     activation: Activation = "gelu_tanh"
     mlp_gate: bool = True
     mlp_bias: bool = False
-    embedding_norm: bool = False
-    scale_embedding: bool = True
-    embedding_multiplier: float = 1.0
+    embedding: EmbeddingConfig = EmbeddingConfig(scaled=True)  # noqa: RUF009 - frozen
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     mla: MLAConfig | None = None

@@ -1,4 +1,4 @@
-"""Parts of a decoder that few families have: factors of queries, other heads, shared keys, more embeddings; no jax."""
+"""Parts of a decoder: embeddings, and what few families have: factors of queries, other heads, shared keys; no jax."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ class QueryTemperature:
     def __attrs_post_init__(self) -> None:
         if not (self.beta > 0 and self.length > 0):
             raise ValueError(f"query_temperature: expected numbers above 0, got {self.beta} and {self.length}")
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingConfig:
+    """What is done to the vectors of the embedding.
+
+    Attributes:
+        scaled: they are multiplied by the square root of `embed_dim` (Gemma).
+        multiplier: they are multiplied by it (Granite).
+        norm: they go through an RMSNorm without scale (Muse Glimmer).
+    """
+
+    scaled: bool = False
+    multiplier: float = 1.0
+    norm: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not self.multiplier > 0:
+            raise ValueError(f"embedding.multiplier must be above 0, got {self.multiplier}")
+
+    def factor(self, embed_dim: int) -> float:
+        """The factor of the vectors."""
+        return self.multiplier * (embed_dim**0.5 if self.scaled else 1.0)
 
 
 @attrs.frozen(kw_only=True)

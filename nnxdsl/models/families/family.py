@@ -10,6 +10,7 @@ import attrs
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
@@ -41,9 +42,7 @@ CHOICES: dict[str, Any] = {
     "activation": "silu",
     "mlp_gate": True,
     "mlp_bias": False,
-    "embedding_norm": False,
-    "scale_embedding": False,
-    "embedding_multiplier": 1.0,
+    "embedding": EmbeddingConfig(),
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
     "query_temperature": None,

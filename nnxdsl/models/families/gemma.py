@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope
@@ -31,7 +32,7 @@ class Gemma(Model):
 CHOICES: dict[str, Any] = {
     "norm_scale": "zero_centred",
     "activation": "gelu_tanh",
-    "scale_embedding": True,
+    "embedding": EmbeddingConfig(scaled=True),
     "tied_head": True,
 }
 """What all versions of Gemma share."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead
@@ -29,8 +31,8 @@ class Granite(Model):
     size: Literal["tiny", "3.3-2b", "3.3-8b"] = attrs.field(kw_only=False)
 
 
-_size = partial(decoder, embedding_multiplier=12.0, residual_multiplier=0.22, norm_eps=1e-5, tied_head=True,
-                rope=Rope(theta=1e7))  # fmt: skip
+_size = partial(decoder, embedding=EmbeddingConfig(multiplier=12.0), residual_multiplier=0.22, norm_eps=1e-5,
+                tied_head=True, rope=Rope(theta=1e7))  # fmt: skip
 _large = partial(_size, layers=40, heads=32, kv_heads=8, vocab=49_159, length=131_072)
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
@@ -43,7 +45,7 @@ GRANITE = {
 
 _NUMBERS = {
     "attention_multiplier": "query_scale",
-    "embedding_multiplier": "embedding_multiplier",
+    "embedding_multiplier": "embedding.multiplier",
     "residual_multiplier": "residual_multiplier",
     "logits_scaling": "logits_scaling",
 }
@@ -56,10 +58,14 @@ class _Multipliers(Fields):
     decides: ClassVar[tuple[str, ...]] = tuple(_NUMBERS.values())
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {ours: file.number(theirs, 1.0) for theirs, ours in _NUMBERS.items()}
+        numbers = {ours: file.number(theirs, 1.0) for theirs, ours in _NUMBERS.items()}
+        return {"embedding": EmbeddingConfig(multiplier=numbers.pop("embedding.multiplier")), **numbers}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        return {theirs: getattr(config, ours) for theirs, ours in _NUMBERS.items()}
+        return {theirs: attrgetter(ours)(config) for theirs, ours in _NUMBERS.items()}
+
+    def expected(self, config: DecoderConfig) -> dict[str, Any]:
+        return {"embedding": EmbeddingConfig(multiplier=config.embedding.multiplier)}
 
 
 class _Heads(Heads):

@@ -10,6 +10,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SharedRope
@@ -35,7 +36,7 @@ _CHOICES: dict[str, Any] = {
     "final_norm_scale": "wide",
     "query_key_norm": "unscaled",
     "output_gate": "own",
-    "embedding_norm": True,
+    "embedding": EmbeddingConfig(norm=True),
     "tied_head": False,
 }
 _PATTERN: tuple[LayerKind, ...] = ("local", "local", "local", "nope")
