@@ -67,7 +67,7 @@ def charted(columns: Collection[str], query: Query, *, is_one_each: bool = False
     """
     found: dict[str, list[str]] = {}
     for title, names in TOGETHER.items():
-        parts = {_heading(name): (name,) for name in names} if is_one_each and len(names) > 1 else {title: names}
+        parts = {title_of(name): (name,) for name in names} if is_one_each and len(names) > 1 else {title: names}
         for heading, part in parts.items():
             here = [one for name in part for one in (name, f"eval/{name}") if one in columns]
             if "rewards/accuracies" in here:
@@ -76,9 +76,10 @@ def charted(columns: Collection[str], query: Query, *, is_one_each: bool = False
     used = NOT_ALONE.union(*found.values())
     rest = sorted({name.removeprefix("eval/") for name in columns if name not in used})
     if query.get("all") == "1":
-        found |= {name: [one for one in (name, f"eval/{name}") if one in columns] for name in rest}
+        found |= {title_of(name): [one for one in (name, f"eval/{name}") if one in columns] for name in rest}
     return found, len(rest)
 
 
-def _heading(name: str) -> str:
+def title_of(name: str) -> str:
+    """Title of the chart of one metric, such as `Rewards chosen`."""
     return name.replace("/", " ").replace("_", " ").capitalize()

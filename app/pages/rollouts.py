@@ -12,6 +12,7 @@ import gradio as gr
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..components.metrics import title_of
 from ..components.plots import Chart, Line, Mark, figure
 from ..markdown import plain
 from ..page import Page
@@ -179,6 +180,6 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
         both = [(one, colour) for colour, name in enumerate(names) for one in (name, f"eval/{name}") if one in series]
         return [Line.of(one, *series[one].arrays(), colour=at, is_dashed=one.startswith("eval/")) for one, at in both]
 
-    charts = [Chart("Mean reward", lines(*rewards)), *(Chart(name, lines(name)) for name in SAMPLED)]
+    charts = [Chart("Mean reward", lines(*rewards)), *(Chart(title_of(name), lines(name)) for name in SAMPLED)]
     charts = [chart for chart in charts if chart.lines]
     return figure(charts, "step", columns, [Mark(step, f"step {step:,}")], own_legends=True)

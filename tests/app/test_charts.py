@@ -132,7 +132,7 @@ def test_names_of_metrics_are_text(site: Site) -> None:
     path = write_run(site.settings.home, experiment(1), "finished", 0)
     JsonLines(path / "metrics.jsonl").append({"step": 1, "attempt": 1, "<b>x</b>": 1.0})
     plot = native.Built(run_page.Run, site).shown(id=path.name, all="1")["Plot"]
-    assert [note.text for note in plot.layout.annotations] == ["&lt;b&gt;x&lt;/b&gt;"]
+    assert [note.text for note in plot.layout.annotations] == ["&lt;b&gt;x&lt; b&gt;"]
     assert plot.data[0].name == "&lt;b&gt;x&lt;/b&gt; 1"
 
 

@@ -239,6 +239,9 @@ def test_a_plan_is_green_only_with_room_to_spare(
     assert " --search may" not in text
     assert ("✔" in text) == (sign == "✔")
     assert "memory is unknown" in plan_texts.summary({**found, "device": None, "verdict": None})
+    recomputed = plan_texts.summary({**found, "verdict": verdict, "remat": "dots", "remat_why": "first that fits"})
+    assert ("recomputed in part to fit: memory.remat=dots" in recomputed) == (share <= 1)
+    assert "recomputed" not in text
 
 
 def test_facts_rules_and_activations_of_two_plans(found: dict[str, Any]) -> None:

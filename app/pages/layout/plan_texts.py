@@ -20,6 +20,9 @@ from .arrays import Plan
 TIGHT = 0.9
 """Fraction of usable memory above which a plan that fits gets a warning: estimates are accurate to 10 %."""
 
+RECOMPUTED_TO_FIT = "first that fits"
+"""Why a plan has chosen a policy that recomputes activations."""
+
 SEARCH = (
     "Try a mesh with more devices, a device with more memory, a smaller micro-batch, an adapter or quantization; in a "
     "terminal, `nnxdsl plan FILE --device NAME --count N --search` lists meshes on which it fits."
@@ -59,6 +62,8 @@ def verdict(plan: Plan) -> str:
         words += f" {plain(remedy[:1].upper() + remedy[1:])}." if is_setting else f" {SEARCH}"
     elif share > TIGHT:
         words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
+    if verdict["fits"] and plan["remat_why"] == RECOMPUTED_TO_FIT:
+        words += f" Activations are recomputed in part to fit: memory.remat={plan['remat']}."
     return f"**{sign} {plain(message)}**\n\n{words}"
 
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from nnxdsl.sweep.importance import LOG_RATIO, MIN_POINTS, importances, number_in
 
+from ...components.metrics import title_of
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
 from ...store.sweeps import Found
@@ -87,5 +88,5 @@ def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> g
         for name in lines.keys() & series.keys():
             label = f"{field}={kind}" if field else point.run
             lines[name].append(Line.of(label, *series[name].arrays(), colour=kinds.index(kind)))
-    drawn = [Chart(name, each) for name, each in lines.items() if each]
+    drawn = [Chart(title_of(name), each) for name, each in lines.items() if each]
     return figure(drawn, "step", columns) if drawn else None
