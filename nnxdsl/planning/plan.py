@@ -23,7 +23,7 @@ from nnxdsl.models.params import is_mtp_param
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program import layout_warnings
 from nnxdsl.program.activation_sharding import Flow, flows
-from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat
+from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat, with_remat
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
@@ -141,17 +141,20 @@ def _verdict(blueprint: Blueprint, needed: int, usable: int) -> dict[str, Any]:
 
 
 def _remedy(blueprint: Blueprint, usable: int) -> str | None:
-    """Overrides that fit on this mesh: full rematerialisation and the largest micro-batch for which it is enough."""
+    """Overrides that fit on this mesh: the largest micro-batch that does with full rematerialisation.
+
+    With the smallest micro-batch another policy may take less than "full", so these are tried last.
+    """
     experiment, longest = blueprint.experiment, lengths(blueprint.experiment.data)
-    for parts in divisors(experiment.batch_size):
-        if parts < experiment.microbatches:
-            continue
-        with contextlib.suppress(SpecError):  # micro-batches that the mesh does not divide
-            rows, remat = experiment.batch_size // parts, attrs.evolve(experiment.memory, remat="full")
-            candidate = attrs.evolve(experiment, microbatch_size=rows, memory=remat)
-            size = _bytes(memory(blueprint.with_placement(candidate), longest), "device")
-            if size <= usable:
-                return f"with memory.remat=full microbatch_size={rows} it would take {size / 2**30:.1f} GiB"
+    sizes = [experiment.batch_size // parts for parts in divisors(experiment.batch_size)]
+    sizes = [rows for rows in sizes if rows <= experiment.rows_at_once and not blueprint.layout.batch_problems(rows)]
+    for remat in reversed(REMAT_POLICIES):
+        for rows in sizes if remat == "full" else sizes[-1:]:
+            with contextlib.suppress(SpecError):  # micro-batches of which pipeline stages cannot be fed
+                candidate = with_remat(blueprint.with_placement(attrs.evolve(experiment, microbatch_size=rows)), remat)
+                size = _bytes(memory(candidate, longest), "device")
+                if size <= usable:
+                    return f"with memory.remat={remat} microbatch_size={rows} it would take {size / 2**30:.1f} GiB"
     return None
 
 

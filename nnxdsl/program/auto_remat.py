@@ -10,7 +10,7 @@ from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import Trace, memory
 
 REMAT_POLICIES: tuple[Remat, ...] = ("none", "products", "attention", "inputs", "full")
-"""From least recomputation to least memory."""
+"""From least to most recomputation, and most often from most to least memory."""
 
 
 def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None = None) -> tuple[Blueprint, str]:
@@ -28,11 +28,13 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
         return with_remat(blueprint, "none"), "the device's memory is unknown"
     if not longest.trunk:
         return with_remat(blueprint, "none"), "row lengths are unknown"
+    needed: dict[Remat, int] = {}
     for remat in REMAT_POLICIES:
         chosen = with_remat(blueprint, remat)
-        if sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device") <= usable:
+        needed[remat] = sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device")
+        if needed[remat] <= usable:
             return chosen, "fits" if remat == REMAT_POLICIES[0] else "first that fits"
-    return with_remat(blueprint, REMAT_POLICIES[-1]), "none fits; this takes the least memory"
+    return with_remat(blueprint, min(needed, key=lambda remat: needed[remat])), "none fits; this takes the least memory"
 
 
 def with_remat(blueprint: Blueprint, remat: Remat) -> Blueprint:

@@ -451,6 +451,7 @@ def require_fit(blueprint: Blueprint, usable: int | None) -> None:
         f"a step takes {needed / _GIB:,.4f} GiB on each device, of which {usable / _GIB:,.4f} GiB are usable:\n"
         + "\n".join(table)
         + "\n    `plan --device NAME --count N --search` finds placements that fit; less takes microbatch_size, "
-        "memory.remat=full,\n    an adapter, quantization, more devices. NNXDSL_DEVICE_GIB=N says that N GiB are usable"
+        "memory.remat=inputs\n    or full, an adapter, quantization, more devices. "
+        "NNXDSL_DEVICE_GIB=N says that N GiB are usable"
     )
     raise PlanError([Problem("memory", message)], f"Experiment '{blueprint.experiment.name}'")

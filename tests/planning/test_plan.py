@@ -10,10 +10,11 @@ import attrs
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, Quantization, Schedule
+from nnxdsl import Adapter, Experiment, Memory, Mesh, Model, Optimizer, Quantization, Schedule
 from nnxdsl.config.data import FileData
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.step_time import cost
+from nnxdsl.program.auto_remat import REMAT_POLICIES
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
@@ -100,8 +101,25 @@ def test_rematerialisation_goes_by_what_is_usable(asked: Callable[..., Experimen
     tight = plan(experiment, "gpu", attrs.evolve(H200, usable=by_policy["products"]["bytes_per_device"]))
     assert (tight["remat"], tight["remat_why"]) == ("products", "first that fits")
     hopeless = plan(experiment, "gpu", attrs.evolve(H200, usable=1))
-    assert (hopeless["remat"], hopeless["verdict"]["fits"]) == ("full", False)
+    least = min(by_policy, key=lambda remat: by_policy[remat]["bytes_per_device"])
+    assert (hopeless["remat"], hopeless["verdict"]["fits"]) == (least, False)
     assert plan(experiment, "cpu")["remat"] == "none"
+
+
+@pytest.mark.extended
+def test_where_nothing_fits_the_policy_with_the_least_memory_is_taken(asked: Callable[..., Experiment]) -> None:
+    """Gemma's "full" computes a period, six layers, again at once: more than it saves of short inputs."""
+    gemma = {"model": Model.Gemma3("tiny"), "batch_size": 1}
+    needed = {
+        remat: plan(asked(**gemma, memory=Memory(remat=remat)), "gpu")["bytes_per_device"] for remat in REMAT_POLICIES
+    }
+    least = min(needed.values())
+    assert needed["inputs"] == least < needed["full"]
+    found = plan(asked(**gemma), "gpu", attrs.evolve(H200, usable=least - 1))
+    assert (found["remat"], found["remat_why"]) == ("inputs", "none fits; this takes the least memory")
+    assert found["bytes_per_device"] == least
+    unasked = plan(asked(**gemma, memory=Memory(remat="full")), "gpu", attrs.evolve(H200, usable=least))
+    assert "with memory.remat=inputs microbatch_size=1 it would take" in unasked["verdict"]["message"]
 
 
 def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> None:
