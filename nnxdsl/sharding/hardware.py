@@ -13,13 +13,11 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.errors import PlanError, Problem, suggest
+from nnxdsl.runtime.xla_flags import GPU_MEMORY_FRACTION
 
 Platform = Literal["cpu", "gpu", "tpu"]
 
 _GIB = 2**30
-_RESERVED = 2 * _GIB
-"""Memory of a GPU that the program cannot use: 0.6 GiB CUDA context and kernels, 0.4 GiB handles and workspaces of
-cuBLAS and cuDNN, 1 GiB channels and buffers of NCCL. An estimate, not a measurement."""
 
 FIGURES = ("arguments", "outputs", "aliased", "temporaries", "allocated", "host", "peak")
 """Memory figures of a compiled program; see `nnxdsl.planning.aot.compile_ahead`."""
@@ -62,9 +60,8 @@ class Device:
         description: For people; for GPUs the name that CUDA gives it.
         platform: "gpu", "tpu" or "cpu".
         memory: Bytes in total.
-        usable: Bytes that a program may use. TPUs: what XLA:TPU reports when a program does not fit. GPUs: the memory
-            less 2 GiB for the CUDA context, libraries and NCCL; to get that much, raise XLA_PYTHON_CLIENT_MEM_FRACTION,
-            since JAX takes 75% by default.
+        usable: Bytes that a program may use. TPUs: what XLA:TPU reports when a program does not fit. GPUs: the share
+            that runs have JAX take, `xla_flags.GPU_MEMORY_FRACTION`.
         flops: Peak FLOP/s of dense bfloat16 products with float32 accumulation.
         bandwidth: Bytes/s of its own memory.
         link: Bytes/s that it can send within its fast domain, all links together, in one direction. A collective over
@@ -207,7 +204,8 @@ def _device(name: str, description: str, memory: int, usable: int, rates: Sequen
 
 
 def _gpu(name: str, description: str, memory: int, cuda: Cuda, *rates: float) -> Device:
-    return _device(name, description, memory, memory - _RESERVED, rates, platform="gpu", domain=8, cuda=cuda)
+    usable = int(GPU_MEMORY_FRACTION * memory)
+    return _device(name, description, memory, usable, rates, platform="gpu", domain=8, cuda=cuda)
 
 
 def _tpu(name: str, description: str, memory: int, usable: float, *rates: float, **others: Any) -> Device:
@@ -306,11 +304,11 @@ def device(name: str) -> Device:
         memory = int(float(gib) * _GIB)
     except (ValueError, OverflowError):
         memory = 0
-    reserved = (entry.memory or 0) - (entry.usable or 0)
-    if not reserved < memory <= 2**50:
+    if not 0 < memory <= 2**50:
         raise PlanError([Problem("device", f"'{name}': expected GiB of memory after the colon, as in '{kind}:48'")])
     description = f"{entry.description} with {memory / _GIB:g} GiB"
-    return attrs.evolve(entry, name=f"{kind}:{gib}", description=description, memory=memory, usable=memory - reserved)
+    usable = int(memory * entry.usable / entry.memory) if entry.usable and entry.memory else memory
+    return attrs.evolve(entry, name=f"{kind}:{gib}", description=description, memory=memory, usable=usable)
 
 
 def of_kind(kind: str) -> Device | None:

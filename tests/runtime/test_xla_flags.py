@@ -59,7 +59,7 @@ def test_several_gpus_have_all_flags_and_the_users_stay(tmp_path: Path) -> None:
     assert flags[0] == mine
     assert {flag.partition("=")[0] for flag in flags} == {flag.partition("=")[0] for flag in xla_flags._GPU}
     assert len(flags) == len(xla_flags._GPU)
-    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == ".95"
+    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == str(xla_flags.GPU_MEMORY_FRACTION)
 
 
 def test_one_gpu_has_none_and_its_memory_is_the_users_to_divide(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nnxdsl.errors import PlanError
+from nnxdsl.runtime.xla_flags import GPU_MEMORY_FRACTION, prepare
 from nnxdsl.sharding.hardware import DEVICES, Device, device, of_kind
 
 GPUS = ("h200", "h100", "a100", "a100-40", "b200", "l40s", "rtx4090")
@@ -18,6 +20,15 @@ def test_the_catalogue_is_whole() -> None:
     assert tuple(DEVICES) == (*GPUS, *TPUS, "cpu")
     assert {name for name, entry in DEVICES.items() if entry.platform == "gpu"} == set(GPUS)
     assert {name for name, entry in DEVICES.items() if entry.platform == "tpu"} == set(TPUS)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_plans_use_the_share_of_a_gpu_that_runs_take(name: str, tmp_path: Path) -> None:
+    environment = {"JAX_PLATFORMS": "cuda"}
+    prepare(tmp_path, 1, environment)
+    memory, usable = device(name).memory, device(name).usable
+    assert memory is not None
+    assert usable == int(float(environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]) * memory)
 
 
 @pytest.mark.parametrize("name", [*GPUS, *TPUS])
@@ -82,10 +93,10 @@ def test_a_topology_may_be_named() -> None:
 def test_a_device_may_have_another_memory() -> None:
     known, asked = device("h100"), device("H100:48")
     assert asked.memory == 48 * 2**30
-    assert asked.usable == 48 * 2**30 - (known.memory or 0) + (known.usable or 0)
+    assert asked.usable == pytest.approx(48 * 2**30 * GPU_MEMORY_FRACTION, abs=1)
     assert asked.flops == known.flops
     assert device("cpu:16").usable == 16 * 2**30
-    for wrong in ("h100:", "h100:x", "h100:1", "h100:nan", "h100:inf", "h100:-4"):
+    for wrong in ("h100:", "h100:x", "h100:0", "h100:nan", "h100:inf", "h100:-4"):
         with pytest.raises(PlanError, match="GiB of memory after the colon"):
             device(wrong)
 
