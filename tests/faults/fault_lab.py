@@ -21,6 +21,7 @@ from nnxdsl.runs.checkpoint_reader import CheckpointReader
 from nnxdsl.runs.checkpointer import Checkpoints
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
+from tests.waiting import HANG_SECONDS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -86,7 +87,7 @@ class Child:
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 200) -> int:
+    def wait(self, seconds: float = HANG_SECONDS) -> int:
         """Its exit code, negative for a signal."""
         code = self.nursery.ask({"wait": self.pid, "seconds": seconds})["code"]
         if code is None:
@@ -111,7 +112,7 @@ class Child:
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text[text.rindex(")") + 1 :].split()[0] in ("T", "t")
 
-    def until(self, is_so: Callable[[], bool], seconds: float = 200) -> None:
+    def until(self, is_so: Callable[[], bool], seconds: float = HANG_SECONDS) -> None:
         """Waits until something is so, as long as the process lives."""
         end = time.monotonic() + seconds
         while not is_so():

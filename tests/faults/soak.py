@@ -21,6 +21,7 @@ from typing import Any
 
 import attrs
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fault_lab import STEPS, Lab, Nursery, Whole, environment, make, steps_done
