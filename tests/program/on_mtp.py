@@ -1,8 +1,7 @@
-"""Run by test_mtp_weight.py with eight CPU devices: steps of tokens predicted further ahead on meshes, as JSON."""
+"""Run by test_mtp_loss.py with eight CPU devices: steps of tokens predicted further ahead on meshes, as JSON."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,21 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl import Batching, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Schedule, Weights, compile
+from tests.program import test_packing as packing
 
-HERE = Path(__file__).parent
-FIGURES = HERE.parent / "reference" / "mtp" / "deepseek_v3"
+FIGURES = Path(__file__).parents[1] / "reference" / "mtp" / "deepseek_v3"
 
-
-def module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-packing = module(HERE / "test_packing.py")
 
 MODEL = Model.HF(str(FIGURES), weights=Weights.HF(str(FIGURES)), mtp_layers=1)
 RUNS: dict[str, dict[str, Any]] = {

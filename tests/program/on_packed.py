@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,20 +13,7 @@ from small_lab import samples
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Batching, Data, Experiment, Mesh, Objective, Optimizer, Schedule, compile
-
-HERE = Path(__file__).parent
-
-
-def module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-packing = module(HERE / "test_packing.py")
+from tests.program import test_packing as packing
 
 MESHES = {
     "padded on one device": (Mesh(), Batching.Padded()),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.regression import results
 from tests.waiting import HANG_SECONDS
 
 HERE = Path(__file__).parent
@@ -36,17 +35,6 @@ def test_a_few_cases() -> None:
 @pytest.mark.timeout(7200)
 def test_all_cases() -> None:
     record()
-
-
-@pytest.fixture(scope="module")
-def results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("regression_results", HERE / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # attrs looks annotations up there
-    spec.loader.exec_module(module)
-    return module
 
 
 RECORDED: dict[str, Any] = {
@@ -83,20 +71,20 @@ def changed(part: str, name: str, value: Any) -> dict[str, Any]:
         (changed("names", "checkpoint", "0"), "names: checkpoint", "names: checkpoint"),
     ],
 )
-def test_what_is_a_difference(results: ModuleType, found: dict[str, Any], same: str, elsewhere: str) -> None:
+def test_what_is_a_difference(found: dict[str, Any], same: str, elsewhere: str) -> None:
     for wanted, is_same in ((same, True), (elsewhere, False)):
         failures = results.compare(found, RECORDED, is_same=is_same).failures
         assert bool(failures) == bool(wanted), failures
         assert wanted in " ".join(failures)
 
 
-def test_cases_that_round_have_a_bound_of_their_own_on_other_machines(results: ModuleType) -> None:
+def test_cases_that_round_have_a_bound_of_their_own_on_other_machines() -> None:
     found = changed("series", "loss", [2.0, 1.0, 0.5 + 1e-3])
     for case, is_same, fails in (("grpo", False, False), ("grpo", True, True), ("sft", False, True)):
         assert bool(results.compare(found, RECORDED, case=case, is_same=is_same).failures) == fails
 
 
-def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines(results: ModuleType) -> None:
+def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines() -> None:
     (case, steps), *_ = results.CHAOTIC.items()
     recorded = {**RECORDED, "series": {"loss": [2.0] * 10}}
     for step, away, is_same, fails in (
@@ -113,25 +101,25 @@ def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines(resul
         assert bool(results.compare(found, recorded, case=name, is_same=is_same).failures) == fails
 
 
-def test_every_case_with_a_bound_of_its_own_is_recorded(results: ModuleType) -> None:
+def test_every_case_with_a_bound_of_its_own_is_recorded() -> None:
     cases = json.loads((HERE / "training.json").read_text(encoding="utf-8"))["cases"]
     assert results.CHAOTIC.keys() <= cases.keys()
     assert all(any(case.startswith(name) for case in cases) for name in results.ROUNDING)
 
 
-def test_other_bits_are_noted_and_refused_where_that_is_asked_for(results: ModuleType) -> None:
+def test_other_bits_are_noted_and_refused_where_that_is_asked_for() -> None:
     found = changed("bits", "checkpoint", "0")
     assert results.compare(found, RECORDED, is_same=True).notes == ("bits: checkpoint",)
     assert results.compare(found, RECORDED, is_same=True, exact=True).failures == ("bits: checkpoint",)
 
 
-def test_a_renamed_metric_is_compared_under_its_new_name(results: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_metric_is_compared_under_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**RECORDED, "series": {"cost" if name == "loss" else name: x for name, x in RECORDED["series"].items()}}
     monkeypatch.setattr(results, "RENAMED", {"loss": "cost"})
     assert results.compare(found, RECORDED, is_same=True).failures == ()
 
 
-def test_multisets_of_arrays_know_neither_order_nor_names(results: ModuleType) -> None:
+def test_multisets_of_arrays_know_neither_order_nor_names() -> None:
     digest: Callable[[Any], str] = results.of_arrays
     assert digest([[1.0, 2.0], [3]]) == digest([[3], [1.0, 2.0]])
     assert digest([[1.0], [1.0]]) != digest([[1.0]])
