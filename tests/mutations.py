@@ -45,19 +45,19 @@ MUTATIONS = (
         "models/layers/norm.py",
         "keepdims=True) + eps)\n    if kind",
         "keepdims=True)) + eps\n    if kind",
-        "formats/test_hf.py",
+        "models/test_families.py",
     ),
     Mutation(
         "models/attention/dot_product.py",
         "preferred_element_type=jnp.float32) * scale",
         "preferred_element_type=jnp.float32) * (scale * 1.01)",
-        "formats/test_hf.py",
+        "models/test_families.py",
     ),
     Mutation(
         "models/attention/mask.py",
         "query.positions - key.positions < window",
         "query.positions - key.positions <= window",
-        "formats/test_hf.py",
+        "models/test_families.py",
     ),
     Mutation(
         "models/attention/mask.py",
@@ -75,7 +75,7 @@ MUTATIONS = (
         "models/layers/rope.py",
         "np.float32(rope.theta) ** exponent",
         "np.float32(rope.theta * 1.01) ** exponent",
-        "formats/test_hf.py",
+        "models/test_families.py",
     ),
     Mutation(
         "models/attention/splash.py",

@@ -311,7 +311,7 @@ def test_the_page_before_anything_is_planned(site: Site) -> None:
     assert run in shown(site)["Markdown"].replace("\\_", "_")
     for wrong in (
         {"mesh": EVIL}, {"mesh": "fsdp:0"}, {"mesh2": "x:1"}, {"rules": EVIL}, {"mesh": "data:9999999"},
-        {"device": "h2000"}, {"device": "h100:1"}, {"device": "h100", "memory": "x"},
+        {"device": "h2000"}, {"device": "h100:0"}, {"device": "h100", "memory": "x"},
     ):  # fmt: skip
         values = shown(site, run=run, **wrong)
         assert values["Textbox 2"], wrong

@@ -57,25 +57,36 @@ class Loaded(NamedTuple):
     template: params.AbstractModel
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
-)
-def loaded(request: pytest.FixtureRequest) -> Loaded:
-    reader = hf.HubReader(REFERENCE / request.param)
-    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
-    assert reader.check(template) == []
-    leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
-    expected = dict(np.load(REFERENCE / request.param / "expected.npz"))
+def template_of(config: DecoderConfig) -> params.AbstractModel:
+    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
+
+def logits_of(template: params.AbstractModel) -> Callable[..., jax.Array]:
     @jax.jit
     def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder = template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=jnp.float32)[0])
 
-    return Loaded(reader.config, leaves, expected, logits, template)
+    return logits
 
 
-def close(got: jax.Array, wanted: np.ndarray) -> None:
+def load(name: str) -> Loaded:
+    reader = hf.HubReader(REFERENCE / name)
+    template = template_of(reader.config)
+    assert reader.check(template) == []
+    leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
+    expected = dict(np.load(REFERENCE / name / "expected.npz"))
+    return Loaded(reader.config, leaves, expected, logits_of(template), template)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+)
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    return load(request.param)
+
+
+def close(got: jax.Array, wanted: jax.Array | np.ndarray) -> None:
     np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
 
 
@@ -161,7 +172,7 @@ def test_the_file_is_written_as_it_is_read(name: str) -> None:
 def written(name: str, target: Path) -> None:
     """Writes a checkpoint of the reference as an export does."""
     reader = hf.HubReader(REFERENCE / name)
-    template = params.abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
+    template = template_of(reader.config)
     kind = json.loads((REFERENCE / name / "config.json").read_text())["model_type"]
     hf.write(target, reader.config, {path: reader.leaf(path) for path in template.variables}, like=kind)
 
