@@ -82,7 +82,9 @@ def streams(key: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row[0]), row[1]))(numbers)
 
 
-def kept(logits: jax.Array, top_k: int | None, top_p: jax.Array | None, min_p: jax.Array | None = None) -> jax.Array:
+def filter_logits(
+    logits: jax.Array, top_k: int | None, top_p: jax.Array | None, min_p: jax.Array | None = None
+) -> jax.Array:
     """Logits `[..., V]` with -inf for tokens that top-k, top-p and min-p leave out; nothing is sorted.
 
     Tokens that are as likely as the last one that is kept are kept too. The most likely token is never left out.
@@ -184,7 +186,7 @@ def draw(
     if top_k is None and top_p is None and min_p is None:
         ids, total = _categorical(keys, logits)
         return Draws(ids, _at(logits, ids) - total, jnp.zeros_like(total))
-    ids, mass = _categorical(keys, kept(logits, top_k, top_p, min_p))
+    ids, mass = _categorical(keys, filter_logits(logits, top_k, top_p, min_p))
     total = jax.nn.logsumexp(logits, axis=-1)
     return Draws(ids, _at(logits, ids) - total, jnp.minimum(mass - total, 0.0))  # not above 0 by rounding
 

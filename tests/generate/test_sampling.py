@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl.generate.sampling import BLOCK, Sampling, draw, kept, numbers_of, streams
+from nnxdsl.generate.sampling import BLOCK, Sampling, draw, filter_logits, numbers_of, streams
 
 ROWS = 20_000
 
@@ -39,7 +39,7 @@ def test_who_may_be_drawn(top_k: int | None, top_p: float | None) -> None:
     logits = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32) * 2
     logits[:, 7] = logits[:, 21]  # equal ones
     logits[4:] -= 20  # all are negative
-    found = np.asarray(kept(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p)))
+    found = np.asarray(filter_logits(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p)))
     for row in range(8):
         ids = np.flatnonzero(np.isfinite(found[row])).tolist()
         assert ids == allowed(logits[row], top_k, top_p)
@@ -49,12 +49,12 @@ def test_who_may_be_drawn(top_k: int | None, top_p: float | None) -> None:
 def test_min_p_goes_by_the_likeliest_token() -> None:
     logits = jnp.log(jnp.array([0.5, 0.26, 0.14, 0.1]))
     for bound, count in ((0.1, 4), (0.21, 3), (0.5, 2), (0.6, 1)):
-        assert int(jnp.isfinite(kept(logits, None, None, jnp.float32(bound))).sum()) == count
+        assert int(jnp.isfinite(filter_logits(logits, None, None, jnp.float32(bound))).sum()) == count
 
 
 def test_the_token_that_crosses_the_bound_is_of_the_set() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
-    counts = {p: int(jnp.isfinite(kept(logits, None, jnp.float32(p))).sum()) for p in (0.5, 0.51, 0.75, 0.76)}
+    counts = {p: int(jnp.isfinite(filter_logits(logits, None, jnp.float32(p))).sum()) for p in (0.5, 0.51, 0.75, 0.76)}
     assert counts == {0.5: 1, 0.51: 2, 0.75: 2, 0.76: 3}
 
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnxdsl.generate import sampler as module
 from nnxdsl.generate.sampler import Completion, Sampler
-from nnxdsl.generate.sampling import Sampling, kept
+from nnxdsl.generate.sampling import Sampling, filter_logits
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -109,7 +109,7 @@ def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built],
     def forward(leaves: Any) -> tuple[jax.Array, jax.Array]:
         model: Any = template.merge(leaves)
         logits = model.logits(model(rows, places, dtype=jnp.float32).hidden) / HOT.temperature
-        top = kept(logits, 40, jnp.float32(0.9), jnp.float32(0.02))
+        top = filter_logits(logits, 40, jnp.float32(0.9), jnp.float32(0.02))
         total = jax.nn.logsumexp(logits, axis=-1)
         return logits - total[..., None], jax.nn.logsumexp(top, axis=-1) - total
 
