@@ -2,7 +2,8 @@
 
 `python benchmarks/rollouts.py`; some minutes on two cores. A random Qwen3-shaped model in float32, groups of 8 answers,
 temperature 1, lengths given beforehand (their sum over the time of a whole batch is what is printed). Each side is a
-process of its own that is warm, and the sides take turns:
+process of its own that is warm, and the sides take turns. Seconds of the CPU are printed too, of all threads together:
+on a busy machine they vary less than the clock's.
 
 - this library (`--before DIRECTORY`: also that of another checkout of this repository);
 - `generate` of transformers, in another environment's python (`--transformers PYTHON`), which like an older sampler
@@ -109,14 +110,14 @@ SIDES = {"own": own_side, "transformers": transformers_side}
 
 
 def serve(side: str, case: tuple[int, int, int]) -> None:
-    """Runs one batch for each line of standard input, and prints its seconds."""
+    """Runs one batch for each line of standard input, and prints its seconds by the clock and of the CPU."""
     run = SIDES[side](*case)
     run()  # compiles
     print("ready", flush=True)
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start = np.array([time.perf_counter(), time.process_time()])
         run()
-        print(time.perf_counter() - start, flush=True)
+        print(*(np.array([time.perf_counter(), time.process_time()]) - start), flush=True)
 
 
 def start(command: list[str], side: str, case: tuple[int, int, int], home: Path) -> subprocess.Popen[str]:
@@ -157,22 +158,23 @@ def main() -> None:
             sides["before"] = start([sys.executable], "own", case, options.before)
         if options.transformers:
             sides["transformers"] = start([options.transformers], "transformers", case, here)
-        took: dict[str, list[float]] = {name: [] for name in sides}
+        took: dict[str, list[list[float]]] = {name: [] for name in sides}
         for _ in range(options.repeat):
             for name, process in sides.items():
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
-                took[name].append(float(process.stdout.readline()))
+                took[name].append([float(part) for part in process.stdout.readline().split()])
         for process in sides.values():
             process.communicate()
         useful = int(lengths(options.rows, options.longest).sum())
-        rates = {name: useful / statistics.median(seconds) for name, seconds in took.items()}
+        medians = {name: [statistics.median(each) for each in zip(*pairs, strict=True)] for name, pairs in took.items()}
         print(f"prompts of {size}: {useful:,} tokens of {options.rows} answers")
-        for name, rate in rates.items():
-            print(f"  now / {name}  {rates['now'] / rate:.2f}: {rate:,.0f} tokens/s, best {min(took[name]):.2f} s")
-        found[str(size)] = {"useful tokens": useful, "seconds": took}
+        for name, (clock, cpu) in medians.items():
+            ratios = f"{clock / medians['now'][0]:.2f} by the clock, {cpu / medians['now'][1]:.2f} by the CPU"
+            print(f"  now / {name}  {ratios}: {useful / clock:,.0f} tokens/s, {useful / cpu:,.0f} tokens a CPU second")
+        found[str(size)] = {"useful tokens": useful, "clock and CPU seconds": took}
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

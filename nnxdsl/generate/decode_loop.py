@@ -5,8 +5,9 @@ while the others go on. Each pass chooses tokens from the hidden states of the p
 
     choose from `hidden`  ->  append to the completion  ->  forward pass of the chosen token  ->  `hidden`
 
-A slot is filled with the keys, values and last hidden state of a prefilled prompt, and its first token is chosen as all
-others are. With speculative decoding (see `speculative`) a pass has some drafts beside the token.
+Keys and values of a prompt are stored once for all of its completions, see `Prefixes`. A slot is filled with the
+states, windows and last hidden state of the prompt, and its first token is chosen as all others are. With speculative
+decoding (see `speculative`) a pass has some drafts beside the token.
 """
 
 from __future__ import annotations
@@ -23,8 +24,19 @@ from jax.typing import ArrayLike
 
 from nnxdsl.generate.sampling import Draws, Selection, select
 from nnxdsl.generate.speculative import accept, draft
-from nnxdsl.models.attention.kv_cache import KV, Cache, CacheUpdate, IndexedKV, append, init_cache, mtp_cache, rewind
-from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded
+from nnxdsl.models.attention.kv_cache import (
+    KV,
+    Cache,
+    CacheUpdate,
+    IndexedKV,
+    Prefixes,
+    append,
+    empty_prefixes,
+    init_cache,
+    mtp_cache,
+    rewind,
+)
+from nnxdsl.models.attention.positions import PrefixRows, TokenPositions, positions_left_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
@@ -61,7 +73,7 @@ class Prefilled(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """New completions of slots, `[B]` each, of which the first `size` are to begin.
+    """New completions of slots, `[B]` each, of which the first `size` are to begin, and their prefixes.
 
     Attributes:
         size: Scalar.
@@ -70,6 +82,11 @@ class Fill(NamedTuple):
         length: Tokens of the prompt.
         numbers: RNG stream numbers `[B, 2]`, from `numbers_of`.
         limit: Most tokens of the completion.
+        prefixes: Number of new prefixes, scalar.
+        prefix: The place of each new prefix `[U]`.
+        prefix_prompt: Its prompt's row among those prefilled `[U]`.
+        rows: The slots of each prefix, see `PrefixRows`, `[U, G]`.
+        at: The place of each slot in `rows`, `[B]`.
     """
 
     size: ArrayLike
@@ -78,13 +95,18 @@ class Fill(NamedTuple):
     length: ArrayLike
     numbers: ArrayLike
     limit: ArrayLike
+    prefixes: ArrayLike
+    prefix: ArrayLike
+    prefix_prompt: ArrayLike
+    rows: ArrayLike
+    at: ArrayLike
 
 
 class Slots(NamedTuple):
     """The state of the loop between two passes; with several models each array has a leading axis of models.
 
     Attributes:
-        cache: KV cache of the tokens before those of `hidden`, padding included.
+        cache: KV cache of the tokens before those of `hidden`, padding included, and the prefixes of prompts.
         update: What the cache takes of the tokens of `hidden`. It is appended before the next pass reads the cache: XLA
             copies a cache that a pass reads first and then writes.
         mtp_cache: That of the MTP layer; None without drafts.
@@ -161,7 +183,9 @@ class DecodeLoop:
         assert update is not None
         return Prefilled(cache, append(mtp_cache(self.config, rows, size, self.dtype), update), out.hidden[:, -1])
 
-    def empty(self, *, models: int, slots: int, room: int, new_tokens: int, drafts: int) -> Slots:
+    def empty(
+        self, *, models: int, slots: int, room: int, new_tokens: int, drafts: int, prefixes: tuple[int, int, int]
+    ) -> Slots:
         """Empty slots.
 
         Args:
@@ -170,9 +194,12 @@ class DecodeLoop:
             room: Tokens of a slot's cache, prompt and padding included.
             new_tokens: Most tokens of a completion.
             drafts: Drafts of a pass.
+            prefixes: Number of prefixes, most slots of each, and its tokens.
         """
         none, floats = jnp.zeros(slots, jnp.int32), jnp.zeros((slots, new_tokens), jnp.float32)
-        cache = init_cache(self.config, slots, room, self.dtype, spare=drafts)._replace(length=none)
+        count, places, size = prefixes
+        shared = empty_prefixes(self.config, count, places, slots, size, self.dtype)
+        cache = init_cache(self.config, slots, room, self.dtype, drafts, shared)._replace(length=none)
         ahead = mtp_cache(self.config, slots, room, self.dtype)._replace(length=none) if drafts else None
         hidden = jnp.zeros((slots, 1 + drafts, self.config.embed_dim), self.dtype)
         update = init_cache(self.config, slots, 1 + drafts, self.dtype)
@@ -196,8 +223,8 @@ class DecodeLoop:
             found if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), found), models
         )
 
-    def grown(self, slots: Slots, *, room: int, models: int) -> Slots:
-        """The slots with caches of `room` tokens."""
+    def grown(self, slots: Slots, *, room: int, models: int, prefixes: tuple[int, int, int]) -> Slots:
+        """The slots with caches of `room` tokens; other arguments as of `empty`."""
 
         def pad(part: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
             sizes = zip(part.shape[-wanted.ndim :], wanted.shape, strict=True)
@@ -206,9 +233,23 @@ class DecodeLoop:
 
         drafts, rows = slots.drafts.shape[-1], slots.length.shape[-1]
         sizes = {"room": room, "new_tokens": slots.out.shape[-1], "drafts": drafts, "slots": rows, "models": 1}
-        wanted = jax.eval_shape(partial(self.empty, **sizes))
+        wanted = jax.eval_shape(partial(self.empty, **sizes, prefixes=prefixes))
         caches = jax.tree.map(pad, (slots.cache, slots.mtp_cache), (wanted.cache, wanted.mtp_cache))
         return slots._replace(cache=caches[0], mtp_cache=caches[1])
+
+    def shrunk(self, slots: Slots, rows: jax.Array, prefixes: jax.Array, *, models: int) -> Slots:
+        """The slots of these numbers with the prefixes of these numbers; the next fill says whose they are."""
+        axis, shared = int(models > 1), slots.cache.prefixes
+
+        def take(tree: TreeT, numbers: jax.Array) -> TreeT:
+            return jax.tree.map(lambda part: jnp.take(part, numbers, axis), tree)
+
+        found = take(slots._replace(cache=slots.cache._replace(prefixes=None)), rows)
+        if shared is not None:
+            taken = take(shared._replace(members=shared.members._replace(at=rows)), prefixes)
+            members = taken.members._replace(at=take(shared.members.at, rows))
+            found = found._replace(cache=found.cache._replace(prefixes=taken._replace(members=members)))
+        return self._sharded(found, models)
 
     def advance(
         self,
@@ -239,13 +280,15 @@ class DecodeLoop:
         Returns:
             The state, and of each slot the length of its completion and whether it has ended.
         """
+        fill = jax.tree.map(jnp.asarray, fill)
         each = (lambda function: jax.vmap(function, (0, 0, None))) if models > 1 else lambda function: function
 
         def put(at: jax.Array, slots: Slots) -> Slots:
-            one = Fill(fill.size, *(jnp.asarray(part)[at] for part in fill[1:]))
-            return each(_filled)(slots, prompts, one)
+            names = ("slot", "prompt", "length", "numbers", "limit")
+            return each(_filled)(slots, prompts, fill._replace(**{name: getattr(fill, name)[at] for name in names}))
 
-        slots = jax.lax.fori_loop(0, jnp.asarray(fill.size), put, slots)
+        slots = each(_with_prefixes)(slots, prompts, fill)
+        slots = jax.lax.fori_loop(0, fill.size, put, slots)
         axes, choose = dict.fromkeys(weights.own, 0), partial(select, selection, top_k, is_greedy=is_greedy)
 
         def step(turn: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
@@ -341,8 +384,29 @@ def unstacked(shared: Leaves, own: list[Leaves]) -> Weights:
     return Weights({path: per_period(path, leaf) for path, leaf in shared.items()}, joined)
 
 
+def _with_prefixes(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
+    """The slots with new prefixes, and with the rows of all of them."""
+    prefixes = slots.cache.prefixes
+    if prefixes is None:
+        return slots
+    # The last token of a prompt is with each row's own.
+    tokens = prompts.cache.positions.segment_ids.at[:, -1].set(0) > 0
+    given = tuple(None if old is None else new for old, new in zip(prefixes.layers, prompts.cache.layers, strict=True))
+
+    def put(at: jax.Array, old: Any) -> Any:
+        def one(old: jax.Array, new: jax.Array) -> jax.Array:
+            row = jax.lax.dynamic_index_in_dim(new, jnp.asarray(fill.prefix_prompt)[at], 0)
+            return jax.lax.dynamic_update_slice_in_dim(old, row.astype(old.dtype), jnp.asarray(fill.prefix)[at], 0)
+
+        return jax.tree.map(one, old, (given, tokens))
+
+    found = jax.lax.fori_loop(0, fill.prefixes, put, (prefixes.layers, prefixes.members.is_token))
+    members = PrefixRows(jnp.asarray(fill.rows), jnp.asarray(fill.at), found[1])
+    return slots._replace(cache=slots.cache._replace(prefixes=Prefixes(found[0], members)))
+
+
 def _filled(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
-    """The slots with one new completion; the arrays of `fill` are scalars, of `numbers` `[2]`."""
+    """The slots with one new completion; its arrays in `fill` are scalars, `numbers` `[2]`."""
     size = prompts.cache.positions.positions.shape[1]
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -354,8 +418,12 @@ def _filled(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
         positions = (jnp.pad(part, ((0, 0), (0, spare))) for part in new.positions)  # clears what was in the slot
         # The last token is one whose state the next token is chosen from.
         length = old.length.at[fill.slot].set(size - 1)
-        layers = jax.tree.map(put, old.layers, new.layers)
-        return Cache(layers, TokenPositions(*map(put, old.positions, positions)), length)
+        prefixes = old.prefixes.layers if old.prefixes else (None,) * len(old.layers)
+        layers = tuple(
+            jax.tree.map(put, old, new) if prefix is None else old
+            for old, new, prefix in zip(old.layers, new.layers, prefixes, strict=True)
+        )
+        return Cache(layers, TokenPositions(*map(put, old.positions, positions)), length, old.prefixes)
 
     def last(old: Any, new: Any) -> Any:
         """Of a layer the update that has the last token of a prompt alone, or the state after it."""

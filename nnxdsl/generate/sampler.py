@@ -15,23 +15,19 @@ from nnxdsl.generate.decode_loop import DecodeLoop, Fill, Prefilled, Slots, unst
 from nnxdsl.generate.sampling import Sampling, Selection, numbers_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel
+from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded
 from nnxdsl.program import xla_options
 from nnxdsl.program.forward import Leaves
-
-ROUND_TO = 16
-"""Prompts are padded to a multiple of this, so that prompts of similar length share a compiled program."""
 
 CHECK_EVERY = 8
 """Passes between two looks at which slots have ended, and tokens of a row between two pieces of a stream."""
 
-SLOTS = {"cpu": 16}
-"""Most completions at one time, by platform: on a CPU a row more costs as much as the one before."""
-
-MOST_SLOTS = 256
-"""Most completions at one time on other platforms."""
+LEAST_SLOTS = {"cpu": 8}
+"""Once no completion waits, free slots are given up in powers of two, to this many at least, by platform; on others
+never: there a pass takes as long with few rows as with many."""
 
 LEAST_ROOM = 128
-"""Fewest tokens of a cache, unless no completion can have so many; it grows in powers of two."""
+"""Fewest tokens of a cache after the prompt, unless no completion can have so many; it grows in powers of two."""
 
 
 class Completion(NamedTuple):
@@ -95,12 +91,16 @@ class Sampler:
         slots: int | None = None,
     ) -> None:
         self._config, self._stops = config, frozenset(stop_ids)
-        self._slots = slots or SLOTS.get(jax.default_backend(), MOST_SLOTS)
+        platform = jax.default_backend()
+        self._slots = slots or most_slots(platform)
+        self._least_slots = LEAST_SLOTS.get(platform, self._slots)
+        self._prompts = most_prompts(platform, self._slots)
         loop, jit = DecodeLoop(template, config, dtype, tuple(sorted(stop_ids)), row_sharding), xla_options.jit
         self._loop, self._unstacked = loop, jit(unstacked)
         self._prefill = jit(loop.prefill, static_argnames=("drafts",))
-        self._empty = jit(loop.empty, static_argnames=("models", "slots", "room", "new_tokens", "drafts"))
-        self._grown = jit(loop.grown, static_argnames=("room", "models"))
+        self._empty = jit(loop.empty, static_argnames=("models", "slots", "room", "new_tokens", "drafts", "prefixes"))
+        self._grown = jit(loop.grown, static_argnames=("room", "models", "prefixes"))
+        self._shrunk = jit(loop.shrunk, static_argnames=("models",))
         self._advance = jit(
             loop.advance,
             static_argnames=("models", "is_greedy", "top_k"),
@@ -252,33 +252,37 @@ class Sampler:
             min(len(prompts), self._slots),
             {"models": len(models)},
         )
-        rows, length, prompt = np.full(count, -1), np.zeros((len(models), count), np.int64), queue.tokens.shape[1]
-        most, room = prompt + sampling.max_new_tokens - 1 + drafts, 0
+        table = _Table.of(count, queue.group_size, len(queue.waiting), len(models))
+        size, at_once = queue.tokens.shape[1], min(count, self._prompts)
+        most, room = sampling.max_new_tokens + drafts, 0
         slots: Slots | None = None
         prefilled: Prefilled | None = None
         block: int | None = None
         chosen = {"is_greedy": sampling.temperature == 0.0, "top_k": sampling.top_k}
-        while queue.waiting or (rows >= 0).any():
-            free = np.flatnonzero(rows < 0)
-            if queue.waiting and len(free) and queue.block_of(queue.waiting[0], count) != block:
-                block = queue.block_of(queue.waiting[0], count)
-                prefilled = self._prefill(shared, own, *queue.block(block, count), drafts=drafts)
-            fill = queue.take(free, block, count)
-            rows[free[: len(queue.taken)]] = queue.taken
-            needed = prompt + int(length.max()) + every * (1 + drafts) + drafts
+        while queue.can_fill(table) or table.is_busy:
+            if queue.can_fill(table) and not queue.group and queue.next_block(at_once) != block:
+                block = queue.next_block(at_once)
+                prefilled = self._prefill(shared, own, *queue.block(block, at_once), drafts=drafts)
+            fill = queue.take(table, block, at_once)
+            needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
+            prefixes = (*table.members.shape, size)
             if needed > room and room < most:
                 room = min(most, max(LEAST_ROOM, 1 << (needed - 1).bit_length()))
-                shape = {"slots": count, "new_tokens": sampling.max_new_tokens, "drafts": drafts, **settings}
-                slots = self._grown(slots, room=room, **settings) if slots else self._empty(room=room, **shape)
-            slots, flags = self._advance(
-                weights, selection, slots, prefilled, fill, np.int32(every), **chosen, **settings
-            )
-            length, done = (np.array(part).reshape(len(models), count) for part in flags)
-            length[:, rows < 0] = 0
+                shape = {"room": room + size - 1, "prefixes": prefixes, **settings}
+                new = {"slots": count, "new_tokens": sampling.max_new_tokens, "drafts": drafts}
+                slots = self._grown(slots, **shape) if slots else self._empty(**shape, **new)
+            passes = np.int32(0 if queue.can_fill(table) else every)  # first all free slots, of several blocks
+            slots, flags = self._advance(weights, selection, slots, prefilled, fill, passes, **chosen, **settings)
+            if not passes:
+                continue
+            length, done = (np.array(part).reshape(len(models), -1) for part in flags)
+            table.length = np.where(table.rows < 0, 0, length)
             assert slots is not None
-            yield _Progress(rows.copy(), length, done, partial(self._arrays, slots, len(models)))
-            ended = done.all(axis=0)
-            rows[ended], length[:, ended] = -1, 0
+            yield _Progress(table.rows.copy(), table.length.copy(), done, partial(self._arrays, slots, len(models)))
+            table.end(np.logical_and.reduce(done))
+            wanted = max(self._least_slots, 1 << max(table.busy - 1, 0).bit_length())
+            if not queue.waiting and not queue.group and wanted <= len(table.rows) // 2:
+                slots = self._shrunk(slots, *table.shrink(wanted), **settings)
 
     def _arrays(self, slots: Slots, models: int) -> list[np.ndarray]:
         found = map(np.asarray, self._read(slots))
@@ -313,8 +317,67 @@ class Sampler:
             if problem := self._config.generation_problem(len(prompt), sampling.max_new_tokens):
                 raise ValueError(f"max_new_tokens: {problem}; lower it, or shorten or lengthen the prompt")
         longest = max(map(len, truncated), default=1)
-        length = min(room, -(-max(longest, prompt_length or 1) // ROUND_TO) * ROUND_TO)
-        return _Queue.of(truncated, length, limits)
+        length = min(room, padded(max(longest, prompt_length or 1)))
+        return _Queue.of(truncated, length, limits, self._slots)
+
+
+@attrs.define
+class _Table:
+    """The rows in the slots, and the prefixes that they share.
+
+    Attributes:
+        rows: The row of each slot, -1 for none `[B]`.
+        length: Tokens of each completion `[M, B]`.
+        at: The place of each slot among those of prefixes, `prefix * places + place`, `[B]`.
+        left: Rows of each prefix that have not ended, those that wait for a slot included `[U]`.
+        places: Most rows of a prefix.
+    """
+
+    rows: np.ndarray
+    length: np.ndarray
+    at: np.ndarray
+    left: np.ndarray
+    places: int
+
+    @classmethod
+    def of(cls, slots: int, places: int, groups: int, models: int) -> _Table:
+        """Empty slots, with prefixes of `places` rows for at most so many groups."""
+        zeros, left = np.zeros(slots, np.int32), np.zeros(most_prefixes(slots, places, groups), np.int64)
+        return cls(zeros - 1, np.zeros((models, slots), np.int64), zeros, left, places)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any slot has a row."""
+        return self.busy > 0
+
+    @property
+    def busy(self) -> int:
+        """Slots that have a row."""
+        return int((self.rows >= 0).sum())
+
+    @property
+    def members(self) -> np.ndarray:
+        """The slots of each prefix, `[U, G]`."""
+        found, used = np.zeros(len(self.left) * self.places, np.int32), np.flatnonzero(self.rows >= 0)
+        found[self.at[used]] = used
+        return found.reshape(-1, self.places)
+
+    def end(self, is_done: np.ndarray) -> None:
+        """Frees the slots whose rows have ended, and the prefixes that have no others."""
+        ended = is_done & (self.rows >= 0)
+        np.subtract.at(self.left, self.at[ended] // self.places, 1)
+        self.rows[is_done], self.length[:, is_done], self.at[is_done] = -1, 0, 0
+
+    def shrink(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keeps so many slots, those with rows first; returns the numbers of the slots and of the prefixes kept."""
+        slots = np.argsort(self.rows < 0, kind="stable")[:size].astype(np.int32)
+        prefixes = np.argsort(self.left == 0, kind="stable")[:size].astype(np.int32)
+        place = np.zeros(len(self.left), np.int32)
+        place[prefixes] = np.arange(len(prefixes))
+        at = self.at[slots]
+        self.rows, self.length, self.left = self.rows[slots], self.length[:, slots], self.left[prefixes]
+        self.at = place[at // self.places] * self.places + at % self.places
+        return slots, prefixes
 
 
 @attrs.define
@@ -327,46 +390,87 @@ class _Queue:
         prompt: The prompt of each row.
         numbers: RNG stream numbers of each row, from `numbers_of`.
         limits: Most tokens of each row's completion.
-        waiting: The rows that are not taken yet, in their order.
-        taken: The rows that were taken last.
+        group_size: Most rows of a group.
+        waiting: The groups of rows that are not taken yet, each of one prompt, in their order.
+        group: The rows left of the group that was taken last.
+        prefix: The prefix of that group.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
-    prompt: list[int]
+    prompt: np.ndarray
     numbers: np.ndarray
     limits: np.ndarray
-    waiting: deque[int]
-    taken: list[int] = attrs.field(factory=list)
+    group_size: int
+    waiting: deque[deque[int]]
+    group: deque[int] = attrs.field(factory=deque)
+    prefix: int = 0
 
     @classmethod
-    def of(cls, prompts: Sequence[tuple[int, ...]], length: int, limits: Sequence[int]) -> _Queue:
-        """The rows of these prompts."""
-        place = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
-        tokens = np.zeros((len(place), length), np.int32)
-        for prompt, row in zip(place, tokens, strict=True):
-            row[length - len(prompt) :] = prompt
-        lengths, prompt = np.array([len(one) for one in place], np.int32), [place[one] for one in prompts]
-        order = sorted(range(len(prompts)), key=lambda row: prompt[row])
-        return cls(tokens, lengths, prompt, numbers_of(prompts), np.array(limits, np.int32), deque(order))
+    def of(cls, prompts: Sequence[tuple[int, ...]], length: int, limits: Sequence[int], slots: int) -> _Queue:
+        """The rows of these prompts, in groups of the power of two that is not above the mean number of their rows."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows.setdefault(prompt, []).append(row)
+        tokens = np.zeros((len(rows), length), np.int32)
+        for prompt, line in zip(rows, tokens, strict=True):
+            line[length - len(prompt) :] = prompt
+        size = group_size(len(prompts), len(rows), slots)
+        groups = deque(
+            deque(each[start : start + size]) for each in rows.values() for start in range(0, len(each), size)
+        )
+        place = {prompt: index for index, prompt in enumerate(rows)}
+        lengths, prompt = np.array([len(one) for one in rows], np.int32), np.array([place[one] for one in prompts])
+        return cls(tokens, lengths, prompt, numbers_of(prompts), np.array(limits, np.int32), size, groups)
 
-    def block_of(self, row: int, size: int) -> int:
-        """The block of prompts, of `size` each, that a row's prompt is in."""
-        return self.prompt[row] // size
+    def can_fill(self, table: _Table) -> bool:
+        """Whether a row waits for a slot that is free, and has a prefix or can get one."""
+        has_prefix = bool(self.group) or (bool(self.waiting) and bool((table.left == 0).any()))
+        return has_prefix and bool((table.rows < 0).any())
+
+    def next_block(self, size: int) -> int:
+        """The block of prompts, of `size` each, that the next group's prompt is in."""
+        return int(self.prompt[self.waiting[0][0]]) // size
 
     def block(self, block: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Prompts that are computed together, `[size, P]`, or all of them where they are fewer, and their lengths."""
         rows = np.arange(block * size, block * size + min(size, len(self.tokens))) % len(self.tokens)
         return self.tokens[rows], self.lengths[rows]
 
-    def take(self, free: np.ndarray, block: int | None, size: int) -> Fill:
+    def take(self, table: _Table, block: int | None, size: int) -> Fill:
         """Takes rows of one block for slots that are free."""
-        self.taken = []
-        while self.waiting and len(self.taken) < len(free) and self.block_of(self.waiting[0], size) == block:
-            self.taken.append(self.waiting.popleft())
-        rows = np.zeros(size, np.int64)
-        rows[: len(self.taken)] = self.taken
-        slot, prompt = np.zeros(size, np.int32), np.array(self.prompt)[rows]
-        slot[: len(self.taken)] = free[: len(self.taken)]
-        count, place = np.int32(len(self.taken)), (prompt % size).astype(np.int32)
-        return Fill(count, slot, place, self.lengths[prompt], self.numbers[rows], self.limits[rows])
+        taken, prefixes = list[tuple[int, int]](), list[tuple[int, int]]()
+        for slot in np.flatnonzero(table.rows < 0):
+            if not self.group:
+                free = np.flatnonzero(table.left == 0)
+                if not self.waiting or not len(free) or self.next_block(size) != block:
+                    break
+                self.group, self.prefix = self.waiting.popleft(), int(free[0])
+                table.left[self.prefix] = len(self.group)
+                prefixes.append((self.prefix, int(self.prompt[self.group[0]]) % size))
+            table.at[slot] = (self.prefix + 1) * self.group_size - len(self.group)
+            table.rows[slot] = self.group.popleft()
+            taken.append((int(slot), int(table.rows[slot])))
+        slot, row = _columns(taken, len(table.rows))
+        prompt, members = self.prompt[row], table.members
+        prefix, prefix_prompt = _columns(prefixes, len(members))
+        return Fill(
+            size=np.int32(len(taken)),
+            slot=slot,
+            prompt=(prompt % size).astype(np.int32),
+            length=self.lengths[prompt],
+            numbers=self.numbers[row],
+            limit=self.limits[row],
+            prefixes=np.int32(len(prefixes)),
+            prefix=prefix,
+            prefix_prompt=prefix_prompt,
+            rows=members,
+            at=table.at.copy(),
+        )
+
+
+def _columns(pairs: Sequence[tuple[int, int]], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs as two columns `[size]`, int32, filled up with zeros."""
+    found = np.zeros((2, size), np.int32)
+    found[:, : len(pairs)] = np.array(pairs, np.int32).reshape(-1, 2).T
+    return found[0], found[1]

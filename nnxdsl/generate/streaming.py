@@ -10,8 +10,8 @@ import attrs
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.generate.model_pair import ModelPair
-from nnxdsl.generate.sampler import ROUND_TO
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models.slots import padded
 
 
 class Partial(TypedDict):
@@ -100,7 +100,7 @@ def stream(
 def warm_up(models: ModelPair, name: str, prompt: Sequence[int], sampling: Sampling, samples: int) -> None:
     """Compile what `stream` runs, by first tokens, so that timings exclude compilation; once for each structure."""
     sampler = models.sampler(name)
-    kind = (sampler, -(-len(prompt) // ROUND_TO), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
+    kind = (sampler, padded(len(prompt)), sampling.max_new_tokens, sampling.top_k, sampling.top_p is None)
     kind = (*kind, sampling.temperature == 0, sampling.num_speculative_tokens, samples)
     if kind not in models.compiled:
         _, leaves = models.models()[name]

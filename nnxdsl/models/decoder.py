@@ -294,7 +294,7 @@ class Decoder(nnx.Module):
             return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
 
         config = self.config
-        past = None if cache is None else cache.layers
+        past = None if cache is None else cache.pasts()
 
         def own_past(first: int, count: int) -> tuple[Any, ...] | None:
             return None if past is None else past[first : first + count]

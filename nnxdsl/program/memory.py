@@ -24,10 +24,11 @@ from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.kernels import find_kernel
-from nnxdsl.models.attention.kv_cache import init_cache, mtp_cache
+from nnxdsl.models.attention.kv_cache import empty_prefixes, init_cache, mtp_cache
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.params import AbstractModel, ParamSpec
+from nnxdsl.models.params import AbstractModel, ParamSpec, is_stacked
 from nnxdsl.models.remat import Remat
+from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
@@ -119,10 +120,11 @@ def _generation(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> li
     usage = rollout_memory(blueprint, longest)
     freed = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
     explanation = (
-        f"KV cache of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, beyond memory "
-        "that is free between steps (gradients, activations, workspace)"
+        f"KV cache of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, logits "
+        f"{usage.workspace / 2**20:,.1f} MiB and copies of weights {usage.copies / 2**20:,.1f} MiB, beyond memory that "
+        "is free between steps (gradients, activations, workspace)"
     )
-    return [Part("generation", max(usage.cache + usage.copies - freed, 0), "estimated", explanation)]
+    return [Part("generation", max(usage.total - freed, 0), "estimated", explanation)]
 
 
 def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
@@ -393,34 +395,71 @@ class RolloutMemory:
     """Memory of one device during generation.
 
     Attributes:
-        rows: Number of completions.
+        rows: Number of completions at one time.
         tokens: Tokens of the longest prompt and completion.
-        cache: Bytes of their KV cache.
-        copies: Bytes of trained weights in the compute dtype, where that is not float32.
+        cache: Bytes of the KV cache: of the completions, of the prefixes that they share, and of the prompts that are
+            computed at one time.
+        workspace: Bytes of the logits and their copies.
+        copies: Bytes of weights that are copied: those of stacks of layers, which are taken apart, and trained ones in
+            the compute dtype where that is not float32.
     """
 
     rows: int
     tokens: int
     cache: int
+    workspace: int
     copies: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.cache + self.workspace + self.copies
 
 
 def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     """Memory of generating the completions of one step on one device; heads are taken to be unsharded."""
-    size, compute = blueprint.experiment.batch_size, blueprint.compute
-    rows = math.ceil(size / blueprint.layout.batch_shards(size))
-    config, drafts = blueprint.config, blueprint.experiment.objective.num_speculative_tokens
+    objective, compute, config = blueprint.experiment.objective, blueprint.compute, blueprint.config
+    size, drafts = blueprint.experiment.batch_size, objective.num_speculative_tokens
+    prompts = -(-size // objective.num_generations)
+    slots = min(size, most_slots(blueprint.platform))
+    places = group_size(size, prompts, slots)
+    prefixes = most_prefixes(slots, places, prompts * -(-objective.num_generations // places))
+    at_once, prompt = (
+        min(prompts, most_prompts(blueprint.platform, slots)),
+        padded(max(longest.trunk - longest.head, 1)),
+    )
+    room = prompt - 1 + longest.head + drafts
+
+    def on_device(rows: int) -> int:
+        return math.ceil(rows / blueprint.layout.batch_shards(rows))
 
     def caches() -> Any:
-        if not drafts:
-            return init_cache(config, rows, longest.trunk, compute)
-        slots = longest.trunk + drafts
-        return init_cache(config, rows, slots, compute, drafts), mtp_cache(config, rows, slots, compute)
+        shared = empty_prefixes(config, on_device(prefixes), places, on_device(slots), prompt, compute)
+        found = [init_cache(config, on_device(slots), room, compute, drafts, shared)]
+        found.append(init_cache(config, on_device(at_once), prompt, compute, drafts))
+        if drafts:
+            found += [
+                mtp_cache(config, on_device(rows), size, compute) for rows, size in ((slots, room), (at_once, prompt))
+            ]
+        return found
 
     arrays = jax.tree.leaves(jax.eval_shape(caches))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
-    trainable = blueprint.layout.device_bytes().get("trainable", 0)
-    return RolloutMemory(rows, longest.trunk, cache, 0 if compute.itemsize == 4 else trainable * compute.itemsize // 4)
+    # The logits, and their exponentials; which tokens are kept is found from their order and the masked ones as well.
+    is_limited = isinstance(objective, PolicyGradient) and (objective.top_k, objective.top_p) != (None, None)
+    workspace = (4 if is_limited else 2) * on_device(slots) * (1 + drafts) * config.vocab_size * 4
+    return RolloutMemory(on_device(slots), longest.trunk, cache, workspace, _weight_copies(blueprint))
+
+
+def _weight_copies(blueprint: Blueprint) -> int:
+    """Bytes of the policy's weights on one device that a sampler copies."""
+    compute, found = blueprint.compute, 0
+    for part in ("trainable", "frozen"):
+        for path, placed in blueprint.layout.arrays.get(part, {}).items():
+            is_cast = part == "trainable" and compute.itemsize != 4
+            size = placed.device_bytes * compute.itemsize // 4 if is_cast else placed.device_bytes
+            found += size * (int(is_cast) + int(is_stacked(path)))
+    return found
 
 
 MARGIN = 1.1

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -46,24 +51,21 @@ def groups() -> list[list[int]]:
     return [found[0]] * 3 + [found[1]] * 2 + [found[2]] * 2
 
 
+def build_model(name: str) -> Built:
+    config = CONFIGS[name]
+    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    # Token vectors are small, or each would only say itself.
+    draw, spread = np.random.default_rng(0), {"embedding": 0.03}
+    leaves = {
+        path: jnp.asarray(draw.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.2), leaf.dtype)
+        for path, leaf in template.variables.items()
+    }
+    return template, config, leaves
+
+
 @pytest.fixture(scope="module")
 def build() -> Callable[[str], Built]:
-    built: dict[str, Built] = {}
-
-    def of(name: str) -> Built:
-        if name not in built:
-            config = CONFIGS[name]
-            template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-            # Token vectors are small, or each would only say itself.
-            draw, spread = np.random.default_rng(0), {"embedding": 0.03}
-            leaves = {
-                path: jnp.asarray(draw.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.2), leaf.dtype)
-                for path, leaf in template.variables.items()
-            }
-            built[name] = template, config, leaves
-        return built[name]
-
-    return of
+    return cache(build_model)
 
 
 def ids(found: list[Completion]) -> list[list[int]]:
@@ -148,14 +150,19 @@ def test_a_prompt_is_computed_once(build: Callable[[str], Built], monkeypatch: p
 
 
 @pytest.mark.extended
-def test_a_cache_that_grows_changes_no_draw(build: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_cache_that_grows_nor_fewer_slots_change_a_draw(
+    build: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
     template, config, leaves = build("sliding windows")
-    long = attrs.evolve(HOT, max_new_tokens=40)
-    whole = ids(Sampler(template, config, jnp.float32, (), slots=3).complete(leaves, groups(), long))
-    monkeypatch.setattr(module, "LEAST_ROOM", 32)
-    sampler = Sampler(template, config, jnp.float32, (), slots=3)
-    assert ids(sampler.complete(leaves, groups(), long)) == whole
+    long, limits = attrs.evolve(HOT, max_new_tokens=40), [40, 3, 30, 9, 40, 17, 5]
+    whole = Sampler(template, config, jnp.float32, (), slots=3).complete(leaves, groups(), long, limits=limits)
+    monkeypatch.setattr(module, "LEAST_ROOM", 16)
+    monkeypatch.setattr(module, "LEAST_SLOTS", {"cpu": 1})
+    monkeypatch.setattr("nnxdsl.models.slots.PROMPTS", {"cpu": 2})
+    sampler = Sampler(template, config, jnp.float32, (), slots=4)
+    assert ids(sampler.complete(leaves, groups(), long, limits=limits)) == ids(whole)
     assert sampler._grown._cache_size() > 0
+    assert sampler._shrunk._cache_size() > 0
 
 
 @pytest.mark.extended
@@ -178,3 +185,29 @@ def test_a_pass_copies_neither_caches_nor_weights(build: Callable[[str], Built])
     assert caches & set(re.findall(r"f32\[([\d,]*)\]", seen[0]))  # they are in the program
     assert not caches & set(copies)
     assert not {shape for shape in weights if "," in shape} & set(copies)
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {here!r})
+import jax.numpy as jnp
+from test_slots import HOT, build_model, groups
+from nnxdsl.generate.sampler import Sampler
+template, config, leaves = build_model("sliding windows")
+for pieces in Sampler(template, config, jnp.float32, (), slots=3).stream(leaves, groups(), HOT, every=2):
+    print(pieces, flush=True)
+"""
+
+
+@pytest.mark.extended
+def test_a_killed_process_that_starts_again_draws_the_same(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("sliding windows")
+    child = [sys.executable, "-c", CHILD.format(here=str(Path(__file__).parent))]
+    with subprocess.Popen(child, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        before = [json.loads(killed.stdout.readline()) for _ in range(3)]
+        killed.kill()
+    again = Sampler(template, config, jnp.float32, (), slots=3).complete(leaves, groups(), HOT)
+    drawn = [list(itertools.chain(*parts)) for parts in zip(*before, strict=True)]
+    assert any(drawn)
+    assert drawn == [one.ids[: len(tokens)] for one, tokens in zip(again, drawn, strict=True)]

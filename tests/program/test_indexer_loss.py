@@ -35,6 +35,7 @@ from nnxdsl.config.core.run_id import canonical
 from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
+from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.params import is_indexer_param
 from nnxdsl.planning.flops import work
 from nnxdsl.program.batches.abstract import lengths
@@ -258,8 +259,10 @@ def test_plans_count_the_selection_the_indexers_and_their_cache(experiment: Call
     for blueprint in (sparse, learnt, warmup):
         assert work(blueprint, batch).executed >= work(blueprint, batch).model_flops
     longest = lengths(data)
-    cache = [rollout_memory(blueprint, longest).cache for blueprint in (dense, sparse)]
-    assert cache[1] - cache[0] == 4 * layers * longest.trunk * 32  # one key of 32 numbers for each token
+    cache = [jax.eval_shape(partial(init_cache, one.config, 1, longest.trunk, "float32")) for one in (dense, sparse)]
+    sizes = [sum(leaf.size * 4 for leaf in jax.tree.leaves(one.layers)) for one in cache]
+    assert sizes[1] - sizes[0] == 4 * layers * longest.trunk * 32  # one key of 32 numbers for each token
+    assert rollout_memory(sparse, longest).cache > sizes[1]
     held = [activations(blueprint, 1, "none").trunk for blueprint in (sparse, learnt)]
     assert held[1] > held[0]
 

@@ -49,9 +49,12 @@ def context(
     def view(kind: LayerKind, layer: LayerSpec) -> View:
         if not layer.is_attention:
             return View(attrs.evolve(method, window=None), positions, None, (nothing, nothing))
-        keys = positions
+        keys, prefix = positions, None
         if cache is not None:
             before = cache.positions
+            if layer.window is None and cache.prefixes is not None:
+                prefix = cache.prefixes.members
+                before = TokenPositions(*(part[:, cache.prefixes.size :] for part in before))
             if layer.window is not None:
                 before = ring_positions(cache, cache.layers[config.layers.index(kind)].key.shape[-2])
             keys = concat_positions(before, positions)
@@ -61,6 +64,6 @@ def context(
         rope = (nothing, nothing)
         if layer.rope is not None:
             rope = rope_tables(positions.positions, config.of(kind).head_dim, layer.rope, length)
-        return View(own, positions, mask, rope)
+        return View(own, positions, mask, rope, prefix=prefix)
 
     return Context({kind: view(kind, layer) for kind, layer in config.specs.items()})

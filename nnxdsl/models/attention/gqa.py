@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.kv_cache import KV, SharedKV, empty_kv
+from nnxdsl.models.attention.kv_cache import KV, PrefixedKV, SharedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
@@ -71,7 +71,9 @@ class Attention(nnx.Module):
         """The cache of one layer without tokens, with `slots` slots."""
         return empty_kv(config, batch, slots, dtype)
 
-    def __call__(self, x: jax.Array, view: View, past: KV | SharedKV | None) -> tuple[jax.Array, KV | None]:
+    def __call__(
+        self, x: jax.Array, view: View, past: KV | PrefixedKV | SharedKV | None
+    ) -> tuple[jax.Array, KV | None]:
         """`[B, T, D]` to `[B, T, D]` and this call's keys and values.
 
         Args:

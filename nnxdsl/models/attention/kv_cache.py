@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
-from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.positions import PrefixRows, TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.mixer import mixer_class
 
@@ -41,6 +41,33 @@ def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) ->
     return KV(*(jnp.zeros((*shape, width), dtype) for width in config.head_widths))
 
 
+class PrefixedKV(NamedTuple):
+    """Keys and values of each row's own tokens, and those `[U, K, P, H]` of the prefixes that rows share."""
+
+    key: jax.Array
+    value: jax.Array
+    prefix: KV
+
+
+class Prefixes(NamedTuple):
+    """The beginnings of rows, stored once for all rows that begin alike.
+
+    They fill the first P slots of a row but one: a row has the last token of its prompt, and all after it, for itself.
+
+    Attributes:
+        layers: of each layer with a cache `KV` `[U, kv_heads, P, head_dim]`; None where rows have all of their tokens.
+        members: see `PrefixRows`.
+    """
+
+    layers: tuple[KV | None, ...]
+    members: PrefixRows
+
+    @property
+    def size(self) -> int:
+        """Slots of a row that a prefix fills, the padding before it included."""
+        return self.members.is_token.shape[-1] - 1
+
+
 class SharedKV(NamedTuple):
     """Keys and values of another layer, of the same kind, that a layer without its own attends to.
 
@@ -49,7 +76,7 @@ class SharedKV(NamedTuple):
         new: those of this call's tokens, `[B, kv_heads, T, head_dim]`.
     """
 
-    past: KV | None
+    past: KV | PrefixedKV | None
     new: KV
 
 
@@ -61,11 +88,20 @@ class Cache(NamedTuple):
             `IndexedKV`, or the state of a linear layer, of constant size; None of a layer without mixer.
         positions: of all tokens, `[B, length]`; unused slots are padding.
         length: int32, the number of tokens so far, padding included: a scalar, or `[B]` where rows differ.
+        prefixes: the beginnings of rows, which the layers that share them do not store; None without any.
     """
 
     layers: tuple[Any, ...]
     positions: TokenPositions
     length: jax.Array
+    prefixes: Prefixes | None = None
+
+    def pasts(self) -> tuple[Any, ...]:
+        """What each layer attends to: its cache, with the prefixes if it shares them."""
+        if self.prefixes is None:
+            return self.layers
+        pairs = zip(self.layers, self.prefixes.layers, strict=True)
+        return tuple(own if prefix is None else PrefixedKV(own.key, own.value, prefix) for own, prefix in pairs)
 
 
 class CacheUpdate(NamedTuple):
@@ -80,7 +116,9 @@ class CacheUpdate(NamedTuple):
     positions: TokenPositions
 
 
-def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, spare: int = 0) -> Cache:
+def init_cache(
+    config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, spare: int = 0, prefixes: Prefixes | None = None
+) -> Cache:
     """An empty cache.
 
     Args:
@@ -89,19 +127,45 @@ def init_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike,
         length: tokens of a row: the prompt with its padding, and the completion.
         dtype: of keys and values; the `dtype` of the calls.
         spare: most tokens that `rewind` will drop at one time.
+        prefixes: the beginnings of rows; None without any.
 
     Returns:
-        A cache of zeros; layers with a window have `min(window + spare, length)` slots, others `length`.
+        A cache of zeros; layers with a window have `min(window + spare, length)` slots, others `length`, less those of
+        the prefixes.
     """
 
-    def empty(kind: LayerKind) -> Any:
-        layer = config.layer(kind)
+    def empty(kind: LayerKind, prefix: KV | None) -> Any:
+        layer, own = config.layer(kind), length - (0 if prefix is None or prefixes is None else prefixes.size)
         # A dropped token has replaced one that had left the window before, so that none is missing then.
-        slots = length if layer.window is None else min(layer.window + spare, length)
+        slots = own if layer.window is None else min(layer.window + spare, length)
         return layer.mixer and mixer_class(layer.mixer).init_cache(config.of(kind), batch, slots, dtype)
 
-    layers = tuple(map(empty, config.layers[: config.own_layers]))
-    return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
+    kinds = config.layers[: config.own_layers]
+    layers = tuple(map(empty, kinds, prefixes.layers if prefixes else (None,) * len(kinds)))
+    return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32), prefixes)
+
+
+def empty_prefixes(
+    config: DecoderConfig, prefixes: int, rows: int, batch: int, length: int, dtype: DTypeLike
+) -> Prefixes | None:
+    """Prefixes without tokens; None where no layer can share them: rings, states and indexers keep all of a row.
+
+    Args:
+        config: the decoder's config.
+        prefixes: their number.
+        rows: most rows of a prefix.
+        batch: rows of the cache.
+        length: slots of a prefix.
+        dtype: of keys and values.
+    """
+    kinds = config.layers[: config.own_layers]
+    layers = init_cache(config, prefixes, length, dtype).layers
+    pairs = zip(kinds, layers, strict=True)
+    shared = tuple(one if isinstance(one, KV) and config.layer(kind).window is None else None for kind, one in pairs)
+    if not any(shared):
+        return None
+    number = jnp.zeros((prefixes, rows), jnp.int32)
+    return Prefixes(shared, PrefixRows(number, jnp.zeros(batch, jnp.int32), jnp.zeros((prefixes, length), bool)))
 
 
 def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
@@ -117,9 +181,9 @@ def _no_positions(batch: int, length: int) -> TokenPositions:
     return TokenPositions(*(jnp.zeros((batch, length), jnp.int32) for _ in range(3)))
 
 
-def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV]:
+def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV | PrefixedKV]:
     """The caches that the layers of `kv_sharing` read, by kind: those of the last layer of their kind before them."""
-    own = zip(config.layers, cache.layers, strict=False)  # in their order: the last one of a kind stays
+    own = zip(config.layers, cache.pasts(), strict=False)  # in their order: the last one of a kind stays
     return {kind: kv for kind, kv in own if kind in config.sharing_layers}
 
 
@@ -150,8 +214,8 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
         raise ValueError(f"{length} tokens do not fit a cache of {room} slots")
     end = cache.length + length
 
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        start = end - new.shape[-2]
+    def put(before: int, old: jax.Array, new: jax.Array) -> jax.Array:
+        start = end - before - new.shape[-2]
         return _write(old, new, start) if end.ndim == 0 else jax.vmap(_write)(old, new, start)
 
     def put_place(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -159,11 +223,14 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
             return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
         return jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(old, new, cache.length, 0)
 
-    def put_layer(old: Any, new: Any) -> Any:
-        return jax.tree.map(put, old, new) if isinstance(old, KV | IndexedKV) else new  # states are replaced as a whole
+    def put_layer(old: Any, new: Any, prefix: KV | None) -> Any:
+        if not isinstance(old, KV | IndexedKV):
+            return new  # states are replaced as a whole
+        return jax.tree.map(partial(put, 0 if prefix is None or prefixes is None else prefixes.size), old, new)
 
-    layers = tuple(map(put_layer, cache.layers, new.layers))
-    return Cache(layers, TokenPositions(*map(put_place, cache.positions, new.positions)), end)
+    prefixes = cache.prefixes
+    layers = tuple(map(put_layer, cache.layers, new.layers, prefixes.layers if prefixes else (None,) * len(new.layers)))
+    return Cache(layers, TokenPositions(*map(put_place, cache.positions, new.positions)), end, prefixes)
 
 
 def rewind(cache: Cache, length: jax.Array) -> Cache:
@@ -178,14 +245,17 @@ def rewind(cache: Cache, length: jax.Array) -> Cache:
 
 def attention_with_cache(
     query: jax.Array,
-    past: KV | IndexedKV,
+    past: KV | IndexedKV | PrefixedKV,
     own: KV,
     mask: jax.Array,
     scale: float,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    prefix: PrefixRows | None = None,
 ) -> jax.Array:
     """`dot_product_attention` to the tokens in a cache and to the call's own, without concatenating them.
+
+    Queries of rows with the same prefix are multiplied with it together.
 
     Args:
         query: `[B, T, N, H]`.
@@ -195,6 +265,7 @@ def attention_with_cache(
         scale: factor of the scores.
         soft_cap: bounds scores, see `apply_soft_cap`.
         sinks: `[N]`, see `apply_sinks`.
+        prefix: the rows of the prefixes in `past`; None without any.
 
     Returns:
         `[B, T, N, V]`, V the width of a value, in the dtype of `query`; scores, softmax and sums are float32.
@@ -203,22 +274,62 @@ def attention_with_cache(
     kv_heads, slots = past.key.shape[1:3]
     rows = jnp.transpose(query.reshape(batch, length, kv_heads, -1, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     rows = rows.reshape(batch, kv_heads, -1, width)
-    scores = [_scores(rows, part.key) * scale for part in (past, own)]
-    joint = jnp.concatenate(scores, axis=-1)
-    if soft_cap is not None:
-        joint = apply_soft_cap(joint, soft_cap)
-    joint = joint.reshape(batch, kv_heads, -1, length, slots + length)  # [B, K, G, T, S + T]
-    joint = jnp.where(mask[:, None, None], joint, MASK_VALUE)
-    weights = jax.nn.softmax(joint, axis=-1).astype(query.dtype)
-    weights = weights.reshape(batch, kv_heads, -1, slots + length)
-    before, among = (
-        jnp.einsum("bkms,bksh->bkmh", part, values, preferred_element_type=jnp.float32)
-        for part, values in ((weights[..., :slots], past.value), (weights[..., slots:], own.value))
+    mask = jnp.tile(mask, (1, heads // kv_heads, 1))[:, None]  # [B, 1, G T, S + T]
+    found = _joined(
+        _softmax_sums(rows, KV(past.key, past.value), mask[..., :slots], scale, soft_cap),
+        _softmax_sums(rows, own, mask[..., slots:], scale, soft_cap),
     )
-    mixed = (before + among).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
+    if isinstance(past, PrefixedKV):
+        assert prefix is not None  # the view of a cache with prefixes has them
+        count, places = prefix.rows.shape
+        together = jnp.moveaxis(rows[prefix.rows], 2, 1).reshape(count, kv_heads, -1, width)  # [U, K, rows of it, H]
+        sums = _softmax_sums(together, past.prefix, prefix.is_token[:, None, None], scale, soft_cap)
+        found = _joined(found, jax.tree.map(lambda part: _rows_of(part, places)[prefix.at], sums))
+    mixed = (found.total / found.weight).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
     if sinks is not None:
-        mixed = apply_sinks(mixed, jax.nn.logsumexp(joint, axis=-1), sinks)
+        log_sum = found.largest + jnp.log(found.weight)
+        mixed = apply_sinks(mixed, log_sum.reshape(mixed.shape[:-1]), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
+
+
+class _SoftmaxSums(NamedTuple):
+    """Attention of queries to some of their keys, before the division by the sum of all weights; float32.
+
+    Attributes:
+        total: weighted sum of values `[..., M, V]`.
+        weight: sum of the weights, `exp(score - largest)`, `[..., M, 1]`.
+        largest: the largest score `[..., M, 1]`.
+    """
+
+    total: jax.Array
+    weight: jax.Array
+    largest: jax.Array
+
+
+def _softmax_sums(rows: jax.Array, keys: KV, mask: jax.Array, scale: float, soft_cap: float | None) -> _SoftmaxSums:
+    """Attention of queries `[B, K, M, H]` to keys under a mask that broadcasts to `[B, K, M, S]`."""
+    scores = _scores(rows, keys.key) * scale
+    if soft_cap is not None:
+        scores = apply_soft_cap(scores, soft_cap)
+    scores = jnp.where(mask, scores, MASK_VALUE)
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = jnp.einsum("bkms,bksh->bkmh", weights.astype(rows.dtype), keys.value, preferred_element_type=jnp.float32)
+    return _SoftmaxSums(total, jnp.sum(weights, axis=-1, keepdims=True), largest)
+
+
+def _joined(one: _SoftmaxSums, other: _SoftmaxSums) -> _SoftmaxSums:
+    """Attention to the keys of both."""
+    largest = jnp.maximum(one.largest, other.largest)
+    shares = [jnp.exp(part.largest - largest) for part in (one, other)]
+    total, weight = (shares[0] * mine + shares[1] * theirs for mine, theirs in zip(one[:2], other[:2], strict=True))
+    return _SoftmaxSums(total, weight, largest)
+
+
+def _rows_of(values: jax.Array, places: int) -> jax.Array:
+    """Values `[U, K, places M, ...]` of prefixes as those of their rows, `[U places, K, M, ...]`."""
+    split = values.reshape(*values.shape[:2], places, -1, *values.shape[3:])
+    return jnp.moveaxis(split, 2, 1).reshape(-1, values.shape[1], *split.shape[3:])
 
 
 def _scores(rows: jax.Array, key: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Positions, segments and branches of tokens, which determine attention masks."""
+"""Positions, segments and branches of tokens, and shared prefixes, which determine attention masks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ class TokenPositions(NamedTuple):
     positions: jax.Array
     segment_ids: jax.Array
     branch_ids: jax.Array
+
+
+class PrefixRows(NamedTuple):
+    """Which rows of a cache begin with which prefix; see `kv_cache.Prefixes`.
+
+    Attributes:
+        rows: of each prefix its rows, `[U, G]`; where it has fewer, any others.
+        at: of each row, its place in `rows.reshape(-1)`, `[B]`.
+        is_token: of each prefix, which of its slots have a token `[U, P]` bool; padding has none.
+    """
+
+    rows: jax.Array
+    at: jax.Array
+    is_token: jax.Array
 
 
 def sequence_lengths(positions: TokenPositions) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from nnxdsl.models.attention.kernel import ScoreOptions
 from nnxdsl.models.attention.kernels import find_kernel
-from nnxdsl.models.attention.kv_cache import KV, IndexedKV, attention_with_cache
+from nnxdsl.models.attention.kv_cache import KV, IndexedKV, PrefixedKV, attention_with_cache
 from nnxdsl.models.attention.max_logits import record_max_logits
 from nnxdsl.models.attention.view import View
 
@@ -17,7 +17,7 @@ def self_attention(
     key: jax.Array,
     value: jax.Array,
     view: View,
-    past: KV | IndexedKV | None,
+    past: KV | IndexedKV | PrefixedKV | None,
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -44,7 +44,7 @@ def self_attention(
     new = KV(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
     if past is not None:
         assert view.mask is not None  # the decoder refuses kernels without a mask where there is a cache
-        return attention_with_cache(query, past, new, view.mask, scale, soft_cap, sinks), new
+        return attention_with_cache(query, past, new, view.mask, scale, soft_cap, sinks, view.prefix), new
     record_max_logits(query, key, view, scale)
     kernel = find_kernel(view.method.kernel)
     return kernel(query, key, value, view, ScoreOptions(scale, soft_cap, sinks)), new

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.positions import PrefixRows, TokenPositions
 from nnxdsl.models.attention.row_layout import AttentionMethod
 
 
@@ -22,6 +22,7 @@ class View(NamedTuple):
             and for those without rotary positions or without a mixer.
         selected: for each block of queries, the tokens that an indexer has selected among those of the attention mask;
             None where it has not, and where there is a mask, which then leaves out the others.
+        prefix: the rows of the cache's prefixes, whose tokens are not in the mask; None without any.
     """
 
     method: AttentionMethod
@@ -29,3 +30,4 @@ class View(NamedTuple):
     mask: jax.Array | None
     rope: tuple[jax.Array, jax.Array]
     selected: tuple[jax.Array, ...] | None = None
+    prefix: PrefixRows | None = None
