@@ -160,15 +160,44 @@ class RolloutBatch(NamedTuple):
     ref_logps: Array = None
 
 
-Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch
+class GroupBatch(NamedTuple):
+    """P prompts, each once, with the G completions of its group. Padding is 0.
+
+    Attributes:
+        prompt: [P, L] int32, left-padded: the last prompt token is at L - 1.
+        prompt_length: [P] int32, at least 1.
+        completion_ids: [P, G, R] int32, right-padded.
+        loss_mask: [P, G, R] bool, True on tokens of the completion.
+        weight: [P, G] float32, as in `RolloutBatch`.
+        advantages: [P, G, R] float32.
+        max_completion_length: [P, G] float32, as in `RolloutBatch`.
+        old_logps: [P, G, R] float32, as in `RolloutBatch`.
+        ref_logps: [P, G, R] float32, as in `RolloutBatch`.
+    """
+
+    prompt: Array
+    prompt_length: Array
+    completion_ids: Array
+    loss_mask: Array
+    weight: Array
+    advantages: Array
+    max_completion_length: Array
+    old_logps: Array = None
+    ref_logps: Array = None
+
+
+Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch
 
 
 def token_count(batch: Batch) -> Array:
-    """Tokens of a batch without padding; the prompt of a pair counts once, mismatched completions do not."""
+    """Tokens of a batch without padding; the prompt of a pair or group counts once, mismatched completions do not."""
     if isinstance(batch, PackedPairs) and batch.desirable is not None:
         return ((batch.segment > 0) & (batch.branch < 2)).sum()
     if isinstance(batch, PackedPairs | PackedSequences):
         return (batch.segment > 0).sum()
+    if isinstance(batch, GroupBatch):
+        is_real = batch.weight.max(axis=1) > 0
+        return ((batch.prompt_length + batch.loss_mask.sum(axis=(1, 2))) * is_real).sum()
     weight = batch.weight.astype("int32")
     if isinstance(batch, PairBatch):
         counted = batch.prompt_length + batch.chosen_length
@@ -178,5 +207,8 @@ def token_count(batch: Batch) -> Array:
 
 def non_padding_fraction(batch: Batch) -> float:
     """Fraction of the slots in the layers that are not padding."""
-    parts = [batch.prompt, batch.chosen, batch.rejected] if isinstance(batch, PairBatch) else [batch.tokens]
+    if isinstance(batch, PairBatch):
+        parts = [batch.prompt, batch.chosen, batch.rejected]
+    else:
+        parts = [batch.prompt, batch.completion_ids] if isinstance(batch, GroupBatch) else [batch.tokens]
     return float(token_count(batch)) / sum(part.size for part in parts)

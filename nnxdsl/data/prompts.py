@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import RolloutBatch, SequenceBatch
+from nnxdsl.data.batch import GroupBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, Rows, TokenizedRows, round_length
 from nnxdsl.data.ragged import Joined, Selected
 from nnxdsl.errors import DataError
@@ -79,3 +79,16 @@ class Prompts(Dataset):
         advantages = np.zeros(completion_ids.shape, np.float32)
         max_length = np.full(size, self.max_completion_length, np.float32)
         return RolloutBatch(tokens, length, completion_ids, mask, weight, advantages, max_length)
+
+    def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:
+        """A batch in which every `size` completions of a prompt, one after another, share a row."""
+        count, width = len(batch.weight) // size, self.shapes["prompt"]
+        lengths = (batch.length - batch.loss_mask.sum(axis=1))[::size].astype(np.int32)
+        prompts = np.zeros((count, width), np.int32)
+        for row, length in enumerate(lengths):
+            prompts[row, width - length :] = batch.tokens[row * size, :length]
+        names = GroupBatch._fields[2:]
+        arrays = {name: array for name in names if (array := getattr(batch, name)) is not None}
+        return GroupBatch(
+            prompts, lengths, **{name: array.reshape(count, size, *array.shape[1:]) for name, array in arrays.items()}
+        )

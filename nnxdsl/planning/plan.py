@@ -46,7 +46,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         PlanError: Names everything that is inconsistent.
     """
     blueprint, why = resolve_remat(build_blueprint(experiment, platform), None if device is None else device.usable)
-    layout, longest = blueprint.layout, lengths(experiment.data)
+    layout, longest = blueprint.layout, blueprint.longest
     parts = memory(blueprint, longest)
     device_bytes, rows = _bytes(parts, "device"), experiment.steps and experiment.steps * experiment.batch_size
     remats = REMAT_POLICIES if longest.trunk else ()
@@ -58,7 +58,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "epochs": experiment.epochs,
         "batch_size": experiment.batch_size,
         "rows": rows,
-        "tokens_at_most": rows and rows * longest.trunk,
+        "tokens_at_most": rows and rows // blueprint.num_generations * longest.trunk,
         "microbatches": experiment.microbatches,
         "parameters": blueprint.parameters,
         "compute": blueprint.compute.name,
@@ -145,14 +145,14 @@ def _remedy(blueprint: Blueprint, usable: int) -> str | None:
 
     With the smallest micro-batch another policy may take less than "full", so these are tried last.
     """
-    experiment, longest = blueprint.experiment, lengths(blueprint.experiment.data)
+    experiment = blueprint.experiment
     sizes = [experiment.batch_size // parts for parts in divisors(experiment.batch_size)]
     sizes = [rows for rows in sizes if rows <= experiment.rows_at_once and not blueprint.layout.batch_problems(rows)]
     for remat in reversed(REMAT_POLICIES):
         for rows in sizes if remat == "full" else sizes[-1:]:
             with contextlib.suppress(SpecError):  # micro-batches of which pipeline stages cannot be fed
                 candidate = with_remat(blueprint.with_placement(attrs.evolve(experiment, microbatch_size=rows)), remat)
-                size = _bytes(memory(candidate, longest), "device")
+                size = _bytes(memory(candidate, candidate.longest), "device")
                 if size <= usable:
                     return f"with memory.remat={remat} microbatch_size={rows} it would take {size / 2**30:.1f} GiB"
     return None

@@ -63,7 +63,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     """The work of one device in one step."""
     experiment, config, layout = blueprint.experiment, blueprint.config, blueprint.layout
     sizes = layout.mesh.sizes
-    rows, times = experiment.rows_at_once, experiment.microbatches
+    rows, times = blueprint.rows_at_once, experiment.microbatches
     batch, context = layout.batch_shards(rows), sizes["context"]
     (mlp_axes,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
     tensor = pieces(mlp_axes, sizes)
@@ -71,7 +71,7 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     runs_reference = blueprint.reference.is_online
 
     counts = flops.weights(blueprint)
-    layers, head = flops.executed(blueprint, experiment.batch_size, longest, runs_reference=runs_reference)
+    layers, head = flops.executed(blueprint, rows * times, longest, runs_reference=runs_reference)
     # A stage has a part of the layers, and is idle while the pipeline fills and drains.
     parts = parts_in_stages(layout.stages, max(rows // batch, 1))
     products = layers / (layout.stages * (1 - idle_share(layout.stages, parts))) + head

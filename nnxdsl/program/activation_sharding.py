@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from nnxdsl.program.attention_kernel import Kernels
-from nnxdsl.program.batches.abstract import abstract_batch, lengths
+from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import Forward, ForwardSharding
 from nnxdsl.sharding.rules import Axes, pieces
@@ -36,7 +36,7 @@ class Flow:
 def flows(blueprint: Blueprint) -> list[Flow]:
     """All kinds of activations with logical axes; empty for data of unknown lengths."""
     experiment, layout = blueprint.experiment, blueprint.layout
-    if not lengths(experiment.data).trunk:
+    if not blueprint.longest.trunk:
         return []
     kinds: dict[tuple[Axes, tuple[int, ...]], Flow] = {}
 
@@ -57,9 +57,14 @@ def flows(blueprint: Blueprint) -> list[Flow]:
             record, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
         ),
     )
-    rows = experiment.rows_at_once
-    blocks = layout.batch_shards(rows)
-    batch = abstract_batch(experiment.data, rows, batching=experiment.batching, blocks=blocks)
+    blocks = layout.batch_shards(experiment.rows_at_once)
+    batch = abstract_batch(
+        experiment.data,
+        blueprint.rows_at_once,
+        batching=experiment.batching,
+        blocks=blocks,
+        num_generations=blueprint.num_generations,
+    )
     leaves = {p: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for p, leaf in blueprint.base.items()}
 
     def trace(leaves: dict[str, Any], batch: Any) -> Any:

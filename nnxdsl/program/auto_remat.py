@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from nnxdsl.models.remat import Remat
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.memory import Trace, memory
 
@@ -23,7 +22,7 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
     """
     if blueprint.experiment.memory.remat != "auto":
         return blueprint, "set by memory.remat"
-    longest = lengths(blueprint.experiment.data)
+    longest = blueprint.longest
     if usable is None:
         return with_remat(blueprint, "none"), "the device's memory is unknown"
     if not longest.trunk:

@@ -29,7 +29,8 @@ from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.attention_kernel import Kernels, compile_target, name_problems
-from nnxdsl.program.batches.base import BatchKind, kind_of_data
+from nnxdsl.program.batches.abstract import lengths
+from nnxdsl.program.batches.base import BatchKind, Lengths, kind_of_data
 from nnxdsl.program.layout_warnings import nearest_meshes
 from nnxdsl.program.reference import PolicyParts, ReferenceModel, build_reference
 from nnxdsl.program.teacher import Teacher, build_teacher, teacher_of
@@ -104,6 +105,28 @@ class Blueprint:
         """The same program placed as `experiment` sets it, which differs in placement alone."""
         layout = self.layout if experiment.mesh == self.experiment.mesh else self.layout.on(experiment.mesh)
         return attrs.evolve(self, experiment=experiment, layout=layout)
+
+    @property
+    def num_generations(self) -> int:
+        """Completions of a row: those of a prompt where whole groups fill the micro-batch of every device, else 1.
+
+        The router's loss counts tokens, so that a prompt has the weight of its completions there.
+        """
+        experiment, layout = self.experiment, self.layout
+        group, rows = experiment.objective.num_generations, experiment.rows_at_once
+        is_whole = rows % group == 0 and rows // group % layout.batch_shards(rows) == 0
+        is_split = layout.length_shards > 1 or layout.stages > 1
+        return group if is_whole and not is_split and experiment.router_aux_loss_coef == 0 else 1
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one micro-batch, over all devices."""
+        return self.experiment.rows_at_once // self.num_generations
+
+    @property
+    def longest(self) -> Lengths:
+        """The longest row that the data may yield; of no tokens where nothing bounds it."""
+        return lengths(self.experiment.data, self.num_generations)
 
     @property
     def blocks(self) -> int:

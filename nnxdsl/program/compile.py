@@ -276,7 +276,7 @@ class Program:
             batch: A batch, or its shapes; None for the largest that the data may yield.
         """
         if batch is None:
-            rows = self.experiment.batch_size
+            rows = self.blueprint.rows_at_once * self.experiment.microbatches
             objective = self.experiment.objective
             has_kl_in_reward = objective.use_kl_in_reward and objective.needs_reference
             batch = abstract_batch(
@@ -288,6 +288,7 @@ class Program:
                 teacher_top_k=objective.top_k if isinstance(objective, Distill) else None,
                 batching=self.experiment.batching,
                 blocks=self.blueprint.blocks,
+                num_generations=self.blueprint.num_generations,
             )
         state = self.abstract()
         donated, reference = self._donated(state)

@@ -108,16 +108,16 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         parts.append(Part("activations", residuals.trunk, "estimated", traced))
         parts.append(Part("activations, offloaded", residuals.offloaded, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + peak, "estimated", explanation))
-        parts += _generation(blueprint, longest, parts)
+        parts += _generation(blueprint, parts)
         parts += _teacher_parts(blueprint, longest, parts)
     return [part for part in parts if part.bytes]
 
 
-def _generation(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
+def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     """Memory of generating completions beyond that of the step that follows."""
     if not isinstance(blueprint.experiment.objective, PolicyGradient):
         return []
-    usage = rollout_memory(blueprint, longest)
+    usage = rollout_memory(blueprint, lengths(blueprint.experiment.data))
     freed = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
     explanation = (
         f"KV cache of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, logits "
@@ -173,7 +173,7 @@ _ARRAYS = {
 
 def rows_of(blueprint: Blueprint) -> int:
     """Rows of a micro-batch on one device."""
-    rows = blueprint.experiment.rows_at_once
+    rows = blueprint.rows_at_once
     return math.ceil(rows / blueprint.layout.batch_shards(rows))
 
 
@@ -227,6 +227,7 @@ class Share:
         adapter: The adapter, or None.
         trainable: Paths of trained arrays.
         data: The data of its rows.
+        num_generations: Completions of a row.
         attention: Name of the attention kernel of the longest rows, or of the one that is traced in its place.
         uses_mtp: Whether a loss uses multi-token prediction (MTP).
         uses_indexer_stats: Whether a loss uses statistics of indexers.
@@ -238,6 +239,7 @@ class Share:
     adapter: Adapter | None
     trainable: frozenset[str]
     data: Data
+    num_generations: int
     attention: str
     uses_mtp: bool
     uses_indexer_stats: bool
@@ -272,7 +274,7 @@ def share_of(blueprint: Blueprint) -> Share:
         feed_forward=config.feed_forward.divided(shard_size),
         vocab_size=shard_size("activation_vocab", config.vocab_size),
     )
-    longest = lengths(experiment.data).trunk
+    longest = blueprint.longest.trunk
     kernel = blueprint.kernels.choose(rows.sequence(longest)).kernel if longest else "dense"
     trained = frozenset(blueprint.trainable)
     return Share(
@@ -282,6 +284,7 @@ def share_of(blueprint: Blueprint) -> Share:
         experiment.adapter,
         trained,
         experiment.data,
+        blueprint.num_generations,
         find_kernel(kernel).traced_as or kernel,
         bool(blueprint.mtp_layer_kinds),
         experiment.indexer_loss_coef > 0,
@@ -301,7 +304,7 @@ def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     kernels = Kernels(share.config, share.attention)
     options = ForwardOptions(uses_mtp=share.uses_mtp, uses_indexer_stats=share.uses_indexer_stats)
     forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)
-    batch = abstract_batch(share.data, rows)
+    batch = abstract_batch(share.data, rows, num_generations=share.num_generations)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
         path: jax.ShapeDtypeStruct(leaf.shape, share.compute if path in trained else leaf.dtype)
@@ -357,7 +360,7 @@ def _temporary_peak(blueprint: Blueprint, rows: int, longest: Lengths, residuals
 def _logits(blueprint: Blueprint, longest: Lengths, vocab_size: int, *, trained: bool) -> tuple[int, str]:
     """Bytes of the logits that exist at one time on one device, for its shard of the vocabulary, explained."""
     layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
-    rows = blueprint.experiment.rows_at_once
+    rows = blueprint.rows_at_once
     length = longest.head + -longest.head % layout.length_shards
     devices = math.prod(layout.shard_counts(("head_batch", "length"), (rows, length)))
     tokens = rows * length // devices
@@ -480,7 +483,7 @@ def require_fit(blueprint: Blueprint, usable: int | None) -> None:
     """
     if usable is None:
         return
-    parts = [part for part in memory(blueprint, lengths(blueprint.experiment.data)) if part.memory == "device"]
+    parts = [part for part in memory(blueprint, blueprint.longest) if part.memory == "device"]
     needed = sum(part.bytes for part in parts)
     if needed <= MARGIN * usable:
         return

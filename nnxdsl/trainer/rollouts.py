@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
-from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.data.batch import GroupBatch, RolloutBatch
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
 from nnxdsl.data.sampler import BatchSampler, Rows
@@ -139,6 +139,11 @@ class Rollouts:
                 raise RunError(f"step {step}: {error}") from error
         return self._last
 
+    def train_batch(self, batch: RolloutBatch) -> RolloutBatch | GroupBatch:
+        """The batch in the form that the step is compiled for: each group in a row where the devices allow it."""
+        size = self.program.blueprint.num_generations
+        return batch if size == 1 else self.prompts.grouped(batch, size)
+
     def indices(self, step: int) -> Sequence[int]:
         """The rows of the prompts that a step trains on."""
         return self._order.indices(step // self.objective.num_iterations).tolist()
@@ -256,9 +261,10 @@ class Rollouts:
         needs_reference = self.objective.use_kl_in_reward and self.objective.needs_reference
         if not needs_reference and self.objective.num_iterations == 1:
             return batch
+        rows = self.train_batch(batch)
         if not needs_reference:
-            return batch._replace(old_logps=np.asarray(self.program.score(state, batch).token_stats.logp))
-        policy, reference = self.program.score_with_reference(state, batch)
+            return batch._replace(old_logps=np.asarray(self.program.score(state, rows).token_stats.logp))
+        policy, reference = self.program.score_with_reference(state, rows)
         old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
         return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
 

@@ -153,6 +153,7 @@ OTHERS: dict[str, Any] = {
     "undecayed": ("mlp",),
     "by_adamw": ("mlp",),
     "epsilon_high": 0.3,
+    "delta": 1.5,
     "max_grad_norm": 0.5,
     "max_update_rms": 0.5,
     "update_rms": 0.4,

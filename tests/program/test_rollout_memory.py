@@ -36,16 +36,18 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
     )
     blueprint, longest = build_blueprint(asked), lengths(PROMPTS)
     assert longest == Lengths(64, 48)
+    assert blueprint.num_generations == (4 if mesh.fsdp == 1 else 1)
     found = rollout_memory(blueprint, longest)
     assert (found.rows, found.tokens) == (64 // mesh.fsdp, 64)
     keys = 4 * 2 * 2 * 16  # layers, key and value, heads of them, their width
     # 64 completions of 48 tokens, twice the 16 prefixes of 16 tokens that they have at first, 16 prompts at one time
     tokens = (64 * 48 + 2 * 16 * 16 + 16 * 16) // mesh.fsdp
     assert tokens * keys * 4 <= found.cache < 1.1 * tokens * keys * 4
-    parts = {part.name: part.bytes for part in memory(blueprint, longest)}
+    parts = {part.name: part.bytes for part in memory(blueprint, blueprint.longest)}
     step = sum(parts[name] for name in ("gradients", "activations", "workspace"))
     assert parts.get("generation", 0) == max(found.total - step, 0)
-    assert plan(asked)["tokens_at_most"] == 10 * 4096 * 64
+    by_group = 16 + 4 * 48 if mesh.fsdp == 1 else 4 * 64
+    assert plan(asked)["tokens_at_most"] == 10 * 1024 * by_group
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_p": 0.9}])

@@ -3,7 +3,7 @@
 Importing the package registers the built-in kinds; `register` adds others.
 """
 
-from nnxdsl.program.batches import packed_pairs, packed_sequences, pairs, rollouts, sequences
+from nnxdsl.program.batches import groups, packed_pairs, packed_sequences, pairs, rollouts, sequences
 from nnxdsl.program.batches.base import (
     AbstractArrays,
     BatchKind,
@@ -26,6 +26,7 @@ __all__ = [
     "PairOptions",
     "Rows",
     "Targets",
+    "groups",
     "kind_of",
     "packed_pairs",
     "packed_sequences",

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jax.sharding import Sharding
 
 from nnxdsl.config.batching import Batching, Packed, Padded
 from nnxdsl.config.data import Data
-from nnxdsl.data.batch import Batch
+from nnxdsl.data.batch import Batch, GroupBatch
 from nnxdsl.data.packing import Packer, Size
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.program.batches.base import AbstractArrays, Lengths, kind_of_data
+from nnxdsl.program.batches.base import AbstractArrays, BatchKind, Lengths, kind_of_class, kind_of_data
 
 PADDED = Padded()
 
 
-def lengths(data: Data) -> Lengths:
-    """The longest row that an experiment's data may yield; of no tokens where nothing bounds it."""
+def lengths(data: Data, num_generations: int = 1) -> Lengths:
+    """The longest row that an experiment's data may yield; of no tokens where nothing bounds it.
+
+    Args:
+        data: Source of the rows.
+        num_generations: Completions of a row of a batch of groups; 1 for none.
+    """
+    kind = _kind(data, num_generations)
+    arrays = AbstractArrays(1, num_generations=num_generations)
+    return Lengths(0, 0) if kind is None else kind.padded(kind.abstract(data, arrays))[1]
+
+
+def _kind(data: Data, num_generations: int) -> BatchKind[Any] | None:
     kind = kind_of_data(data)
-    return Lengths(0, 0) if kind is None else kind.padded(kind.abstract(data, AbstractArrays(1)))[1]
+    return kind if kind is None or num_generations == 1 else kind_of_class(GroupBatch)
 
 
 def abstract_batch(
@@ -31,6 +44,7 @@ def abstract_batch(
     batching: Batching = PADDED,
     blocks: int = 1,
     teacher_top_k: int | None = None,
+    num_generations: int = 1,
 ) -> Batch:
     """The largest batch of an experiment's data, without values.
 
@@ -43,11 +57,12 @@ def abstract_batch(
         batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
         teacher_top_k: How many of a teacher's most likely tokens a batch has for each target; None for no teacher.
+        num_generations: Completions of a row of a batch of groups; 1 for none.
 
     Raises:
         NotRegisteredError: Nothing bounds the lengths of this data's rows.
     """
-    kind = kind_of_data(data)
+    kind = _kind(data, num_generations)
     if kind is None:
         raise NotRegisteredError(
             f"{type(data).__qualname__} has no length_fields, or no kind of batch is registered for "
@@ -55,9 +70,10 @@ def abstract_batch(
         )
     packed = kind_of_data(data, is_packed=True)
     if isinstance(batching, Packed) and packed is not None:
-        arrays = AbstractArrays(blocks, sharding, has_ref_logps, has_old_logps, teacher_top_k)
+        arrays = AbstractArrays(blocks, sharding, has_ref_logps, has_old_logps, teacher_top_k=teacher_top_k)
         return packed.abstract(data, arrays, largest(lengths(data), rows, batching, blocks))
-    return kind.abstract(data, AbstractArrays(rows, sharding, has_ref_logps, has_old_logps, teacher_top_k))
+    arrays = AbstractArrays(rows, sharding, has_ref_logps, has_old_logps, num_generations, teacher_top_k)
+    return kind.abstract(data, arrays)
 
 
 def largest(longest: Lengths, rows: int, batching: Packed, blocks: int) -> Size:

@@ -131,6 +131,7 @@ class AbstractArrays:
         sharding: Of all its arrays; None for none.
         has_ref_logps: Whether the batch carries the reference's log-probabilities.
         has_old_logps: Whether rollouts carry the log-probabilities of sampling.
+        num_generations: Completions of a row of a batch of groups.
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
     """
 
@@ -138,6 +139,7 @@ class AbstractArrays:
     sharding: Sharding | None = None
     has_ref_logps: bool = False
     has_old_logps: bool = False
+    num_generations: int = 1
     teacher_top_k: int | None = None
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
@@ -262,9 +264,18 @@ def kind_of(batch: Batch) -> BatchKind[Any]:
     Raises:
         NotRegisteredError: its class is not registered.
     """
-    kind = _KINDS.get(type(batch))
+    return kind_of_class(type(batch))
+
+
+def kind_of_class(cls: type) -> BatchKind[Any]:
+    """The kind of the batches of a class.
+
+    Raises:
+        NotRegisteredError: it is not registered.
+    """
+    kind = _KINDS.get(cls)
     if kind is None:
-        name = type(batch).__qualname__
+        name = cls.__qualname__
         raise NotRegisteredError(
             f"no kind of batch is registered for {name}; write\n"
             f"  from nnxdsl.program import batches\n"

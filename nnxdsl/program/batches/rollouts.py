@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.config.data import Data
-from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.data.batch import GroupBatch, RolloutBatch
 from nnxdsl.data.packing import Size
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.policy_gradient import RolloutOutputs
@@ -55,16 +57,11 @@ class RolloutKind(BatchKind[RolloutBatch]):
         self, stats: TokenStats, batch: RolloutBatch, options: PairOptions
     ) -> tuple[LossInputs, TokenStats]:
         """The statistics of the completions' tokens `[B, R]`, with their advantages."""
-        outputs = RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
-        return outputs, weighted_stats(stats, batch.weight)
+        return rollout_outputs(stats, batch)
 
     def reference_logps(self, batch: RolloutBatch) -> RolloutOutputs | None:
         """The reference's log-probabilities in the batch, without other statistics; None without."""
-        if batch.ref_logps is None:
-            return None
-        logps, zeros = jnp.asarray(batch.ref_logps), jnp.zeros(batch.loss_mask.shape, jnp.float32)
-        stats = TokenStats(logps, zeros, zeros, zeros, jnp.asarray(batch.loss_mask, jnp.float32))
-        return RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+        return reference_outputs(batch)
 
     def with_reference_logps(self, batch: RolloutBatch, reference: LossInputs) -> RolloutBatch:
         """The batch with the reference's log-probabilities."""
@@ -89,17 +86,36 @@ class RolloutKind(BatchKind[RolloutBatch]):
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> RolloutBatch:
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
-        weight, per_token = arrays.array(dtype=jnp.float32), arrays.array(response, dtype=jnp.float32)
         tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response)
-        return RolloutBatch(
-            *tokens,
-            loss_mask=arrays.array(response, dtype=jnp.bool_),
-            weight=weight,
-            advantages=per_token,
-            max_completion_length=weight,
-            old_logps=per_token if arrays.has_old_logps else None,
-            ref_logps=per_token if arrays.has_ref_logps else None,
-        )
+        return RolloutBatch(*tokens, **abstract_per_token(arrays, response))
+
+
+def rollout_outputs(stats: TokenStats, batch: RolloutBatch | GroupBatch) -> tuple[RolloutOutputs, TokenStats]:
+    """The inputs of the loss of `[B, R]` tokens, and statistics without completions of weight 0."""
+    outputs = RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+    return outputs, weighted_stats(stats, batch.weight)
+
+
+def reference_outputs(batch: RolloutBatch | GroupBatch) -> RolloutOutputs | None:
+    """The reference's log-probabilities `[B, R]` in a batch, without other statistics; None without."""
+    if batch.ref_logps is None:
+        return None
+    logps, zeros = jnp.asarray(batch.ref_logps), jnp.zeros(batch.loss_mask.shape, jnp.float32)
+    stats = TokenStats(logps, zeros, zeros, zeros, jnp.asarray(batch.loss_mask, jnp.float32))
+    return RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+
+
+def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
+    """What a loss reads of completions, without values; `shape` is that of their tokens, but for the rows."""
+    per_token, weight = arrays.array(*shape, dtype=jnp.float32), arrays.array(*shape[:-1], dtype=jnp.float32)
+    return {
+        "loss_mask": arrays.array(*shape, dtype=jnp.bool_),
+        "weight": weight,
+        "advantages": per_token,
+        "max_completion_length": weight,
+        "old_logps": per_token if arrays.has_old_logps else None,
+        "ref_logps": per_token if arrays.has_ref_logps else None,
+    }
 
 
 register(RolloutBatch, RolloutKind(), "prompts")

@@ -1,0 +1,139 @@
+"""Groups of completions that share their prompt in a row: the same step as with a row for each completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_lab import samples
+from small_lab.model import Small
+
+from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Reward, compile
+from nnxdsl.data.batch import GroupBatch, RolloutBatch, non_padding_fraction, token_count
+from nnxdsl.program.batches import Lengths, kind_of
+from nnxdsl.program.blueprint import build_blueprint
+
+PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=8, max_completion_length=8)
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=8, max_completion_length=8)
+REWARDS = (Reward("none"),)
+
+
+def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[RolloutBatch, GroupBatch]:
+    """The same completions in rows of their own, and in rows of a group; one is left out, with weight 0."""
+    draw = np.random.default_rng(3)
+    prompt, response, rows = draw.integers(1, 9, groups), draw.integers(1, 9, (groups, group)), groups * group
+    prompts = [draw.integers(1, vocab_size, n).astype(np.int32) for n in prompt]
+    tokens, ids = np.zeros((rows, 16), np.int32), np.zeros((rows, 8), np.int32)
+    left = np.zeros((groups, 8), np.int32)
+    for row, length in enumerate(response.reshape(-1)):
+        own = prompts[row // group]
+        ids[row, :length] = draw.integers(1, vocab_size, length)
+        tokens[row, : len(own) + length] = [*own, *ids[row, :length]]
+        left[row // group, 8 - len(own) :] = own
+    mask = np.arange(8) < response.reshape(-1)[:, None]
+    weight = np.ones(rows, np.float32)
+    weight[1] = 0
+    advantages = (draw.normal(size=(rows, 1)) * mask).astype(np.float32)
+    old = (draw.normal(-3, 0.3, (rows, 8)) * mask).astype(np.float32)
+    limit = np.full(rows, 8, np.float32)
+    length = (np.repeat(prompt, group) + response.reshape(-1)).astype(np.int32)
+    alone = RolloutBatch(tokens, length, ids, mask, weight, advantages, limit, old)
+    own_arrays = {n: getattr(alone, n) for n in GroupBatch._fields[2:] if getattr(alone, n) is not None}
+    together = GroupBatch(
+        left, prompt.astype(np.int32), **{n: x.reshape(groups, group, *x.shape[1:]) for n, x in own_arrays.items()}
+    )
+    return alone, together
+
+
+def step(asked: Experiment, batch: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    program = compile(asked, jax.devices()[: asked.mesh.device_count])
+    state = samples.trained(program)
+    state, metrics = program.step(state, batch)
+    return {name: float(value) for name, value in metrics.items()}, jax.device_get(state.trainable)
+
+
+@pytest.mark.default_variants(3)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"adapter": Adapter.LoRA(rank=2), "microbatch_size": 4},
+        {"memory": Memory(attention="chunked", reference="online")},
+        {"model": Small(layers=3, pattern=2, window=5, heads=4)},
+        {"model": Model.Qwen3Next("tiny")},
+        {"model": Model.NemotronH("tiny")},
+        {"model": Model.DeepSeekV3("tiny")},
+        {"model": Model.Gemma3("tiny")},
+    ],
+    ids=str,
+)
+def test_a_step_is_that_of_completions_alone(fields: dict[str, Any], experiment: Callable[..., Experiment]) -> None:
+    objective = Objective.GRPO(rewards=REWARDS, num_generations=4, num_iterations=2, beta=0.1)
+    defaults = {"memory": Memory(reference="online"), "batch_size": 8}
+    asked = experiment(**{"objective": objective, "data": PROMPTS, **defaults, **fields})
+    alone, together = completions(build_blueprint(asked).config.vocab_size)
+    expected, leaves = step(asked, alone)
+    found, others = step(asked, together)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if name not in ("tokens", "num_tokens"):
+            assert found[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+    for path, leaf in leaves.items():
+        np.testing.assert_allclose(others[path], leaf, rtol=1e-4, atol=2e-6, err_msg=path)
+
+
+def test_what_a_batch_counts() -> None:
+    alone, together = completions(32)
+    kind, (_, padded) = kind_of(together), kind_of(together).padded(together)
+    assert padded == Lengths(8 + 4 * 8, 4 * 8)
+    lengths, others = kind.lengths(together), kind_of(alone).lengths(alone._replace(weight=np.ones(8, np.float32)))
+    saved = 3 * int(together.prompt_length.sum())
+    assert lengths.targets == others.targets
+    assert lengths.tokens == others.tokens - saved == int(token_count(together))
+    assert lengths.attended_pairs(None) < others.attended_pairs(None)
+    assert non_padding_fraction(together) == lengths.tokens / (2 * (8 + 32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 4),
+        ({"microbatch_size": 4}, 4),
+        ({"microbatch_size": 2}, 1),  # less than a group
+        ({"mesh": Mesh(fsdp=2)}, 4),
+        ({"mesh": Mesh(data=2, fsdp=2)}, 1),  # two groups do not fill four devices
+        ({"mesh": Mesh(context=2)}, 1),
+        ({"mesh": Mesh(stage=2), "model": Small(layers=4)}, 1),
+        (
+            {
+                "objective": Objective.DPO(),
+                "data": Data.Preferences("none.jsonl", max_prompt_length=8, max_completion_length=8),
+            },
+            1,
+        ),
+    ],
+    ids=str,
+)
+def test_groups_share_a_row_where_they_fill_it(
+    fields: dict[str, Any], count: int, experiment: Callable[..., Experiment]
+) -> None:
+    objective = Objective.GRPO(rewards=REWARDS, num_generations=4, beta=0.0)
+    asked = experiment(**{"objective": objective, "data": PROMPTS, "batch_size": 8, **fields})
+    blueprint = build_blueprint(asked)
+    assert blueprint.num_generations == count
+    if asked.objective is objective:
+        assert blueprint.rows_at_once == asked.rows_at_once // count
+        assert blueprint.longest == (Lengths(40, 32) if count == 4 else Lengths(16, 8))
+
+
+def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[..., Experiment]) -> None:
+    objective = Objective.RLOO(rewards=REWARDS, num_generations=4, num_iterations=2)
+    asked = experiment(objective=objective, data=PROMPTS, batch_size=8, memory=Memory(reference="online"))
+    program = compile(asked)
+    shapes = program.lower().args_info[0][3]
+    together = completions(program.blueprint.config.vocab_size)[1]
+    together = together._replace(ref_logps=together.old_logps)
+    assert [(x.shape, x.dtype) for x in shapes] == [(x.shape, x.dtype) for x in together]
