@@ -148,7 +148,7 @@ def test_runs_without_rollouts_and_foreign_ids(site: Site, trained: Path) -> Non
     assert "There is no such run yet" in built.shown()["Markdown"]
     assert built.shown(run=other.name)["Markdown"] == page.NONE_YET
     run = copied(trained, site.settings.home)
-    assert "is not a run id" in built.shown(run=f"../{site.settings.home.name}/{run}")["Markdown 1"]
+    assert "There is no run" in built.shown(run=f"../{site.settings.home.name}/{run}")["Markdown"]
     (site.settings.home / run / "rollouts.jsonl").unlink()
     (site.settings.home / run / "rollouts.jsonl").symlink_to(trained / "rollouts.jsonl")
     link = "rollouts.jsonl is a link, which the app does not follow"
