@@ -58,7 +58,7 @@ class Surrogate(NamedTuple):
 
     Attributes:
         loss: `[B, N]`, or `[B, 1]` for one value per completion.
-        metrics: Booleans or numbers of the same shape, of which means over tokens are reported.
+        metrics: Booleans or numbers of the same shape, of which means are reported.
     """
 
     loss: Array
@@ -157,8 +157,7 @@ def clipped(epsilon: float, epsilon_high: float | None = None, delta: float | No
         bounded = ratio if delta is None else jnp.minimum(ratio, delta)
         loss = -jnp.minimum(bounded * advantages, jnp.clip(ratio, low, high) * advantages)
         is_low, is_high = (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
-        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
-        return Surrogate(loss, {f"clip_ratio/{name}_mean": side for name, side in sides.items()})
+        return Surrogate(loss, _clip_ratios(is_low, is_high))
 
     return surrogate
 
@@ -193,9 +192,7 @@ def trust_region(max_divergence: float, max_ratio: float) -> SurrogateFn:
         is_low = (moved < -max_divergence) & (tokens.advantages < 0)
         is_high = (moved > max_divergence) & (tokens.advantages > 0)
         loss = -jnp.minimum(jnp.exp(log_ratios), max_ratio) * tokens.advantages
-        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
-        metrics = {f"clip_ratio/{name}_mean": side for name, side in sides.items()}
-        return Surrogate(jnp.where(is_low | is_high, 0.0, loss), metrics)
+        return Surrogate(jnp.where(is_low | is_high, 0.0, loss), _clip_ratios(is_low, is_high))
 
     return surrogate
 
@@ -208,11 +205,15 @@ def geometric_mean(epsilon: float) -> SurrogateFn:
         bounded = sign * jnp.minimum(sign * log_ratios, epsilon)
         is_low, is_high = (log_ratios < -epsilon) & (sign < 0), (log_ratios > epsilon) & (sign > 0)
         mean = sequence_mean_ratio(tokens._replace(logps=bounded, old_logps=jnp.zeros_like(bounded)))
-        sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
-        metrics = {f"clip_ratio/{name}_mean": side for name, side in sides.items()}
-        return Surrogate(-jnp.exp(mean) * tokens.advantages, metrics)
+        return Surrogate(-jnp.exp(mean) * tokens.advantages, _clip_ratios(is_low, is_high))
 
     return surrogate
+
+
+def _clip_ratios(is_low: jax.Array, is_high: jax.Array) -> dict[str, jax.Array]:
+    """Metrics of what is clipped below, above, and in all, under TRL's names."""
+    sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
+    return {f"clip_ratio/{name}_mean": side for name, side in sides.items()}
 
 
 # Aggregations

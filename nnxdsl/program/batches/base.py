@@ -199,7 +199,7 @@ class BatchKind(Generic[BatchT]):
         Raises:
             ValueError: this kind of batch cannot hold them.
         """
-        raise ValueError("reference log-probs can only be cached for preference pairs and rollouts")
+        raise ValueError("reference log-probs can only be cached for preference pairs")
 
     def teacher_top_k(self, batch: BatchT) -> TeacherTopK | None:
         """The teacher's top-k of each target in the batch; None without."""

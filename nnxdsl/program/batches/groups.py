@@ -67,11 +67,6 @@ class GroupKind(BatchKind[GroupBatch]):
         """The reference's log-probabilities in the batch, without other statistics; None without."""
         return reference_outputs(_by_completion(batch))
 
-    def with_reference_logps(self, batch: GroupBatch, reference: LossInputs) -> GroupBatch:
-        """The batch with the reference's log-probabilities."""
-        assert isinstance(reference, RolloutOutputs)
-        return batch._replace(ref_logps=np.asarray(reference.stats.logp).reshape(batch.completion_ids.shape))
-
     def without_cached(self, batch: GroupBatch) -> GroupBatch:
         """The batch without log-probabilities of sampling and reference."""
         return batch._replace(old_logps=None, ref_logps=None)

@@ -7,7 +7,6 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from nnxdsl.config.data import Data
 from nnxdsl.data.batch import GroupBatch, RolloutBatch
@@ -62,11 +61,6 @@ class RolloutKind(BatchKind[RolloutBatch]):
     def reference_logps(self, batch: RolloutBatch) -> RolloutOutputs | None:
         """The reference's log-probabilities in the batch, without other statistics; None without."""
         return reference_outputs(batch)
-
-    def with_reference_logps(self, batch: RolloutBatch, reference: LossInputs) -> RolloutBatch:
-        """The batch with the reference's log-probabilities."""
-        assert isinstance(reference, RolloutOutputs)
-        return batch._replace(ref_logps=np.asarray(reference.stats.logp))
 
     def without_cached(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch without log-probabilities of sampling and reference."""
