@@ -45,7 +45,7 @@ def test_runs_and_metrics_are_read(emptied_app: RunningApp) -> None:
     losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
     assert dict(zip(metrics["loss"]["steps"], metrics["loss"]["values"], strict=True)) == pytest.approx(losses)
     for wrong in (f"../{run.name}", str(run), "gone", ""):
-        with pytest.raises(client_module.exceptions.AppError, match=r"no such run|name a run|not a run id"):
+        with pytest.raises(client_module.exceptions.AppError, match=r"there is no run|name a run|not a run id"):
             client.predict(run=wrong, api_name="/metrics")
 
 

@@ -97,6 +97,7 @@ def test_numbers_and_methods_are_those_that_are_chosen(site: Any, files: Path) -
         ({"model": basics.TINY, "data": "pairs.jsonl", "lr": "fast"}, "Learning rate: expected a number"),
         ({"model": "run:no-such-run", "data": "pairs.jsonl"}, "there is no run no-such-run"),
         ({"model": "../x/../../y", "data": "pairs.jsonl"}, "outside of the project"),
+        ({"model": "x" * 1_000, "data": "pairs.jsonl"}, "x' cannot be read: File name too long"),
     ],
 )
 def test_what_is_missing_or_wrong_is_told(site: Any, files: Path, query: dict[str, str], message: str) -> None:

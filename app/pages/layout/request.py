@@ -264,13 +264,14 @@ def within(settings: Settings, text: str) -> Path:
     """Returns the absolute path of a text in the project.
 
     Raises:
-        RunError: It is outside of the project, among the app's own files, or like an option.
+        RunError: It is outside of the project, among the app's own files, like an option, or no path at all.
     """
     root = settings.project.resolve()
     try:
         path = (root / text).resolve()
+        path.exists()  # an OSError if a name in it is longer than the file system has
     except (OSError, ValueError, RuntimeError) as error:
-        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
+        raise RunError(f"{text[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not path.is_relative_to(root) or text.startswith(("-", "~")):
         raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
     if path.is_relative_to(settings.own.resolve()):

@@ -204,7 +204,7 @@ def model_of(site: Site, text: str) -> Model:
     if Path(text).is_absolute() or (within(site.settings, text) / CONFIG).is_file() or HUB_NAME.fullmatch(text):
         return Model.HF(text)
     raise RunError(
-        f"Model: {text} is no directory with a {CONFIG}, and no name on the Hub such as google/gemma-3-1b-it"
+        f"Model: {text[:200]} is no directory with a {CONFIG}, and no name on the Hub such as google/gemma-3-1b-it"
     )
 
 
