@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
@@ -84,6 +84,14 @@ class LowRank(Adapter):
             lambda: _pattern_problems("alphas", self.alphas),
             lambda: _start_problems(self.start),
         )
+
+    def identity_values(self) -> Mapping[str, object]:
+        """Layers by our names, whichever they were given by."""
+        return {
+            "targets": our_names(self.targets),
+            "ranks": _by_our_names(self.ranks),
+            "alphas": _by_our_names(self.alphas),
+        }
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Dropout works with the batching, and the settings equal those of the adapter in `start`."""
@@ -171,6 +179,17 @@ def named(target: str, path: str) -> bool:
     return any(f".{name}." in f".{path}." for name in HUB_NAMES.get(target, (target,)))
 
 
+def our_names(targets: Iterable[str]) -> tuple[str, ...]:
+    """Targets with names of PEFT and transformers replaced by ours, each once."""
+    return tuple(dict.fromkeys(name for target in targets for name in HUB_NAMES.get(target, (target,))))
+
+
+def _by_our_names(pattern: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    """A pattern over `our_names`; the first value of a name counts."""
+    first = {name: value for target, value in reversed(pattern) for name in our_names([target])}
+    return tuple((name, first[name]) for name in our_names(target for target, _ in pattern))
+
+
 def rank_at(adapter: LowRank, path: str) -> int:
     """The rank at the linear layer of a dotted path."""
     return next((rank for target, rank in adapter.ranks if named(target, path)), adapter.rank)
@@ -232,10 +251,12 @@ def adapter_differences(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
     if type(ours) is not type(theirs):
         message = f"expected {type(theirs).__qualname__}, which adapter.start holds, got {type(ours).__qualname__}"
         yield Problem("adapter", message)
+    own, other = ({name: getattr(one, name) for name in SAME} | dict(one.identity_values()) for one in (ours, theirs))
     for name in SAME:
-        own, other = getattr(ours, name), getattr(theirs, name)
-        if own != other:
-            yield Problem(f"adapter.{name}", f"expected {other!r}, which adapter.start was trained with, got {own!r}")
+        if own[name] != other[name]:
+            wanted, found = getattr(theirs, name), getattr(ours, name)
+            message = f"expected {wanted!r}, which adapter.start was trained with, got {found!r}"
+            yield Problem(f"adapter.{name}", message)
 
 
 def _start_differences(adapter: LowRank, earlier: Experiment, experiment: Experiment) -> Iterator[Problem]:

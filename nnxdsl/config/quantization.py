@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from nnxdsl.config.adapter import target_problems
+from nnxdsl.config.adapter import our_names, target_problems
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import positive
 from nnxdsl.errors import Problem
@@ -45,6 +45,10 @@ class Quantization(Spec):
     def problems(self) -> Iterable[Problem]:
         """Targets are not empty and unique."""
         return target_problems(self.targets)
+
+    def identity_values(self) -> Mapping[str, object]:
+        """Layers by our names, whichever they were given by."""
+        return {"targets": our_names(self.targets)}
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Something is trained: an adapter where the format freezes the base, the weights themselves where not."""

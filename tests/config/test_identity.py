@@ -309,6 +309,23 @@ def test_later_fields_are_fields_with_defaults() -> None:
             assert declared(cls)[name].default is not attrs.NOTHING, (cls, name)
 
 
+def test_layers_are_the_same_by_the_names_of_transformers_and_by_ours(design: Any) -> None:
+    def of(*targets: str, **fields: Any) -> str:
+        both = {"adapter": Adapter.LoRA(targets=targets, **fields), "quantization": Quantization.NF4(targets=targets)}
+        return design(**both).id
+
+    assert of("all-linear") == of("attention", "mlp") == design().id
+    assert of("q_proj", "up_proj") == of("attention.query", "up")
+    assert of("qkv_proj") == of("q_proj", "k_proj", "v_proj") == of("attention.query", "k_proj", "attention.value")
+    assert of("q_proj", "attention.query") == of("q_proj") != of("k_proj")
+    patterns = (("gate_up_proj", 8), ("up_proj", 2)), (("gate", 8), ("up", 8))
+    ranks, alphas = ({of("mlp", **{name: each}) for each in patterns} for name in ("ranks", "alphas"))
+    assert len(ranks) == len(alphas) == 1
+    assert of("mlp", ranks=patterns[1]) != of("mlp", ranks=patterns[1][:1])
+    again = Weights.From(design(adapter=Adapter.LoRA(targets=("q_proj",)), evaluation=None))
+    assert design(adapter=Adapter.LoRA(targets=("attention.query",), start=again)).id  # continued as the same
+
+
 def test_the_id_is_the_name_and_eight_digits(design: Any) -> None:
     assert design().id == f"dpo-gemma3-1b-{fingerprint(design())[:8]}"
     assert design().id.rpartition("-")[2] == "9220130e"

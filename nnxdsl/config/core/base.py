@@ -176,6 +176,10 @@ class Spec:
         assert _html_page is not None  # set by the package
         return _html_page(self)
 
+    def identity_values(self) -> Mapping[str, object]:
+        """What counts in the identity in place of a field's value, for fields with several spellings of one meaning."""
+        return {}
+
     @classmethod
     def hint_for(cls, value: object) -> str:
         """What to write where `value` was given for this class, to end a message; empty where there is no hint."""

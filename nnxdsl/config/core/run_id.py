@@ -30,13 +30,17 @@ def identity(value: object) -> object:
     other devices or a new name does not make the later one another run.
     """
     if isinstance(value, Spec):
+        spelled = value.identity_values()
         return {
             "type": value.earlier_tag or value.tag,
             **{
                 name: identity(item)
                 for name, field in declared(type(value)).items()
                 if name not in value.outside_identity
-                and not ((item := getattr(value, name)) == field.default and name in value.fields_added_later)
+                and not (
+                    (item := spelled.get(name, getattr(value, name))) == field.default
+                    and name in value.fields_added_later
+                )
             },
         }
     if isinstance(value, tuple):
