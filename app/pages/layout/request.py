@@ -270,8 +270,10 @@ def within(settings: Settings, text: str) -> Path:
     try:
         path = (root / text).resolve()
         path.exists()  # an OSError if a name in it is longer than the file system has
-    except (OSError, ValueError, RuntimeError) as error:
-        raise RunError(f"{text[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise RunError(f"{text[:200]!r} cannot be read: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:
+        raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
     if not path.is_relative_to(root) or text.startswith(("-", "~")):
         raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
     if path.is_relative_to(settings.own.resolve()):
