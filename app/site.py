@@ -91,18 +91,19 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=END_SECONDS,
     )
     print(_greeting(settings, port, access.token), flush=True)
-    _Server(config, site).run([listening])
+    _Server(config, site, access).run([listening])
 
 
 class _Server(uvicorn.Server):
-    """Ends child processes of the app before it waits for requests, which may wait for these."""
+    """Ends what requests may wait for before it waits for requests: child processes, and delays of wrong passwords."""
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, config: uvicorn.Config, site: Site, access: Access) -> None:
         super().__init__(config)
-        self._site = site
+        self._site, self._access = site, access
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends child processes, then the server."""
+        """Ends delays and child processes, then the server."""
+        self._access.close()
         await asyncio.to_thread(self._site.close)
         await super().shutdown(sockets)
 

@@ -70,6 +70,8 @@ class Access:
     is_secure: bool
     key: bytes = attrs.field(repr=False)
     _guesses: OrderedDict[str, _Guesses] = attrs.field(factory=OrderedDict, init=False, repr=False)
+    _delayed: set[asyncio.Future[None]] = attrs.field(factory=set, init=False, repr=False)
+    _is_closed: bool = attrs.field(default=False, init=False, repr=False)
 
     @classmethod
     def of(cls, settings: Settings, port: int | None = None, key: bytes | None = None) -> Access:
@@ -123,10 +125,27 @@ class Access:
         now = time.monotonic()
         guesses.answered = max(now, guesses.answered) + min(SLOWEST, 0.25 * 2 ** min(guesses.failures, 10))
         try:
-            await asyncio.sleep(guesses.answered - now)
+            await self._delay(guesses.answered - now)
         finally:
             guesses.pending -= 1
         return False
+
+    async def _delay(self, seconds: float) -> None:
+        """Waits, until `close` at most."""
+        if self._is_closed:
+            return
+        end = asyncio.get_running_loop().create_future()
+        self._delayed.add(end)
+        try:
+            await asyncio.wait((end,), timeout=seconds)
+        finally:
+            self._delayed.discard(end)
+
+    def close(self) -> None:
+        """Answers all wrong passwords now, so that a server that ends need not wait for them."""
+        self._is_closed = True
+        for end in self._delayed:
+            end.set_result(None)
 
     # cookies
 

@@ -179,7 +179,7 @@ def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
     assert asyncio.run(tried("wrong")) < 2 * alone  # and the count begins anew
 
 
-def test_wrong_passparse_tags_others_keep_nobody_out() -> None:
+def test_wrong_passwords_of_others_keep_nobody_out() -> None:
     app = guard(password="right")
 
     async def flood() -> list[Any]:
@@ -197,6 +197,19 @@ def test_wrong_passparse_tags_others_keep_nobody_out() -> None:
 
     asyncio.run(flood())
     assert asyncio.run(app.access.is_secret("right", "10.1.0.0"))
+
+
+def test_wrong_passwords_are_answered_when_the_app_ends() -> None:
+    app = guard(password="right")
+
+    async def flood() -> list[bool]:
+        guesses = [asyncio.create_task(app.access.is_secret("wrong", ATTACKER)) for _ in range(MOST_GUESSES)]
+        await asyncio.sleep(0)
+        assert not any(guess.done() for guess in guesses)  # the last is due in more than two minutes
+        app.access.close()
+        return [*await asyncio.gather(*guesses), await app.access.is_secret("late", ATTACKER)]
+
+    assert asyncio.run(asyncio.wait_for(flood(), 60)) == [False] * (MOST_GUESSES + 1)
 
 
 def test_addresses_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -262,6 +263,33 @@ def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environmen
         assert asked(app, "POST", PREDICT, opened, authorization="", cookie=cookie)[0] == 200
     finally:
         app.end()
+
+
+def test_many_wrong_passwords_hold_up_neither_others_nor_the_end(project: Path, environment: Any) -> None:
+    app = RunningApp(project, {**environment, "NNXDSL_APP_PASSWORD": "open sesame"})
+    app.start()
+    right, wrong = (base64.b64encode(f"x:{word}".encode()).decode() for word in ("open sesame", "wrong"))
+    guesses: list[http.client.HTTPConnection] = []
+    try:
+        for number in range(60):
+            address = (f"127.0.1.{1 + number % 6}", 0)
+            guess = http.client.HTTPConnection("127.0.0.1", app.port, timeout=HANG_SECONDS, source_address=address)
+            guess.request("GET", "/", headers={"authorization": f"Basic {wrong}"})
+            guesses.append(guess)
+        assert asked(app, "GET", "/", authorization=f"Basic {right}")[0] == 200
+        assert select.select([guess.sock for guess in guesses[-6:]], [], [], 0)[0] == []  # those wait
+        assert app.child is not None
+        app.child.terminate()
+        # Each is answered: none is cut off by the limit for requests that go on, with an exception in the log.
+        assert {guess.getresponse().status for guess in guesses} == {401}
+        output, _ = app.child.communicate(timeout=HANG_SECONDS)
+        assert (app.child.returncode, output) == (0, "")
+        app.child = None
+    finally:
+        for guess in guesses:
+            guess.close()
+        if app.child is not None:
+            app.end()
 
 
 @pytest.mark.parametrize("root", ["", "/nnxdsl"])
