@@ -32,8 +32,9 @@ RANKS = {
     "program": 5,
     **dict.fromkeys(("planning", "weights", "sweep"), 6),
     "generate": 7,
-    **dict.fromkeys(("trainer", "app"), 8),
-    "cli": 9,
+    "rollouts": 8,
+    **dict.fromkeys(("trainer", "app"), 9),
+    "cli": 10,
 }
 """A room may import rooms of lower rank."""
 

@@ -19,6 +19,7 @@ PURPOSE = {
     "cli": (4, "main, and a file a verb"),
     "trainer": (3, "the loop and its hooks"),
     "app": (5, "the web app's pages"),
+    "rollouts": (2, "prompts to a batch"),
     "generate": (2, "samples completions"),
     "weights": (2, "open, export, convert"),
     "planning": (3, "memory, time, search"),
@@ -51,17 +52,18 @@ VIA: dict[tuple[str, str], list[tuple[float, float]]] = {
     ("trainer", "tracking"): [(3.7, 6)],
     ("tracking", "config"): [(4.6, 3.4), (4.6, 1.6), (2.1, 1.6)],
     ("sharding", "terminal"): [(1.5, 2.45), (1.5, 1.62)],
-    ("app", "errors"): [(5.53, 7.4), (5.53, 0.55)],
+    ("app", "errors"): [(5.53, 8.4), (5.53, 0.55)],
     ("launch", "config"): [(5.087, 1.5), (2, 1.5)],
 }
 """Columns and ranks through which an arrow goes that would cross a package."""
 
+TOP_RANK = max(RANKS.values())
 LEFT, COLUMN, TOP, FLOOR, WIDTH, HEIGHT = 122, 150, 76, 80, 134, 46
 
 
 def center(column: float, rank: float) -> Point:
     """The pixel in the middle of a place."""
-    return LEFT + column * COLUMN, TOP + (9 - rank) * FLOOR + HEIGHT / 2
+    return LEFT + column * COLUMN, TOP + (TOP_RANK - rank) * FLOOR + HEIGHT / 2
 
 
 def imports() -> dict[str, set[str]]:
@@ -89,7 +91,7 @@ def reduced(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
 def draw() -> Drawing:
     """The picture."""
     arrows = reduced(imports())
-    drawing = Drawing(960, TOP + 10 * FLOOR - 12, "The packages of nnxdsl by rank, and which imports which")
+    drawing = Drawing(960, TOP + (TOP_RANK + 1) * FLOOR - 12, "The packages of nnxdsl by rank, and which imports which")
     drawing.text(20, TOP + 2, "rank", size=12, fill=FAINT)
     drawing.text(24, 32, "A package imports packages of lower rank only", size=16, bold=True)
     legend = "An arrow is an import; those that follow from other arrows are left out."
@@ -97,7 +99,7 @@ def draw() -> Drawing:
     for x, fill, stroke, label in ((680, PALE_BLUE, BLUE, "imports jax"), (800, PALE_TEAL, TEAL, "never imports jax")):
         drawing.rect(x, 39, 14, 14, fill=fill, stroke=stroke, radius=3)
         drawing.text(x + 20, 51, label, size=12, fill=MUTED)
-    for rank in range(10):
+    for rank in range(TOP_RANK + 1):
         y = center(0, rank)[1]
         drawing.text(24, y + 5, str(rank), size=13, fill=FAINT, mono=True)
     for room, other in arrows:

@@ -50,7 +50,7 @@ class Prompts(Dataset):
         Raises:
             DataError: Always.
         """
-        raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.trainer.rollouts makes batches")
+        raise DataError(f"{self.report.source}: prompts alone are no batch; nnxdsl.rollouts makes batches")
 
     def rollout_batch(
         self,

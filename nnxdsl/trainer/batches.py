@@ -10,8 +10,8 @@ from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.planning.flops import Flops, work
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.step import Batch
+from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.runtime.prefetch import Prefetch
-from nnxdsl.trainer.rollouts import Rollouts
 
 PREFETCHED = 2
 """Batches that wait on an accelerator for their steps."""
@@ -116,7 +116,7 @@ class RolloutBatches:
 
     def row_ids(self, step: int) -> Sequence[str]:
         """The prompts that a step trains on."""
-        return [self.rollouts.prompts.row_ids[index] for index in self.rollouts.indices(step)]
+        return self.rollouts.row_ids(step)
 
     def checkpoint_state(self, step: int) -> dict[str, Any]:
         """The position among the prompts, and completions that later steps still train on."""

@@ -27,7 +27,7 @@ from nnxdsl.losses.base import WeightedMean, derived_metrics
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.forward import Leaves
-from nnxdsl.trainer.rollouts import Rollouts
+from nnxdsl.rollouts.rollouts import Rollouts
 
 
 class Sample(NamedTuple):

@@ -26,12 +26,12 @@ from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.init import Source
 from nnxdsl.program.memory import require_fit
 from nnxdsl.program.teacher import teacher_of
+from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.runtime.distributed import is_single_process, process_0_first
 from nnxdsl.sharding.mesh import own_device, usable_memory
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.batches import Batches, DatasetBatches, RolloutBatches
 from nnxdsl.trainer.evaluation import Evaluator
-from nnxdsl.trainer.rollouts import Rollouts
 from nnxdsl.weights import sources
 
 

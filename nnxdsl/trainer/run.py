@@ -11,6 +11,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import dependencies_of
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.errors import PlanError
+from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
 from nnxdsl.terminal.display import Display
@@ -29,7 +30,6 @@ from nnxdsl.trainer.hooks.stopping import StopOnRequest
 from nnxdsl.trainer.hooks.tracking import Track
 from nnxdsl.trainer.prepare import Prepared, prepare
 from nnxdsl.trainer.resume import Start, evaluations_by_step, resume_or_init, samples_by_step
-from nnxdsl.trainer.rollouts import Rollouts
 from nnxdsl.trainer.session import Session
 from nnxdsl.trainer.throughput import Speed
 from nnxdsl.trainer.trainer import Outcome, Trainer

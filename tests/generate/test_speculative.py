@@ -45,8 +45,8 @@ from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.trainer.evaluation import Evaluator
-from nnxdsl.trainer.rollouts import Rollouts
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 NEW = 21

@@ -204,7 +204,7 @@ SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
 COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
-ANSWERS = "trainer/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
+ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
 FURTHER = "program/test_mtp_loss.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
 INDEXERS = {
@@ -286,14 +286,15 @@ ELSEWHERE = {
             ("top_k", DRAWN),
             ("top_p", DRAWN),
             ("num_speculative_tokens", "generate/test_speculative.py::test_rollouts_have_it"),
-            ("num_iterations", "trainer/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
-            ("mask_truncated_completions", "trainer/test_rollouts.py::test_truncated_completions_can_be_left_out"),
+            ("num_iterations", "rollouts/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
+            ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),
+            ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )
         if name in declared(kind)
     },
-    "Objective.RLOO.beta": "trainer/test_rollouts.py::test_the_divergence_is_in_the_reward",
-    "Objective.ReinforcePlusPlus.beta": "trainer/test_rollouts.py::test_the_divergence_is_in_the_reward",
+    "Objective.RLOO.beta": "rollouts/test_rollouts.py::test_the_divergence_is_in_the_reward",
+    "Objective.ReinforcePlusPlus.beta": "rollouts/test_rollouts.py::test_the_divergence_is_in_the_reward",
     "Objective.ReinforcePlusPlus.baseline": "losses/test_advantages.py::test_of_reinforce_plus_plus_token_by_token",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
     "Reward.Function.name": "data/test_rewards.py::test_rewards_that_are_there",

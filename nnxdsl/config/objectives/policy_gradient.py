@@ -1,6 +1,6 @@
 """Objectives that learn from rewards of the policy's own completions; `losses/policy_gradient.py` computes them.
 
-Completions are sampled and rewarded by `trainer/rollouts.py`. Of a token, `l` is its log-probability under the policy,
+Completions are sampled and rewarded in `rollouts/`. Of a token, `l` is its log-probability under the policy,
 `o` that when it was sampled, `w = exp(l - o)` their probability ratio, and `A` the advantage of its completion. Losses
 are exact over the optimizer step: how a batch is cut into micro-batches changes nothing.
 """
@@ -55,6 +55,10 @@ class PolicyGradient(Objective):
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
             its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
         num_iterations: Optimizer steps that learn from the same completions, one after another.
+        max_num_gen_batches: Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a group whose completions all have
+            the same reward teaches nothing, and the next prompts take its place, until the batch is full of groups with
+            a spread or so many batches were sampled; the name is verl's. Groups that are missing then leave the batch
+            smaller. 1: every group that is sampled is in the batch.
         mask_truncated_completions: Whether completions that reached the maximal length before their end are left out
             of the loss. They count in the advantages of their group.
         beta: Weight of the KL divergence from the reference; 0 for no reference.
@@ -78,6 +82,7 @@ class PolicyGradient(Objective):
     top_p: float | None = attrs.field(default=None, validator=inner)
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     num_iterations: int = attrs.field(default=1, validator=positive)
+    max_num_gen_batches: int = attrs.field(default=1, validator=positive)
     mask_truncated_completions: bool = False
     beta: float = attrs.field(default=0.0, validator=not_negative)
 
@@ -97,7 +102,7 @@ class PolicyGradient(Objective):
 
     def problems(self) -> Iterable[Problem]:
         """There is a reward, none is there twice, and what is set takes effect."""
-        return gather(self._check_rewards, self._check_off_policy, self._check_kl)
+        return gather(self._check_rewards, self._check_dynamic_sampling, self._check_off_policy, self._check_kl)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """Groups fill batches, and their completions are sampled: in no file, and by the weights that are trained."""
@@ -131,6 +136,11 @@ class PolicyGradient(Objective):
             if name in names[:index]:
                 other = "" if isinstance(self.rewards[index], Reward.Function) else ", or one of the two another name"
                 yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight{other}")
+
+    def _check_dynamic_sampling(self) -> Iterable[Problem]:
+        if self.max_num_gen_batches > 1 and self.baseline == "none":
+            message = "groups of one reward teach something with baseline='none'; leave it out, or set baseline='mean'"
+            yield Problem("max_num_gen_batches", message)
 
     def _check_off_policy(self) -> Iterable[Problem]:
         for name in self.off_policy_fields:

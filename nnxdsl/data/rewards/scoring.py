@@ -29,12 +29,6 @@ class Scores(NamedTuple):
     metrics: dict[str, list[float]]
     extra: dict[str, list[Any]]
 
-    def joined(self, other: Scores) -> Scores:
-        """These, and those of further completions after them, without `extra`."""
-        names = dict.fromkeys([*self.metrics, *other.metrics])
-        metrics = {name: [*self.metrics.get(name, []), *other.metrics.get(name, [])] for name in names}
-        return Scores([*self.values, *other.values], metrics, {})
-
 
 class Rewards:
     """The reward functions of an objective.

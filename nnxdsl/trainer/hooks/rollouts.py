@@ -5,9 +5,11 @@ from __future__ import annotations
 import attrs
 
 from nnxdsl.config.recording.rollouts import RolloutLog
+from nnxdsl.rollouts.log import group_rows, unscored
+from nnxdsl.rollouts.rollout import Rollout
+from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.trainer.attempt import Attempt
 from nnxdsl.trainer.hooks.base import Hook
-from nnxdsl.trainer.rollouts import Rollouts
 from nnxdsl.trainer.trainer import Trainer
 
 
@@ -26,24 +28,39 @@ class RolloutWriter(Hook):
     attempt: Attempt
     rollouts: Rollouts
     log: RolloutLog
-    _is_told: bool = attrs.field(default=False, init=False)
+    _said: set[str] = attrs.field(factory=set, init=False)
 
     def on_step_end(self, trainer: Trainer) -> None:
         """Writes the completions of this step, if one of the steps that train on them is due."""
         step, steps = trainer.step, self.rollouts.objective.num_iterations
-        if step % steps == 0:
-            self._tell_unscored(trainer)
-        if self.log.every_steps is None or step % steps or -step % self.log.every_steps >= steps:
+        if step % steps:
+            return
+        rollout = self.rollouts.at(step, trainer.state)
+        self._say_unscored(rollout)
+        self._say_missing(rollout)
+        if self.log.every_steps is None or -step % self.log.every_steps >= steps:
             return
         directory, number = self.attempt.directory, self.attempt.number
-        for row in self.rollouts.groups(self.rollouts.at(step, trainer.state), self.log.prompts):
+        for row in group_rows(self.rollouts, rollout, self.log.prompts):
             directory.append_rollout({"step": step, "attempt": number, **row})
 
-    def _tell_unscored(self, trainer: Trainer) -> None:
-        """Says which completions have no reward: on the terminal for the first time, then in the log."""
-        unscored = self.rollouts.unscored(self.rollouts.at(trainer.step, trainer.state))
-        if unscored:
-            tell = self.attempt.reporter.log if self._is_told else self.attempt.reporter.event
-            others = f" and {len(unscored) - 1:,} others" if len(unscored) > 1 else ""
-            tell(f"step {trainer.step}: no reward applies to a completion of {unscored[0]}{others}; advantages are 0")
-            self._is_told = True
+    def _say_unscored(self, rollout: Rollout) -> None:
+        """Says which completions have no reward."""
+        if rows := unscored(self.rollouts, rollout):
+            others = f" and {len(rows) - 1:,} others" if len(rows) > 1 else ""
+            self._say("unscored", f"no reward applies to a completion of {rows[0]}{others}; advantages are 0", rollout)
+
+    def _say_missing(self, rollout: Rollout) -> None:
+        """Says how many groups dynamic sampling has not found."""
+        objective = self.rollouts.objective
+        groups = len(rollout.rows) // objective.num_generations
+        found = int(rollout.metrics.get("sampling/num_groups", groups))
+        if found < groups:
+            batches = f"{objective.max_num_gen_batches} batches of prompts (objective.max_num_gen_batches)"
+            self._say("missing", f"{found} of {groups} groups have different rewards after {batches}", rollout)
+
+    def _say(self, kind: str, message: str, rollout: Rollout) -> None:
+        """Says something of its kind on the terminal for the first time, then in the log."""
+        say = self.attempt.reporter.log if kind in self._said else self.attempt.reporter.event
+        say(f"step {rollout.step}: {message}")
+        self._said.add(kind)

@@ -26,7 +26,7 @@ from nnxdsl import (
 from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.program.compile import Program
-from nnxdsl.trainer.rollouts import Rollouts
+from nnxdsl.rollouts.rollouts import Rollouts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
@@ -72,8 +72,8 @@ def rollouts(program: Program, prompts: Prompts) -> Rollouts:
     found = Rollouts.of(program, prompts, BytesTokenizer())
     if not COMPILED:
         found.evaluate(program.init(), prompts, np.arange(len(prompts)))
-        COMPILED.append(found._sampler)
-    found._sampler = COMPILED[0]
+        COMPILED.append(found._engine._sampler)
+    found._engine._sampler = COMPILED[0]
     return found
 
 
@@ -89,7 +89,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     assert found.batch.tokens.shape == (4, 16)
     assert found.batch.completion_ids.shape == found.batch.old_logps.shape == (4, 8)
     assert not np.array_equal(*found.batch.completion_ids[:2])  # two answers to one prompt
-    assert first.indices(0) == first.indices(1) != first.indices(2)
+    assert first.row_ids(0) == first.row_ids(1) != first.row_ids(2)
     assert first.at(1, state) is found  # the second update learns from the same
     assert first.state(2)["rollout"] is None
     kept = json.loads(json.dumps(first.state(1)))
@@ -150,9 +150,9 @@ def test_the_divergence_is_in_the_reward(cls: Any, program: Program, prompts: Pr
     np.testing.assert_allclose(batch.ref_logps, first, rtol=1e-5, atol=1e-6)
     kl = 0.5 * (now - first) * mask
     assert np.abs(kl).max() > 1e-3
-    completions = made.at(2, state).completions
-    assert completions is not None
-    rewards = completions.rewards[:, 0]
+    episodes = made.at(2, state).episodes
+    assert episodes is not None
+    rewards = np.array([one.rewards[0] for one in episodes])
     if cls is Objective.RLOO:
         totals = (rewards - kl.sum(axis=1)).reshape(-1, 2)
         expected = (totals - totals[:, ::-1]).reshape(-1, 1) * mask
@@ -191,7 +191,8 @@ experiment = Experiment(
     model=Model.Gemma3("tiny", weights=Weights.From(sft)),
     adapter=Adapter.LoRA(rank=4, alpha=8.0),
     objective=Objective.GRPO(
-        rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1"
+        rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1",
+        max_num_gen_batches=MOST,
     ),
     data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=8),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=3e-3)),
@@ -214,11 +215,14 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any) -> None:
+@pytest.mark.parametrize("max_num_gen_batches", [1, 3])
+def test_a_run_learns_and_goes_on_bit_equal_between_updates(
+    lab: Any, wait_until: Any, max_num_gen_batches: int
+) -> None:
     chats = [[{"role": "user", "content": f"Hi {n}"}] for n in range(20)]
     rows = [json.dumps({"prompt": chat, "answer": "good"}) + "\n" for chat in chats]
     (lab.place / "prompts.jsonl").write_text("".join(rows))
-    (lab.place / "grpo.py").write_text(GRPO)
+    (lab.place / "grpo.py").write_text(GRPO.replace("MOST", str(max_num_gen_batches)))
     code, _, err = lab.python("grpo.py", "--home", "whole", "--quiet")
     assert code == 0, err
     (whole,) = (lab.place / "whole").glob("grpo-*")

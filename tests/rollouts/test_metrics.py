@@ -11,8 +11,11 @@ import pytest
 
 from nnxdsl import Data, Experiment, Objective, Optimizer, Reward, RunError, Schedule, compile
 from nnxdsl.data import BytesTokenizer, Prompts, load
-from nnxdsl.data.rewards import Scores
-from nnxdsl.trainer.rollouts import Completions, Rollout, Rollouts
+from nnxdsl.rollouts.episode import Episode
+from nnxdsl.rollouts.log import group_rows, unscored
+from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
+from nnxdsl.rollouts.rollout import Rollout
+from nnxdsl.rollouts.rollouts import Rollouts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
@@ -48,8 +51,20 @@ VALUES = [[1.0, 1.0], [NONE, 4.0], [2.0, NONE], [1.0, 1.0], [NONE, NONE], [1.0, 
 ANSWERS = [[5, END], [5, 6, 7, 8], [END], [5, 5, END], [5, 5, 5, 5], [5, END]]
 
 
+ROWS = [2, 2, 2, 3, 3, 3]
+
+
+def episodes(values: list[list[float]], answers: list[list[int]]) -> list[Episode]:
+    return [
+        Episode(row, ids, np.zeros(len(ids)), ids[-1] != END, "a", tuple(rewards), {"seen": index})
+        for index, (row, rewards, ids) in enumerate(zip(ROWS, values, answers, strict=False))
+    ]
+
+
 def test_metrics_by_hand(rollouts: Rollouts) -> None:
-    found = rollouts._metrics(Scores(VALUES, {"mine": [1.0, 2.0, 6.0]}, {}), ANSWERS)
+    given = episodes(VALUES, ANSWERS)
+    found = episode_metrics(given, rollouts.rewards, {"mine": [1.0, 2.0, 6.0]})
+    found |= group_metrics(given, rollouts.rewards, 3)
     assert found == pytest.approx(
         {
             "reward": 17 / 5,
@@ -72,22 +87,21 @@ def test_metrics_by_hand(rollouts: Rollouts) -> None:
 
 
 def test_a_mean_over_nothing_is_left_out(rollouts: Rollouts) -> None:
-    found = rollouts._metrics(Scores([[NONE, NONE]] * 3, {}, {}), [[5, 5]] * 3)
+    given = episodes([[NONE, NONE]] * 3, [[5, 5]] * 3)
+    found = episode_metrics(given, rollouts.rewards, {}) | group_metrics(given, rollouts.rewards, 3)
     assert [name for name in found if "reward" in name] == ["frac_reward_zero_std"]
     assert found["frac_reward_zero_std"] == 1
     assert {found[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")} == {0.0}
-    one = rollouts._metrics(Scores([[1.0, NONE]], {}, {}), [[END]])
+    one = episode_metrics(episodes([[1.0, NONE]], [[END]]), rollouts.rewards, {})
     assert (one["reward"], one["reward_std"], one["rewards/exact_answer/std"]) == (2.0, 0.0, 0.0)
     assert "rewards/contains_answer/mean" not in one
 
 
 def test_completions_without_a_reward_are_named(rollouts: Rollouts) -> None:
-    texts, rows = ["a", "b", "c", "d", "e", "f"], [2, 2, 2, 3, 3, 3]
-    batch = rollouts.prompts.rollout_batch(rows, ANSWERS)
-    completions = Completions(rows, texts, np.asarray(VALUES), [False] * 6, {"seen": list(range(6))})
-    rollout = Rollout(0, batch, {}, completions)
-    assert [row.rpartition(":")[2] for row in rollouts.unscored(rollout)] == ["4"]
-    first, second = rollouts.groups(rollout, 2)
+    batch = rollouts.prompts.rollout_batch(ROWS, ANSWERS)
+    rollout = Rollout(0, ROWS, batch, {}, episodes(VALUES, ANSWERS))
+    assert [row.rpartition(":")[2] for row in unscored(rollouts, rollout)] == ["4"]
+    first, second = group_rows(rollouts, rollout, 2)
     assert [one["reward"] for one in (*first["completions"], *second["completions"])] == [3, 4, 4, 3, None, 3]
     assert second["completions"][1]["rewards"] == {"exact_answer": None, "contains_answer": None}
     assert first["completions"][2]["extra"] == {"seen": 2}
@@ -97,4 +111,4 @@ def test_completions_without_a_reward_are_named(rollouts: Rollouts) -> None:
 @pytest.mark.parametrize("name", ["reward", "step", "completions/mean_length"])
 def test_a_metric_of_the_run_is_no_name_for_another(rollouts: Rollouts, name: str) -> None:
     with pytest.raises(RunError, match=f"log_metric: '{name}' is a metric of the run itself; give yours another name"):
-        rollouts._metrics(Scores(VALUES, {name: [1.0]}, {}), ANSWERS)
+        episode_metrics(episodes(VALUES, ANSWERS), rollouts.rewards, {name: [1.0]})

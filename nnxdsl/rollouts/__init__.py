@@ -1,0 +1,1 @@
+"""Online training, from prompts to a batch to learn from: completions are sampled, rewarded and given advantages."""

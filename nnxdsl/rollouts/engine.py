@@ -1,0 +1,46 @@
+"""The engine that samples completions with the weights that are trained, on the same devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.generate.sampler import Completion, Sampler
+from nnxdsl.generate.sampling import Sampling
+from nnxdsl.program.compile import Program, TrainState
+
+
+class Engine:
+    """Samples with the policy of a program, as its objective says; a draw depends on weights, prompt and seed alone.
+
+    Args:
+        program: Of an experiment whose objective is a `PolicyGradient`.
+        stop_ids: Token ids that end a completion.
+    """
+
+    def __init__(self, program: Program, stop_ids: Collection[int]) -> None:
+        self._program, self._stop_ids = program, stop_ids
+        self._sampler: Sampler | None = None
+
+    def sample(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[Completion]:
+        """A completion of each row's prompt; those of one prompt are different draws.
+
+        Args:
+            state: Whose policy answers.
+            prompts: The prompts, and how long completions may be.
+            rows: One for each completion.
+            seed: Of the draws.
+        """
+        program = self._program
+        objective, blueprint = program.experiment.objective, program.blueprint
+        assert isinstance(objective, PolicyGradient)
+        template, leaves = program.policy(state)
+        if self._sampler is None:
+            arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
+            self._sampler = Sampler(template, *arrays)
+        drawn = objective.temperature, objective.top_k, objective.top_p
+        sampling = Sampling(prompts.max_completion_length, *drawn, seed, objective.num_speculative_tokens)
+        ids = [prompts.row(row)["prompt"].tolist() for row in rows]
+        # The length is that of all batches, so that they share one compiled program.
+        return self._sampler.complete(leaves, ids, sampling, prompt_length=prompts.shapes["prompt"])

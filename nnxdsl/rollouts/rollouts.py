@@ -1,0 +1,272 @@
+"""Rollouts: the policy generates completions of prompts, rewards score them, advantages follow.
+
+Completions are a pure function of seed, step and weights, so that a resumed run generates them again. Where several
+steps train on the same completions, a checkpoint between them stores these: the weights that generated them are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.data.batch import GroupBatch, RolloutBatch
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.data.rewards import Rewards, Sampled, Scores
+from nnxdsl.data.sampler import BatchSampler, Rows
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import stop_ids
+from nnxdsl.errors import PlanError, Problem, RunError
+from nnxdsl.losses.advantages import token_advantages
+from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.rollouts.dynamic_sampling import has_spread, select
+from nnxdsl.rollouts.engine import Engine
+from nnxdsl.rollouts.episode import Episode
+from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
+from nnxdsl.rollouts.rollout import Rollout
+from nnxdsl.runtime import distributed
+
+Logged = dict[str, list[float]]
+"""What reward functions gave `log_metric`, by name."""
+
+
+@attrs.define
+class Rollouts:
+    """Generates completions with the policy of a program.
+
+    Attributes:
+        program: Of an experiment whose objective is a `PolicyGradient`.
+        prompts: The training prompts.
+        tokenizer: Of prompts and answers.
+        rewards: The reward functions.
+    """
+
+    program: Program
+    prompts: Prompts
+    tokenizer: TokenizerBase
+    rewards: Rewards
+    _order: BatchSampler = attrs.field(init=False)
+    _stops: frozenset[int] = attrs.field(init=False)
+    _engine: Engine = attrs.field(init=False)
+    _last: Rollout | None = attrs.field(default=None, init=False)
+    _extra_batches: int = attrs.field(default=0, init=False)
+    """Batches of prompts that dynamic sampling has taken beyond the first of each step."""
+
+    def __attrs_post_init__(self) -> None:
+        experiment = self.program.experiment
+        self._stops = stop_ids(self.tokenizer)
+        self._engine = Engine(self.program, self._stops)
+        self._order = BatchSampler(
+            self.prompts,
+            batch_size=experiment.batch_size // self.objective.num_generations,
+            seed=experiment.seed,
+            order=experiment.data.order,
+        )
+
+    @classmethod
+    def of(cls, program: Program, prompts: Prompts, tokenizer: TokenizerBase) -> Rollouts:
+        """Those of a program whose rewards are registered.
+
+        Raises:
+            PlanError: A reward is not known or a setting of it has no effect, or `top_k` leaves nothing out.
+            DataError: A row lacks what a reward reads.
+        """
+        objective, vocab_size = program.experiment.objective, program.blueprint.config.vocab_size
+        assert isinstance(objective, PolicyGradient)
+        if objective.top_k is not None and objective.top_k >= vocab_size:
+            message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
+            raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
+        rewards = Rewards(objective.rewards, prompts.max_completion_length)
+        rewards.check(prompts.columns, prompts.row_ids)
+        return cls(program, prompts, tokenizer, rewards)
+
+    @property
+    def objective(self) -> PolicyGradient:
+        """The program's objective."""
+        objective = self.program.experiment.objective
+        assert isinstance(objective, PolicyGradient)
+        return objective
+
+    def at(self, step: int, state: TrainState) -> Rollout:
+        """The completions that a step trains on.
+
+        Args:
+            step: From 0.
+            state: Before that step.
+
+        Raises:
+            RunError: They were drawn by weights that are gone, or a reward failed; names the row.
+        """
+        first = step - step % self.objective.num_iterations
+        if self._last is None or self._last.step != first:
+            if step != first:
+                raise RunError(f"step {step} trains on the completions of step {first}, which were not saved")
+            try:
+                self._last = self._draw(step, state)
+            except RunError as error:
+                raise RunError(f"step {step}: {error}") from error
+        return self._last
+
+    def train_batch(self, batch: RolloutBatch) -> RolloutBatch | GroupBatch:
+        """The batch in the form that the step is compiled for: each group in a row where the devices allow it."""
+        size = self.program.blueprint.num_generations
+        return batch if size == 1 else self.prompts.grouped(batch, size)
+
+    def row_ids(self, step: int) -> list[str]:
+        """The prompts that a step trains on, as messages name them."""
+        last, first = self._last, step - step % self.objective.num_iterations
+        rows = self._rows(step) if last is None or last.step != first else dict.fromkeys(last.rows)
+        return [self.prompts.row_ids[row] for row in rows]
+
+    def state(self, position: int) -> dict[str, Any]:
+        """What a checkpoint stores after so many steps, in plain JSON values."""
+        last, rollout = self._last, None
+        if last is not None and last.step < position < last.step + self.objective.num_iterations:
+            rollout = last.stored()
+        added = {"rewards": self.rewards.fingerprint(), "rollout": rollout, "extra_batches": self._extra_batches}
+        return {**self._order.state(position), **added}
+
+    def check(self, state: Mapping[str, Any]) -> int:
+        """The position in a checkpoint's state from which these rollouts can resume.
+
+        Raises:
+            DataError: File, rows, seed or batch size are others.
+            RunError: A reward's function is another by now.
+        """
+        position = self._order.check(state)
+        if state.get("rewards") != self.rewards.fingerprint():
+            names = ", ".join(self.rewards.names)
+            raise RunError(
+                f"the source of a reward ({names}) has changed since the checkpoint of step {position}; put it back, "
+                f"or begin again with --restart"
+            )
+        self._extra_batches = int(state.get("extra_batches", 0))
+        if state.get("rollout") is not None:
+            self._last = Rollout.restored(state["rollout"])
+        return position
+
+    def evaluate(
+        self, state: TrainState, held_out: Prompts, order: Rows, should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Mean rewards of one completion of each held-out prompt, sampled as in training and always with the same seed.
+
+        Args:
+            state: Whose policy answers.
+            held_out: The prompts.
+            order: [rows] the order in which they are answered.
+            should_stop: Called before each batch; once it returns True, the rest is left out and the result is None.
+        """
+        size = self.program.experiment.batch_size
+        episodes, logged = list[Episode](), Logged()
+        for start in range(0, len(order), size):
+            if should_stop():
+                return None
+            rows = order[start : start + size].tolist()
+            _extend(episodes, logged, self._episodes(state, held_out, rows, "held out", size))
+        return episode_metrics(episodes, self.rewards, logged)
+
+    def _rows(self, step: int, number: int = 0) -> list[int]:
+        """The prompts of the first batch that a step samples, or of a later one."""
+        first = step // self.objective.num_iterations + self._extra_batches
+        return self._order.indices(first + number).tolist()
+
+    def _draw(self, step: int, state: TrainState) -> Rollout:
+        objective, size = self.objective, self.objective.num_generations
+        episodes, metrics = self._sampled(step, state)
+        counts = np.ones(len(episodes), bool)
+        if objective.max_num_gen_batches > 1:
+            chosen = select(self._totals(episodes), size, self._groups)
+            episodes, counts = [episodes[index] for index in chosen.indices], chosen.counts
+            metrics["sampling/num_groups"] = float(counts.sum() / size)
+        rows = [one.row for one in episodes]
+        batch = self._scored(state, self.prompts.rollout_batch(rows, [one.ids for one in episodes]))
+        log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
+        totals = np.where(counts, self._totals(episodes), np.nan)
+        advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
+        if objective.mask_truncated_completions:
+            counts = counts & ~np.array([one.is_truncated for one in episodes])
+        old_logps = batch.old_logps if objective.num_iterations > 1 else None
+        batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
+        return Rollout(step, rows, batch, metrics, episodes)
+
+    def _sampled(self, step: int, state: TrainState) -> tuple[list[Episode], dict[str, float]]:
+        """Completions of one batch of prompts, or of as many as dynamic sampling takes; and metrics of all of them."""
+        objective, size = self.objective, self.objective.num_generations
+        episodes, logged, number = list[Episode](), Logged(), 0
+        for number in range(objective.max_num_gen_batches):
+            rows = [row for row in self._rows(step, number) for _ in range(size)]
+            purpose = f"step {step}, batch {number}" if number else f"step {step}"
+            _extend(episodes, logged, self._episodes(state, self.prompts, rows, purpose, len(rows)))
+            if has_spread(self._totals(episodes), size).sum() >= self._groups:
+                break
+        self._extra_batches += number
+        metrics = episode_metrics(episodes, self.rewards, logged) | group_metrics(episodes, self.rewards, size)
+        if objective.max_num_gen_batches > 1:
+            metrics["sampling/num_gen_batches"] = float(number + 1)
+        return episodes, metrics
+
+    @property
+    def _groups(self) -> int:
+        """Prompts of a batch."""
+        return self.program.experiment.batch_size // self.objective.num_generations
+
+    def _totals(self, episodes: Sequence[Episode]) -> np.ndarray:
+        """The reward of each completion; NaN where it has none."""
+        return self.rewards.totals([one.rewards for one in episodes])
+
+    def _scored(self, state: TrainState, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with the log-probabilities that advantages or later steps read."""
+        needs_reference = self.objective.use_kl_in_reward and self.objective.needs_reference
+        if not needs_reference and self.objective.num_iterations == 1:
+            return batch
+        rows = self.train_batch(batch)
+        if not needs_reference:
+            return batch._replace(old_logps=np.asarray(self.program.score(state, rows).token_stats.logp))
+        policy, reference = self.program.score_with_reference(state, rows)
+        old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
+        return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
+
+    def _episodes(
+        self, state: TrainState, prompts: Prompts, rows: list[int], purpose: str, size: int
+    ) -> tuple[list[Episode], Mapping[str, list[float]]]:
+        """Scored completions of rows, sampled in a batch of `size`; and what reward functions gave `log_metric`."""
+        filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
+        seed = _seed(self.program.experiment.seed, purpose)
+        completions = self._engine.sample(state, prompts, filled, seed)[: len(rows)]
+        texts = [self.tokenizer.decode([token for token in one.ids if token not in self._stops]) for one in completions]
+        columns, row_ids = [prompts.columns[row] for row in rows], [prompts.row_ids[row] for row in rows]
+        sampled = Sampled(texts, [one.ids for one in completions], columns, row_ids)
+        # A user's function may return other values in each process.
+        scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
+        episodes = [
+            Episode(
+                row=row,
+                ids=completion.ids,
+                logps=completion.logps - completion.log_mass,
+                is_truncated=completion.ids[-1] not in self._stops,
+                text=text,
+                rewards=tuple(scores.values[index]),
+                extra={name: values[index] for name, values in scores.extra.items()},
+            )
+            for index, (row, completion, text) in enumerate(zip(rows, completions, texts, strict=True))
+        ]
+        return episodes, scores.metrics
+
+
+def _extend(
+    episodes: list[Episode], logged: Logged, added: tuple[Sequence[Episode], Mapping[str, Sequence[float]]]
+) -> None:
+    """Adds further completions, and what reward functions logged of them."""
+    more, metrics = added
+    episodes += more
+    for name, values in metrics.items():
+        logged.setdefault(name, []).extend(values)
+
+
+def _seed(seed: int, purpose: str) -> int:
+    """The seed of draws for one purpose."""
+    return int.from_bytes(hashlib.sha256(f"nnxdsl rollouts 1: seed {seed}, {purpose}".encode()).digest()[:4], "little")
