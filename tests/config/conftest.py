@@ -278,6 +278,8 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
     fields = {n: draw(of_field(f)) for n, f in known.items() if n not in ("rewards", "num_generations")}
     if fields["num_iterations"] == 1:
         fields |= {name: known[name].default for name in cls.off_policy_fields}
+    if fields.get("baseline", cls.baseline) == "none":
+        fields["max_num_gen_batches"] = 1
     if fields["beta"] == 0 and "kl_estimator" in known:
         fields["kl_estimator"] = "k3"
     if fields["beta"] == 0 or fields.get("kl_estimator") != "k3":
