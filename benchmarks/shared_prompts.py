@@ -28,8 +28,9 @@ def batches(prompt: int, completion: int, generations: int, vocab_size: int) -> 
     mask, weight = np.ones(ids.shape, bool), np.ones(generations, np.float32)
     advantages = np.repeat(draw.normal(size=(generations, 1)), completion, axis=1).astype(np.float32)
     length, limit = np.full(generations, prompt + completion, np.int32), weight * completion
-    alone = RolloutBatch(np.concatenate([prompts, ids], axis=1), length, ids, mask, weight, advantages, limit)
-    arrays = (ids, mask, weight, advantages, limit)
+    lengths = np.full(generations, completion, np.int32)
+    alone = RolloutBatch(np.concatenate([prompts, ids], axis=1), length, ids, lengths, mask, weight, advantages, limit)
+    arrays = (ids, lengths, mask, weight, advantages, limit)
     return GroupBatch(prompts[:1], np.array([prompt], np.int32), *(x[None] for x in arrays)), alone
 
 

@@ -26,6 +26,7 @@ from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
 from nnxdsl.config.objectives.divergence import Divergence
+from nnxdsl.config.objectives.environment import Environment, environment
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.objectives.reward import Reward, reward
 from nnxdsl.config.optimizer import Optimizer
@@ -108,6 +109,7 @@ __all__ = [
     "DataError",
     "Distance",
     "Divergence",
+    "Environment",
     "Evaluation",
     "Experiment",
     "Guard",
@@ -142,6 +144,7 @@ __all__ = [
     "allow_imports",
     "cross",
     "diff",
+    "environment",
     "evolve",
     "flatten",
     "from_dict",

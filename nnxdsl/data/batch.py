@@ -140,7 +140,8 @@ class RolloutBatch(NamedTuple):
         tokens: [B, T] int32, prompt and completion, right-padded.
         length: [B] int32, of both together.
         completion_ids: [B, R] int32, the completion, right-padded.
-        loss_mask: [B, R] bool, True on tokens of the completion.
+        completion_length: [B] int32, tokens of the completion.
+        loss_mask: [B, R] bool, True on tokens of the completion that the policy sampled.
         weight: [B] float32, 1 for a completion, 0 for one that is left out of the loss, or fills up the batch.
         advantages: [B, R] float32.
         max_completion_length: [B] float32, the most tokens of a completion in sampling.
@@ -152,6 +153,7 @@ class RolloutBatch(NamedTuple):
     tokens: Array
     length: Array
     completion_ids: Array
+    completion_length: Array
     loss_mask: Array
     weight: Array
     advantages: Array
@@ -167,7 +169,8 @@ class GroupBatch(NamedTuple):
         prompt: [P, L] int32, left-padded: the last prompt token is at L - 1.
         prompt_length: [P] int32, at least 1.
         completion_ids: [P, G, R] int32, right-padded.
-        loss_mask: [P, G, R] bool, True on tokens of the completion.
+        completion_length: [P, G] int32, as in `RolloutBatch`.
+        loss_mask: [P, G, R] bool, as in `RolloutBatch`.
         weight: [P, G] float32, as in `RolloutBatch`.
         advantages: [P, G, R] float32.
         max_completion_length: [P, G] float32, as in `RolloutBatch`.
@@ -178,6 +181,7 @@ class GroupBatch(NamedTuple):
     prompt: Array
     prompt_length: Array
     completion_ids: Array
+    completion_length: Array
     loss_mask: Array
     weight: Array
     advantages: Array
@@ -197,7 +201,7 @@ def token_count(batch: Batch) -> Array:
         return (batch.segment > 0).sum()
     if isinstance(batch, GroupBatch):
         is_real = batch.weight.max(axis=1) > 0
-        return ((batch.prompt_length + batch.loss_mask.sum(axis=(1, 2))) * is_real).sum()
+        return ((batch.prompt_length + batch.completion_length.sum(axis=1)) * is_real).sum()
     weight = batch.weight.astype("int32")
     if isinstance(batch, PairBatch):
         counted = batch.prompt_length + batch.chosen_length

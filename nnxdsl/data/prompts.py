@@ -56,6 +56,7 @@ class Prompts(Dataset):
         self,
         rows: Sequence[int],
         completions: Sequence[Sequence[int]],
+        is_sampled: Sequence[Sequence[bool]] | None = None,
         size: int | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
@@ -63,27 +64,38 @@ class Prompts(Dataset):
         Args:
             rows: The row of each completion.
             completions: Their token ids, at most `max_completion_length` each, end tokens included.
+            is_sampled: Which of them the policy sampled; None for all.
             size: Rows of the batch; None for the number of completions.
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
         tokens, completion_ids = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
-        mask, length = np.zeros(completion_ids.shape, bool), np.zeros(size, np.int32)
+        mask, (length, completion_length) = np.zeros(completion_ids.shape, bool), np.zeros((2, size), np.int32)
         for place in range(size):
             index = place if place < len(rows) else 0
             prompt, completion = self._parts["prompt"][rows[index]], np.asarray(completions[index], np.int32)
-            length[place] = len(prompt) + len(completion)
+            completion_length[place], length[place] = len(completion), len(prompt) + len(completion)
             tokens[place, : length[place]] = np.concatenate([prompt, completion])
-            completion_ids[place, : len(completion)], mask[place, : len(completion)] = completion, True
+            completion_ids[place, : len(completion)] = completion
+            mask[place, : len(completion)] = True if is_sampled is None else is_sampled[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         advantages = np.zeros(completion_ids.shape, np.float32)
         max_length = np.full(size, self.max_completion_length, np.float32)
-        return RolloutBatch(tokens, length, completion_ids, mask, weight, advantages, max_length)
+        return RolloutBatch(
+            tokens,
+            length,
+            completion_ids,
+            completion_length,
+            mask,
+            weight,
+            advantages,
+            max_completion_length=max_length,
+        )
 
     def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:
         """A batch in which every `size` completions of a prompt, one after another, share a row."""
         count, width = len(batch.weight) // size, self.shapes["prompt"]
-        lengths = (batch.length - batch.loss_mask.sum(axis=1))[::size].astype(np.int32)
+        lengths = (batch.length - batch.completion_length)[::size].astype(np.int32)
         prompts = np.zeros((count, width), np.int32)
         for row, length in enumerate(lengths):
             prompts[row, width - length :] = batch.tokens[row * size, :length]

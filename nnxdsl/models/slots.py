@@ -17,6 +17,11 @@ def padded(tokens: int) -> int:
     return -(-tokens // ROUND_TO) * ROUND_TO
 
 
+def padded_turn(tokens: int) -> int:
+    """Tokens before a later turn of an episode, with their padding: a power of two, since each turn has its own."""
+    return padded(1 << max(tokens - 1, 0).bit_length())
+
+
 def most_slots(platform: str) -> int:
     """Most completions that are decoded at one time."""
     return SLOTS.get(platform, MOST_SLOTS)

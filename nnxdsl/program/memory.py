@@ -28,7 +28,7 @@ from nnxdsl.models.attention.kv_cache import empty_prefixes, init_cache, mtp_cac
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec, is_stacked
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded
+from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded, padded_turn
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
@@ -427,10 +427,10 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     slots = min(size, most_slots(blueprint.platform))
     places = group_size(size, prompts, slots)
     prefixes = most_prefixes(slots, places, prompts * -(-objective.num_generations // places))
-    at_once, prompt = (
-        min(prompts, most_prompts(blueprint.platform, slots)),
-        padded(max(longest.trunk - longest.head, 1)),
-    )
+    at_once = min(prompts, most_prompts(blueprint.platform, slots))
+    prompt = padded(max(longest.trunk - longest.head, 1))
+    if objective.environment is not None:  # a later turn has all those before it as its prompt
+        prompt = min(padded_turn(longest.trunk), config.max_length - longest.head)
     room = prompt - 1 + longest.head + drafts
 
     def on_device(rows: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
-from nnxdsl.data.prompts import Prompts
 from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.program.compile import Program, TrainState
@@ -23,14 +22,25 @@ class Engine:
         self._program, self._stop_ids = program, stop_ids
         self._sampler: Sampler | None = None
 
-    def sample(self, state: TrainState, prompts: Prompts, rows: Sequence[int], seed: int) -> list[Completion]:
-        """A completion of each row's prompt; those of one prompt are different draws.
+    def sample(
+        self,
+        state: TrainState,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        seed: int,
+        *,
+        prompt_length: int,
+        max_completion_length: int,
+    ) -> list[Completion]:
+        """A completion of each prompt; those of equal prompts are different draws.
 
         Args:
             state: Whose policy answers.
-            prompts: The prompts, and how long completions may be.
-            rows: One for each completion.
+            prompts: Token ids.
+            limits: Most tokens of each completion.
             seed: Of the draws.
+            prompt_length: Least padded length of prompts; calls of one length share what is compiled.
+            max_completion_length: Most tokens of any completion.
         """
         program = self._program
         objective, blueprint = program.experiment.objective, program.blueprint
@@ -40,7 +50,5 @@ class Engine:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
             self._sampler = Sampler(template, *arrays)
         drawn = objective.temperature, objective.top_k, objective.top_p
-        sampling = Sampling(prompts.max_completion_length, *drawn, seed, objective.num_speculative_tokens)
-        ids = [prompts.row(row)["prompt"].tolist() for row in rows]
-        # The length is that of all batches, so that they share one compiled program.
-        return self._sampler.complete(leaves, ids, sampling, prompt_length=prompts.shapes["prompt"])
+        sampling = Sampling(max_completion_length, *drawn, seed, objective.num_speculative_tokens)
+        return self._sampler.complete(leaves, prompts, sampling, prompt_length=prompt_length, limits=limits)

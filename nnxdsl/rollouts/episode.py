@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,18 +15,22 @@ class Episode:
 
     Attributes:
         row: The row of its prompt.
-        ids: Its token ids, the stop token included where there is one.
-        logps: Log-probability with which the sampler drew each, float32.
+        ids: Its token ids, stop tokens included.
+        is_sampled: Which of them the policy sampled; the others are of an environment's observations.
+        logps: Log-probability with which the sampler drew each, float32; 0 of others.
         is_truncated: Whether it reached the maximal length before its end.
-        text: Its text, without the token that ends it.
+        text: The text of its last completion, without the token that ends it.
+        turns: Completions and observations as messages, where there is an environment.
         rewards: What each reward function gave, not weighted; NaN where it does not apply.
         extra: What reward functions recorded, by column.
     """
 
     row: int
     ids: list[int]
+    is_sampled: list[bool]
     logps: np.ndarray
     is_truncated: bool
     text: str
+    turns: Sequence[Mapping[str, Any]]
     rewards: tuple[float, ...]
     extra: Mapping[str, Any]

@@ -42,8 +42,9 @@ def _completion(rollouts: Rollouts, episode: Episode, advantage: float) -> dict[
         "reward": _or_none(total),
         "rewards": dict(zip(rollouts.rewards.names, map(_or_none, episode.rewards), strict=True)),
         "advantage": advantage,
-        "length": len(episode.ids),
+        "length": sum(episode.is_sampled),
         "truncated": episode.is_truncated,
+        **({"turns": [dict(message) for message in episode.turns]} if episode.turns else {}),
         **({"extra": dict(episode.extra)} if episode.extra else {}),
     }
 

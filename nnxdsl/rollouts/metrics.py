@@ -22,7 +22,7 @@ def episode_metrics(
         RunError: A function logs a metric under a name that the run has itself.
     """
     values = np.array([one.rewards for one in episodes], np.float64)
-    lengths = np.array([len(one.ids) for one in episodes])
+    lengths = np.array([sum(one.is_sampled) for one in episodes])
     is_truncated = np.array([one.is_truncated for one in episodes])
     found = {
         **_mean_and_std(rewards.totals(values), "reward", "reward_std"),
@@ -30,6 +30,8 @@ def episode_metrics(
         **_lengths(lengths, "length"),
         **_lengths(lengths[~is_truncated], "terminated_length"),
     }
+    if turns := [sum(message["role"] == "assistant" for message in one.turns) for one in episodes if one.turns]:
+        found["environment/mean_turns"] = float(np.mean(turns))
     for index, name in enumerate(rewards.names):
         found |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
     if taken := logged.keys() & {*found, *METRICS, "frac_reward_zero_std"}:

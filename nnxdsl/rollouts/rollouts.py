@@ -6,7 +6,6 @@ steps train on the same completions, a checkpoint between them stores these: the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,19 +15,17 @@ import numpy as np
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.data.batch import GroupBatch, RolloutBatch
 from nnxdsl.data.prompts import Prompts
-from nnxdsl.data.rewards import Rewards, Sampled, Scores
+from nnxdsl.data.rewards import Rewards
 from nnxdsl.data.sampler import BatchSampler, Rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.encode import stop_ids
 from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.losses.advantages import token_advantages
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.rollouts.dynamic_sampling import has_spread, select
-from nnxdsl.rollouts.engine import Engine
 from nnxdsl.rollouts.episode import Episode
+from nnxdsl.rollouts.episode_sampler import EpisodeSampler
 from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
 from nnxdsl.rollouts.rollout import Rollout
-from nnxdsl.runtime import distributed
 
 Logged = dict[str, list[float]]
 """What reward functions gave `log_metric`, by name."""
@@ -50,16 +47,14 @@ class Rollouts:
     tokenizer: TokenizerBase
     rewards: Rewards
     _order: BatchSampler = attrs.field(init=False)
-    _stops: frozenset[int] = attrs.field(init=False)
-    _engine: Engine = attrs.field(init=False)
+    _episodes: EpisodeSampler = attrs.field(init=False)
     _last: Rollout | None = attrs.field(default=None, init=False)
     _extra_batches: int = attrs.field(default=0, init=False)
     """Batches of prompts that dynamic sampling has taken beyond the first of each step."""
 
     def __attrs_post_init__(self) -> None:
         experiment = self.program.experiment
-        self._stops = stop_ids(self.tokenizer)
-        self._engine = Engine(self.program, self._stops)
+        self._episodes = EpisodeSampler.of(self.program, self.tokenizer, self.rewards)
         self._order = BatchSampler(
             self.prompts,
             batch_size=experiment.batch_size // self.objective.num_generations,
@@ -80,9 +75,17 @@ class Rollouts:
         if objective.top_k is not None and objective.top_k >= vocab_size:
             message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
-        rewards = Rewards(objective.rewards, prompts.max_completion_length)
-        rewards.check(prompts.columns, prompts.row_ids)
-        return cls(program, prompts, tokenizer, rewards)
+        found = cls(program, prompts, tokenizer, Rewards(objective.rewards, prompts.max_completion_length))
+        found.check_prompts(prompts)
+        return found
+
+    def check_prompts(self, prompts: Prompts) -> None:
+        """Refuses prompts whose rows lack what rewards and environments read, or whose episodes do not fit.
+
+        Raises:
+            DataError: Names the row, or the lengths.
+        """
+        self._episodes.check(prompts)
 
     @property
     def objective(self) -> PolicyGradient:
@@ -166,7 +169,7 @@ class Rollouts:
             if should_stop():
                 return None
             rows = order[start : start + size].tolist()
-            _extend(episodes, logged, self._episodes(state, held_out, rows, "held out", size))
+            _extend(episodes, logged, self._episodes.sample(state, held_out, rows, "held out", size))
         return episode_metrics(episodes, self.rewards, logged)
 
     def _rows(self, step: int, number: int = 0) -> list[int]:
@@ -183,7 +186,8 @@ class Rollouts:
             episodes, counts = [episodes[index] for index in chosen.indices], chosen.counts
             metrics["sampling/num_groups"] = float(counts.sum() / size)
         rows = [one.row for one in episodes]
-        batch = self._scored(state, self.prompts.rollout_batch(rows, [one.ids for one in episodes]))
+        ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
+        batch = self._scored(state, self.prompts.rollout_batch(rows, ids, is_sampled))
         log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
         totals = np.where(counts, self._totals(episodes), np.nan)
         advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
@@ -200,7 +204,7 @@ class Rollouts:
         for number in range(objective.max_num_gen_batches):
             rows = [row for row in self._rows(step, number) for _ in range(size)]
             purpose = f"step {step}, batch {number}" if number else f"step {step}"
-            _extend(episodes, logged, self._episodes(state, self.prompts, rows, purpose, len(rows)))
+            _extend(episodes, logged, self._episodes.sample(state, self.prompts, rows, purpose, len(rows)))
             if has_spread(self._totals(episodes), size).sum() >= self._groups:
                 break
         self._extra_batches += number
@@ -230,32 +234,6 @@ class Rollouts:
         old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
         return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
 
-    def _episodes(
-        self, state: TrainState, prompts: Prompts, rows: list[int], purpose: str, size: int
-    ) -> tuple[list[Episode], Mapping[str, list[float]]]:
-        """Scored completions of rows, sampled in a batch of `size`; and what reward functions gave `log_metric`."""
-        filled = rows + rows[:1] * (size - len(rows))  # one program for all batches
-        seed = _seed(self.program.experiment.seed, purpose)
-        completions = self._engine.sample(state, prompts, filled, seed)[: len(rows)]
-        texts = [self.tokenizer.decode([token for token in one.ids if token not in self._stops]) for one in completions]
-        columns, row_ids = [prompts.columns[row] for row in rows], [prompts.row_ids[row] for row in rows]
-        sampled = Sampled(texts, [one.ids for one in completions], columns, row_ids)
-        # A user's function may return other values in each process.
-        scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
-        episodes = [
-            Episode(
-                row=row,
-                ids=completion.ids,
-                logps=completion.logps - completion.log_mass,
-                is_truncated=completion.ids[-1] not in self._stops,
-                text=text,
-                rewards=tuple(scores.values[index]),
-                extra={name: values[index] for name, values in scores.extra.items()},
-            )
-            for index, (row, completion, text) in enumerate(zip(rows, completions, texts, strict=True))
-        ]
-        return episodes, scores.metrics
-
 
 def _extend(
     episodes: list[Episode], logged: Logged, added: tuple[Sequence[Episode], Mapping[str, Sequence[float]]]
@@ -265,8 +243,3 @@ def _extend(
     episodes += more
     for name, values in metrics.items():
         logged.setdefault(name, []).extend(values)
-
-
-def _seed(seed: int, purpose: str) -> int:
-    """The seed of draws for one purpose."""
-    return int.from_bytes(hashlib.sha256(f"nnxdsl rollouts 1: seed {seed}, {purpose}".encode()).digest()[:4], "little")

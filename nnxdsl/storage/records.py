@@ -119,12 +119,19 @@ COMPLETION: Mapping[str, Kind] = {
 }
 """Fields of a completion in a row of `rollouts.jsonl`; a reward is null where it does not apply."""
 EXTRA: Mapping[str, Kind] = {
+    "turns": Kind(
+        "a list of messages",
+        lambda value: (
+            isinstance(value, list)
+            and all(isinstance(one, dict) and all(isinstance(text, str) for text in one.values()) for one in value)
+        ),
+    ),
     "extra": Kind(
         "an object of text, numbers, true, false and null",
         lambda value: isinstance(value, dict) and not any(isinstance(one, list | dict) for one in value.values()),
-    )
+    ),
 }
-"""Fields that it has if reward functions record something."""
+"""Fields that it has if there is an environment, and if reward functions record something."""
 
 
 def _is_completion_list(value: Any) -> bool:

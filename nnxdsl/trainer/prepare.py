@@ -110,7 +110,7 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     if evaluation is not None:
         held_out = split if evaluation.data is None else read(evaluation.data, "evaluation.data")
         if rollouts is not None and isinstance(held_out, Prompts):
-            rollouts.rewards.check(held_out.columns, held_out.row_ids)
+            rollouts.check_prompts(held_out)
         evaluator = Evaluator(program, evaluation, held_out, tokenizer, dataset.is_chat, rollouts)
     sampler = _sampler(program, dataset) if rollouts is None else rollouts
     return Prepared(program, tokenizer, sampler, evaluator)

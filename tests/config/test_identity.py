@@ -20,6 +20,7 @@ from nnxdsl import (
     Data,
     Distance,
     Divergence,
+    Environment,
     Evaluation,
     Experiment,
     Guard,
@@ -173,7 +174,14 @@ def samples(design: Any) -> dict[str, Experiment]:
         "feedback": design(objective=Objective.KTO(), data=Data.Feedback("answers.jsonl"), microbatch_size=None),
         **{
             kind.__name__: design(
-                objective=kind(rewards=REWARDS, num_iterations=2, beta=0.1), data=Data.Prompts("prompts.jsonl")
+                objective=kind(
+                    rewards=REWARDS,
+                    num_iterations=2,
+                    beta=0.1,
+                    environment=Environment("game"),
+                    **({"baseline": "mean"} if "baseline" in declared(kind) else {}),
+                ),
+                data=Data.Prompts("prompts.jsonl"),
             )
             for kind in members(Objective).values()
             if issubclass(kind, PolicyGradient)

@@ -204,6 +204,7 @@ SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
 COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
+ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
 ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
 FURTHER = "program/test_mtp_loss.py::test_loss_and_gradient_equal_those_of_the_reference_in_micro_batches"
@@ -212,7 +213,7 @@ INDEXERS = {
     "indexer_stage": "program/test_indexer_loss.py::test_dense_warmup_equals_the_reference",
 }
 TRACKED = "tracking/test_clients.py::test_"
-WRITTEN = "trainer/test_rollout_log.py::test_each_rollout_is_written_once_and_changes_nothing"
+WRITTEN = "rollouts/test_log.py::test_each_rollout_is_written_once_and_changes_nothing"
 ELSEWHERE = {
     "Tracking.TensorBoard.directory": f"{TRACKED}tensorboard",
     **{f"Tracking.WandB.{name}": f"{TRACKED}wandb" for name in ("project", "mode", "entity")},
@@ -287,12 +288,16 @@ ELSEWHERE = {
             ("top_p", DRAWN),
             ("num_speculative_tokens", "generate/test_speculative.py::test_rollouts_have_it"),
             ("num_iterations", "rollouts/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
+            ("environment", ENVIRONMENT),
             ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )
         if name in declared(kind)
     },
+    "Environment.name": ENVIRONMENT,
+    "Environment.max_turns": ENVIRONMENT,
+    "Environment.timeout": "rollouts/test_environments.py::test_what_fails_is_named",
     "Objective.RLOO.beta": "rollouts/test_rollouts.py::test_the_divergence_is_in_the_reward",
     "Objective.ReinforcePlusPlus.beta": "rollouts/test_rollouts.py::test_the_divergence_is_in_the_reward",
     "Objective.ReinforcePlusPlus.baseline": "losses/test_advantages.py::test_of_reinforce_plus_plus_token_by_token",

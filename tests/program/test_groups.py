@@ -40,7 +40,9 @@ def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[Ro
     old = (draw.normal(-3, 0.3, (rows, 8)) * mask).astype(np.float32)
     limit = np.full(rows, 8, np.float32)
     length = (np.repeat(prompt, group) + response.reshape(-1)).astype(np.int32)
-    alone = RolloutBatch(tokens, length, ids, mask, weight, advantages, limit, old)
+    alone = RolloutBatch(
+        tokens, length, ids, response.reshape(-1).astype(np.int32), mask, weight, advantages, limit, old
+    )
     own_arrays = {n: getattr(alone, n) for n in GroupBatch._fields[2:] if getattr(alone, n) is not None}
     together = GroupBatch(
         left, prompt.astype(np.int32), **{n: x.reshape(groups, group, *x.shape[1:]) for n, x in own_arrays.items()}

@@ -56,7 +56,17 @@ ROWS = [2, 2, 2, 3, 3, 3]
 
 def episodes(values: list[list[float]], answers: list[list[int]]) -> list[Episode]:
     return [
-        Episode(row, ids, np.zeros(len(ids)), ids[-1] != END, "a", tuple(rewards), {"seen": index})
+        Episode(
+            row=row,
+            ids=ids,
+            is_sampled=[True] * len(ids),
+            logps=np.zeros(len(ids)),
+            is_truncated=ids[-1] != END,
+            text="a",
+            turns=(),
+            rewards=tuple(rewards),
+            extra={"seen": index},
+        )
         for index, (row, rewards, ids) in enumerate(zip(ROWS, values, answers, strict=False))
     ]
 

@@ -72,8 +72,8 @@ def rollouts(program: Program, prompts: Prompts) -> Rollouts:
     found = Rollouts.of(program, prompts, BytesTokenizer())
     if not COMPILED:
         found.evaluate(program.init(), prompts, np.arange(len(prompts)))
-        COMPILED.append(found._engine._sampler)
-    found._engine._sampler = COMPILED[0]
+        COMPILED.append(found._episodes.engine._sampler)
+    found._episodes.engine._sampler = COMPILED[0]
     return found
 
 
@@ -125,7 +125,9 @@ def test_truncated_completions_can_be_left_out(program: Program, prompts: Prompt
     last_ids = rollouts(program, prompts).at(0, state).batch.completion_ids[:, -1].tolist()
     fields = {"objective.mask_truncated_completions": True, "objective.num_iterations": 1}
     masking = rollouts(attrs.evolve(program, experiment=evolve(program.experiment, fields)), prompts)
-    masking._stops = masking._stops | {last_ids[1]}  # so that a completion has ended
+    turns = masking._episodes.turns
+    stopping = attrs.evolve(turns, stop_ids=turns.stop_ids | {last_ids[1]})  # so that a completion has ended
+    masking._episodes = attrs.evolve(masking._episodes, turns=stopping)
     batch = masking.at(0, state).batch
     assert batch.weight.tolist() == [float(last == last_ids[1]) for last in last_ids]
     assert 0 < batch.weight.sum() < len(last_ids)

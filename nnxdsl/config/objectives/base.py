@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nnxdsl.config.objectives import policy_gradient as online
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
+    from nnxdsl.config.objectives.environment import Environment
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +73,8 @@ class Objective(Spec):
     """Completions that are sampled of each row; 1 where rows hold what is trained on."""
     num_speculative_tokens: ClassVar[int] = 0
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
+    environment: ClassVar[Environment | None] = None
+    """What answers sampled completions, so that there are several turns."""
     num_iterations: ClassVar[int] = 1
     """Optimizer steps on the same rows, one after another."""
     use_kl_in_reward: ClassVar[bool] = False

@@ -19,6 +19,7 @@ from nnxdsl.config.batching import Padded
 from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
 from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.environment import Environment
 from nnxdsl.config.objectives.reward import Reward
 from nnxdsl.errors import Problem
 
@@ -55,6 +56,7 @@ class PolicyGradient(Objective):
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
             its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
         num_iterations: Optimizer steps that learn from the same completions, one after another.
+        environment: What answers a completion, so that an episode has several turns; None for single completions.
         max_num_gen_batches: Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a group whose completions all have
             the same reward teaches nothing, and the next prompts take its place, until the batch is full of groups with
             a spread or so many batches were sampled; the name is verl's. Groups that are missing then leave the batch
@@ -82,6 +84,7 @@ class PolicyGradient(Objective):
     top_p: float | None = attrs.field(default=None, validator=inner)
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     num_iterations: int = attrs.field(default=1, validator=positive)
+    environment: Environment | None = None
     max_num_gen_batches: int = attrs.field(default=1, validator=positive)
     mask_truncated_completions: bool = False
     beta: float = attrs.field(default=0.0, validator=not_negative)

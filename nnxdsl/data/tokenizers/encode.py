@@ -17,6 +17,9 @@ from nnxdsl.errors import DataError
 
 Prompt = str | list[Message]
 
+_LAST_ANSWER = "\ufdd0answer"
+"""Stands for the text of the assistant's last message, which is in tokens already."""
+
 
 class Split(NamedTuple):
     """A prompt and its completions as ids.
@@ -148,6 +151,25 @@ class Encoder:
         if isinstance(prompt, str):
             return self.text(prompt)
         return self.rendered(self.template(tools).render_prompt(self.with_system(prompt), tools=tools))
+
+    def after_answer(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+        """Ids between the assistant's last message and its next one: the end of its turn, what follows, a new turn.
+
+        Args:
+            messages: A chat whose last message is of another role.
+            tools: Of the row.
+
+        Raises:
+            RowError: The template cannot render the chat, or leaves the assistant's last message out.
+        """
+        whole = self.with_system(messages)
+        last = max(index for index, message in enumerate(whole) if message["role"] == "assistant")
+        marked = [*whole[:last], {**whole[last], "content": _LAST_ANSWER}, *whole[last + 1 :]]
+        text = self.template(tools).render(marked, add_generation_prompt=True, tools=tools)
+        _, mark, after = text.rpartition(_LAST_ANSWER)
+        if not mark:
+            raise RowError("template", "the chat template leaves out the assistant's last message")
+        return self.tokenizer.encode(after)
 
     def check_chat(
         self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False

@@ -74,9 +74,10 @@ class GroupKind(BatchKind[GroupBatch]):
     def lengths(self, batch: GroupBatch) -> BatchLengths:
         """What a batch in numpy holds."""
         is_real = (np.asarray(batch.weight) > 0).any(axis=1)
-        completions = np.asarray(batch.loss_mask).sum(axis=2)[is_real].astype(np.int64)
+        completions = np.asarray(batch.completion_length)[is_real].astype(np.int64)
         prompts = np.asarray(batch.prompt_length)[is_real].astype(np.int64)
-        return BatchLengths(prompts, tuple(completions.T), int(completions.sum()), batch.ref_logps is not None)
+        targets = int(np.sum(np.asarray(batch.loss_mask)[is_real]))
+        return BatchLengths(prompts, tuple(completions.T), targets, batch.ref_logps is not None)
 
     def padded(self, batch: GroupBatch) -> tuple[int, Lengths]:
         """Rows of a batch and the tokens of each, padding among them."""
@@ -91,6 +92,7 @@ class GroupKind(BatchKind[GroupBatch]):
             prompt=arrays.array(prompt),
             prompt_length=arrays.array(),
             completion_ids=arrays.array(group, response),
+            completion_length=arrays.array(group),
             **abstract_per_token(arrays, group, response),
         )
 
@@ -111,7 +113,8 @@ def _positions(batch: GroupBatch) -> TokenPositions:
     prompt, start = batch.prompt.shape[1], batch.prompt_length[:, None]  # [P, 1]
     in_prompt = jnp.arange(prompt)[None, :] - (prompt - start)  # [P, L], negative in the padding
     after = start + jnp.tile(jnp.arange(response), count)[None, :]  # [P, G R]
-    real = jnp.concatenate([in_prompt >= 0, batch.loss_mask.reshape(groups, -1)], axis=1)
+    in_completion = jnp.arange(response) < batch.completion_length[:, :, None]  # [P, G, R]
+    real = jnp.concatenate([in_prompt >= 0, in_completion.reshape(groups, -1)], axis=1)
     position = jnp.concatenate([in_prompt, after], axis=1)
     branch = np.repeat(np.arange(count + 1), [prompt, *[response] * count])
     return TokenPositions(

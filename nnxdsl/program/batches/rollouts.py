@@ -43,7 +43,7 @@ class RolloutKind(BatchKind[RolloutBatch]):
 
     def targets(self, hidden: jax.Array, batch: RolloutBatch) -> Targets:
         """The tokens of completions `[B, R]`; the first is predicted from the prompt's last."""
-        prompt = batch.length - jnp.sum(batch.loss_mask, axis=1)  # [B]
+        prompt = jnp.asarray(batch.length - batch.completion_length)  # [B]
         source = prompt[:, None] - 1 + jnp.arange(batch.completion_ids.shape[1])
         source = jnp.minimum(source, hidden.shape[1] - 1)  # of the padding
         return Targets(jnp.take_along_axis(hidden, source[:, :, None], axis=1), batch.completion_ids, batch.loss_mask)
@@ -80,7 +80,7 @@ class RolloutKind(BatchKind[RolloutBatch]):
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> RolloutBatch:
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
-        tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response)
+        tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response), arrays.array()
         return RolloutBatch(*tokens, **abstract_per_token(arrays, response))
 
 

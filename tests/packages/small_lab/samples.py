@@ -67,7 +67,7 @@ def answers() -> RolloutBatch:
     one = np.ones(8, np.float32)
     gain = draw.normal(size=8).astype(np.float32)
     length = (prompt + said).astype(np.int32)
-    return RolloutBatch(tokens, length, answer, mask, one, gain[:, None] * mask, 8 * one, old)
+    return RolloutBatch(tokens, length, answer, said.astype(np.int32), mask, one, gain[:, None] * mask, 8 * one, old)
 
 
 class Trained:

@@ -1,0 +1,145 @@
+"""Samples episodes and scores them: the policy, an environment if there is one, and rewards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.data.rewards import Rewards, Sampled, Scores
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.errors import DataError
+from nnxdsl.generate.sampler import Completion
+from nnxdsl.models.slots import padded_turn
+from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.rollouts.engine import Engine
+from nnxdsl.rollouts.environments import Environments
+from nnxdsl.rollouts.episode import Episode
+from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
+from nnxdsl.runtime import distributed
+
+
+@attrs.frozen
+class EpisodeSampler:
+    """Samples and scores with the policy of a program.
+
+    Attributes:
+        program: Of an experiment whose objective is a `PolicyGradient`.
+        engine: Samples completions.
+        turns: Plays episodes.
+        rewards: The reward functions.
+    """
+
+    program: Program
+    engine: Engine
+    turns: Turns
+    rewards: Rewards
+
+    @classmethod
+    def of(cls, program: Program, tokenizer: TokenizerBase, rewards: Rewards) -> EpisodeSampler:
+        """That of a program.
+
+        Raises:
+            PlanError: Its environment is not known, or has no `reset` or `step`.
+            DataError: The chat template does not read what `experiment.data` gives it.
+        """
+        objective, stops = program.experiment.objective, frozenset(stop_ids(tokenizer))
+        assert isinstance(objective, PolicyGradient)
+        encoder, spec = Encoder.of(tokenizer, program.experiment.data), objective.environment
+        turns = Turns(encoder, stops)
+        if spec is not None:
+            turns = Turns(encoder, stops, Environments(spec), spec.max_turns)
+        return cls(program, Engine(program, stops), turns, rewards)
+
+    def check(self, prompts: Prompts) -> None:
+        """Refuses rows that lack what rewards and environments read, and episodes that do not fit into the model.
+
+        Raises:
+            DataError: A row lacks a column, or has one whose name is taken; or there are too few positions.
+        """
+        environments = self.turns.environments
+        if environments is None:
+            self.rewards.check(prompts.columns, prompts.row_ids)
+            return
+        # A later turn is sampled behind those before it, with as much room as the first one.
+        most, tokens = self.program.blueprint.config.max_length, prompts.max_completion_length
+        if (needed := prompts.shapes["prompt"] + 2 * tokens) > most:
+            raise DataError(
+                f"with an environment, the longest prompt and twice data.max_completion_length must fit into the "
+                f"model's {most:,} positions, and are {needed:,}; lower data.max_prompt_length or max_completion_length"
+            )
+        environments.check(prompts.columns, prompts.row_ids)
+        self.rewards.check([_with_episode(row, Trajectory()) for row in prompts.columns], prompts.row_ids)
+
+    def sample(
+        self, state: TrainState, prompts: Prompts, rows: Sequence[int], purpose: str, size: int
+    ) -> tuple[list[Episode], Mapping[str, list[float]]]:
+        """Scored episodes of rows, and what reward functions gave `log_metric`, by name.
+
+        Args:
+            state: Whose policy answers.
+            prompts: The prompts.
+            rows: One for each episode.
+            purpose: Names the random numbers.
+            size: Completions that are sampled in one batch, at least as many as rows: one compiled program for all.
+        """
+
+        def draw(turn: Turn) -> list[Completion]:
+            count, length, name = size, prompts.shapes["prompt"], purpose
+            if turn.number:  # lengths and numbers of prompts are other ones each time: powers of two are compiled once
+                count, length = 1 << (len(turn.prompts) - 1).bit_length(), padded_turn(max(map(len, turn.prompts)))
+                name = f"{purpose}, turn {turn.number}"
+            fill = count - len(turn.prompts)
+            found = self.engine.sample(
+                state,
+                turn.prompts + turn.prompts[:1] * fill,
+                turn.limits + turn.limits[:1] * fill,
+                _seed(self.program.experiment.seed, name),
+                prompt_length=length,
+                max_completion_length=prompts.max_completion_length,
+            )
+            return found[: len(turn.prompts)]
+
+        return self._scored(prompts, rows, self.turns.play(prompts, rows, draw))
+
+    def _scored(
+        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory]
+    ) -> tuple[list[Episode], Mapping[str, list[float]]]:
+        """Episodes with their rewards."""
+        columns = [prompts.columns[row] for row in rows]
+        if has_turns := self.turns.environments is not None:
+            columns = [_with_episode(row, one) for row, one in zip(columns, found, strict=True)]
+        row_ids = [prompts.row_ids[row] for row in rows]
+        sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids)
+        # A user's function may return other values in each process.
+        scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
+        episodes = [
+            Episode(
+                row=row,
+                ids=one.ids,
+                is_sampled=one.is_sampled,
+                logps=np.asarray(one.logps, np.float32),
+                is_truncated=one.is_truncated,
+                text=one.text,
+                turns=one.turns if has_turns else (),
+                rewards=tuple(scores.values[index]),
+                extra={name: values[index] for name, values in scores.extra.items()},
+            )
+            for index, (row, one) in enumerate(zip(rows, found, strict=True))
+        ]
+        return episodes, scores.metrics
+
+
+def _with_episode(row: Mapping[str, object], one: Trajectory) -> dict[str, object]:
+    """The columns of a row with what an environment adds; see `environments.COLUMNS`."""
+    return {**row, "environment_reward": one.reward, "turns": list(one.turns)}
+
+
+def _seed(seed: int, purpose: str) -> int:
+    """The seed of draws for one purpose."""
+    return int.from_bytes(hashlib.sha256(f"nnxdsl rollouts 1: seed {seed}, {purpose}".encode()).digest()[:4], "little")

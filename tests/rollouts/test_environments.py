@@ -1,0 +1,268 @@
+"""Episodes of several turns: their tokens and masks, log-probs in every turn, what ends them, and what fails."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import nnxdsl
+from nnxdsl import (
+    Data,
+    DataError,
+    Environment,
+    Experiment,
+    Model,
+    Objective,
+    Optimizer,
+    PlanError,
+    Reward,
+    RunError,
+    Schedule,
+    compile,
+    environment,
+    reward,
+)
+from nnxdsl.config.objectives.environment import environments
+from nnxdsl.data import BytesTokenizer, Prompts, load
+from nnxdsl.data.tokenizers.encode import Encoder
+from nnxdsl.generate.sampler import Completion
+from nnxdsl.rollouts.engine import Engine
+from nnxdsl.rollouts.environments import Environments
+from nnxdsl.rollouts.log import group_rows
+from nnxdsl.rollouts.rollouts import Rollouts
+from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
+
+TOKENIZER = BytesTokenizer()
+STOPS = frozenset({TOKENIZER.end_of_turn_id, TOKENIZER.eos_id})
+
+
+@environment("counts down")
+class CountsDown:
+    """Says how often it will go on; each turn is worth its number."""
+
+    def reset(self, count: int = 3) -> None:
+        self.left, self.turn = count, 0
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.left, self.turn = self.left - 1, self.turn + 1
+        return f"{self.left} left after {text[:3]!r}", float(self.turn), self.left == 0
+
+
+@reward("episodes")
+def episodes_reward(completion: str, environment_reward: float, turns: list[dict[str, str]]) -> float:
+    assert turns[-1] == {"role": "assistant", "content": completion}
+    return environment_reward
+
+
+def prompts_of(place: Path, rows: Sequence[dict[str, Any]], tokens: int = 64) -> Prompts:
+    path = place / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load(Data.Prompts(str(path), max_prompt_length=96, max_completion_length=tokens), TOKENIZER)
+    assert isinstance(found, Prompts)
+    return found
+
+
+def said(text: str, *, ends: bool = True) -> Completion:
+    ids = [*TOKENIZER.encode(text), *([TOKENIZER.end_of_turn_id] if ends else [])]
+    return Completion(ids, np.full(len(ids), -2.0, np.float32), np.full(len(ids), -0.5, np.float32), len(ids))
+
+
+def played(prompts: Prompts, script: Sequence[Completion], max_turns: int = 8) -> tuple[Trajectory, list[Turn]]:
+    """An episode of the first prompt, in which the policy says what is written."""
+    asked: list[Turn] = []
+
+    def sample(turn: Turn) -> list[Completion]:
+        asked.append(turn)
+        return [script[turn.number]]
+
+    turns = Turns(Encoder(TOKENIZER), STOPS, Environments(Environment("counts down")), max_turns)
+    (found,) = turns.play(prompts, [0], sample)
+    return found, asked
+
+
+CHAT = [{"role": "user", "content": "count"}]
+
+
+def test_an_episode_has_turns(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, [{"prompt": CHAT, "count": 3}], tokens=200)
+    found, asked = played(prompts, [said("one"), said("two"), said("three"), said("four")])
+    prompt = prompts.row(0)["prompt"].tolist()
+    chat = [
+        *CHAT,
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "2 left after 'one'"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "1 left after 'two'"},
+        {"role": "assistant", "content": "three"},
+    ]
+    assert found.turns == chat[1:]
+    # What the chat template gives for the whole chat, up to the end token of the last answer.
+    whole = Encoder(TOKENIZER).rendered(Encoder(TOKENIZER).template().render(chat))
+    assert [*prompt, *found.ids] == whole[: len(prompt) + len(found.ids)]
+    assert found.ids[-1] == TOKENIZER.end_of_turn_id
+    sampled = [token for token, is_sampled in zip(found.ids, found.is_sampled, strict=True) if is_sampled]
+    assert sampled == [*said("one").ids, *said("two").ids, *said("three").ids]
+    assert found.logps == [-1.5 if is_sampled else 0.0 for is_sampled in found.is_sampled]
+    assert (found.reward, found.is_truncated, found.text) == (1 + 2 + 3, False, "three")
+    for turn, before in zip(asked, (0, 1, 2), strict=True):
+        end = [i for i, token in enumerate(found.ids) if token == TOKENIZER.end_of_turn_id and found.is_sampled[i]]
+        start = next(i for i in range(end[before - 1] + 1, len(found.ids)) if found.is_sampled[i]) if before else 0
+        assert turn.prompts == [[*prompt, *found.ids[:start]]]
+        assert turn.limits == [200 - start]
+
+
+def test_what_ends_an_episode(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, [{"prompt": CHAT}], tokens=200)
+    found, asked = played(prompts, [said("one"), said("two")], max_turns=2)
+    assert (len(asked), found.reward, found.is_truncated) == (2, 3.0, False)
+    found, asked = played(prompts, [said("one"), said("tw", ends=False)])
+    assert (len(asked), found.reward, found.is_truncated) == (2, 1.0, True)  # no answer to what has no end
+    # The observation after the first turn leaves no room for a token.
+    longest = len(played(prompts, [said("one"), said("two")], max_turns=2)[0].ids) - len(said("two").ids)
+    for room, turns in ((longest, 1), (longest + 1, 2)):
+        short = prompts_of(tmp_path, [{"prompt": CHAT}], tokens=room)
+        found, asked = played(short, [said("one"), said("t", ends=False)])
+        assert (len(asked), found.is_truncated) == (turns, True)
+        assert len(found.ids) <= room or turns == 2
+        assert found.is_sampled[-1]
+
+
+def test_text_goes_on_as_text(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, [{"prompt": "count: "}], tokens=200)
+    found, _ = played(prompts, [said("one"), said("two"), said("three")])
+    text = TOKENIZER.decode(found.ids, skip_special=False)
+    assert text == "one<end_of_turn>2 left after 'one'two<end_of_turn>1 left after 'two'three<end_of_turn>"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Prompts]:
+    """A program, and its prompts: each asks for another number of turns."""
+    rows = [{"prompt": [{"role": "user", "content": f"count {n}"}], "count": 1 + n % 3} for n in range(4)]
+    prompts = prompts_of(tmp_path_factory.mktemp("rows"), rows, tokens=160)
+    made = Experiment(
+        name="turns",
+        model=Model.Gemma3("tiny"),
+        objective=Objective.GRPO(
+            rewards=(Reward("episodes"),),
+            num_generations=2,
+            num_iterations=2,
+            beta=0.0,
+            environment=Environment("counts down", max_turns=3),
+        ),
+        data=Data.Prompts(prompts.report.source, max_prompt_length=96, max_completion_length=160),
+        optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+        batch_size=4,
+        steps=4,
+    )
+    return compile(made), prompts
+
+
+def rollouts_of(program: Any, prompts: Prompts) -> Rollouts:
+    """Rollouts of an untrained model, in which every eighth token ends a completion."""
+    found, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 8))
+    turns = attrs.evolve(found._episodes.turns, stop_ids=stops)
+    found._episodes = attrs.evolve(found._episodes, engine=Engine(program, stops), turns=turns)
+    return found
+
+
+def test_log_probs_of_all_turns_are_those_of_the_whole_row(trained: tuple[Any, Prompts]) -> None:
+    program, prompts = trained
+    state, made = program.init(), rollouts_of(program, prompts)
+    rollout = made.at(0, state)
+    assert rollout.episodes is not None
+    batch = rollout.batch
+    assert {len(one.turns) for one in rollout.episodes} > {1}
+    for index, one in enumerate(rollout.episodes):
+        length = len(one.ids)
+        assert batch.completion_length[index] == length
+        assert batch.completion_ids[index, :length].tolist() == one.ids
+        assert batch.loss_mask[index, :length].tolist() == one.is_sampled
+        assert not batch.loss_mask[index, length:].any()
+        # The sampler decoded turn by turn; the trainer has read the whole row in one pass.
+        mask = np.asarray(one.is_sampled)
+        np.testing.assert_allclose(batch.old_logps[index, :length][mask], one.logps[mask], rtol=0, atol=2e-5)
+    assert rollout.metrics["environment/mean_turns"] == np.mean(
+        [sum(message["role"] == "assistant" for message in one.turns) for one in rollout.episodes]
+    )
+    assert rollout.metrics["completions/mean_length"] == np.mean([sum(one.is_sampled) for one in rollout.episodes])
+    (first, *_) = group_rows(made, rollout, 1)
+    assert first["completions"][0]["turns"] == [dict(one) for one in rollout.episodes[0].turns]
+    _, metrics = program.step(state, made.train_batch(batch))
+    mask = batch.loss_mask
+    expected = -np.mean((batch.advantages * mask).sum(axis=1) / mask.sum(axis=1))
+    assert float(metrics["loss"]) == pytest.approx(expected, abs=1e-6)
+    # The same in a row for each completion, and again after a restart.
+    _, single = program.step(program.init(), batch)
+    assert float(single["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-5)
+    again = rollouts_of(program, prompts).at(0, program.init())
+    assert all(np.array_equal(one, two) for one, two in zip(again.batch, batch, strict=True))
+    held = made.evaluate(program.init(), prompts, np.arange(len(prompts)))
+    assert held is not None
+    assert held["environment/mean_turns"] >= 1
+
+
+class Broken:
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def reset(self, how: str) -> None:
+        self.how = how
+        if how == "reset":
+            raise ValueError("no board")
+
+    def step(self, text: str) -> Any:
+        if self.how == "hangs":
+            time.sleep(600)
+        if self.how == "raises":
+            raise KeyError("x")
+        values = {"two": ("a", 1.0), "number": (3, 1.0, False), "nan": ("a", float("nan"), False)}
+        return values.get(self.how, ("<end_of_turn>", 0.0, False))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("reset", r":1: environment 'broken' failed with ValueError: no board"),
+        ("raises", r":1, turn 1: environment 'broken' failed with KeyError: 'x'"),
+        ("hangs", r":1, turn 1: environment 'broken' has not returned within timeout=0\.2 s"),
+        ("two", r":1, turn 1: environment 'broken' returned \('a', 1\.0\), not \(observation, reward, done\)"),
+        ("number", r"returned the observation 3, which is no text"),
+        ("nan", r"returned the reward nan, not a finite number"),
+        ("special", r":1: the observation '<end_of_turn>' cannot follow: .*special token"),
+    ],
+)
+def test_what_fails_is_named(tmp_path: Path, how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(environments, "broken", Broken)
+    prompts = prompts_of(tmp_path, [{"prompt": CHAT, "how": how}], tokens=200)
+    turns = Turns(Encoder(TOKENIZER), STOPS, Environments(Environment("broken", timeout=0.2)), 3)
+    with pytest.raises(RunError, match=message):
+        turns.play(prompts, [0], lambda turn: [said("one")])
+
+
+def test_what_cannot_be_is_refused_before_anything_is_sampled(
+    trained: tuple[Any, Prompts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PlanError, match=r"no environment 'count down' is registered; did you mean 'counts down'\?"):
+        Environments(Environment("count down"))
+    monkeypatch.setitem(environments, "no step", type("NoStep", (), {"reset": lambda self: None}))
+    with pytest.raises(PlanError, match="the class of 'no step' has no method 'step'"):
+        Environments(Environment("no step"))
+    monkeypatch.setitem(environments, "broken", Broken)
+    with pytest.raises(DataError, match=r"^a:1: environment 'broken' reads 'how', which the row does not have"):
+        Environments(Environment("broken")).check([{"p": 1}], ["a:1"])
+    with pytest.raises(DataError, match=r"a:1: the column 'turns' has the name of what environments give; rename it"):
+        Environments(Environment("broken")).check([{"how": "x", "turns": 1}], ["a:1"])
+    program, _ = trained
+    most = program.blueprint.config.max_length
+    long = prompts_of(tmp_path, [{"prompt": "x" * 90}], tokens=most // 2 - 40)
+    with pytest.raises(DataError, match=rf"twice data\.max_completion_length must fit .* {most:,} positions, and are"):
+        Rollouts.of(program, long, TOKENIZER)
+    with pytest.raises(nnxdsl.SpecError, match="max_turns"):
+        Environment("x", max_turns=1)
