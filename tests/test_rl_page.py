@@ -11,9 +11,11 @@ import attrs
 from nnxdsl import Distance, Objective, Reward
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.codegen import render
+from nnxdsl.config.objectives.environment import environments
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
+from nnxdsl.rollouts.environments import Environments
 from tests.doc_pages import ROOT, texts
 
 PAGE = (ROOT / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
@@ -21,10 +23,14 @@ PAGE = (ROOT / "docs" / "guides" / "rl.md").read_text(encoding="utf-8")
 
 def test_its_code_runs() -> None:
     space: dict[str, Any] = {}
-    before = dict(functions)
+    before, known = dict(functions), dict(environments)
     try:
         for block in texts("docs/guides/rl.md", "python"):
             exec(block, space)
+        game = space["Guess"]()
+        game.reset(number=7)
+        assert (game.step("5"), game.step(" 7 ")) == (("try again", 0.0, False), ("right", 1.0, True))
+        assert Environments(space["guess"].objective.environment)
         assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
         rewards = Rewards((Reward("brief"), Reward("right length"), Reward("judged")))
         row = {"prompt": "", "words": 5, "answer": "to"}
@@ -34,6 +40,8 @@ def test_its_code_runs() -> None:
     finally:
         functions.clear()
         functions.update(before)
+        environments.clear()
+        environments.update(known)
     assert space["distill"].distance == Distance.JSD()
 
 

@@ -43,5 +43,5 @@ def select(totals: npt.NDArray[np.float64], size: int, groups: int) -> Selected:
         groups: Groups of a batch.
     """
     spread = has_spread(totals, size)
-    kept = np.argsort(~spread, kind="stable")[:groups]
-    return Selected((kept[:, None] * size + np.arange(size)).reshape(-1), np.repeat(spread[kept], size))
+    first = np.argsort(~spread, kind="stable")[:groups]
+    return Selected((first[:, None] * size + np.arange(size)).reshape(-1), np.repeat(spread[first], size))

@@ -28,7 +28,7 @@ class RolloutWriter(Hook):
     attempt: Attempt
     rollouts: Rollouts
     log: RolloutLog
-    _said: set[str] = attrs.field(factory=set, init=False)
+    _reported: set[str] = attrs.field(factory=set, init=False)
 
     def on_step_end(self, trainer: Trainer) -> None:
         """Writes the completions of this step, if one of the steps that train on them is due."""
@@ -36,31 +36,33 @@ class RolloutWriter(Hook):
         if step % steps:
             return
         rollout = self.rollouts.at(step, trainer.state)
-        self._say_unscored(rollout)
-        self._say_missing(rollout)
+        self._report_unscored(rollout)
+        self._report_missing(rollout)
         if self.log.every_steps is None or -step % self.log.every_steps >= steps:
             return
         directory, number = self.attempt.directory, self.attempt.number
         for row in group_rows(self.rollouts, rollout, self.log.prompts):
             directory.append_rollout({"step": step, "attempt": number, **row})
 
-    def _say_unscored(self, rollout: Rollout) -> None:
+    def _report_unscored(self, rollout: Rollout) -> None:
         """Says which completions have no reward."""
         if rows := unscored(self.rollouts, rollout):
             others = f" and {len(rows) - 1:,} others" if len(rows) > 1 else ""
-            self._say("unscored", f"no reward applies to a completion of {rows[0]}{others}; advantages are 0", rollout)
+            self._report(
+                "unscored", f"no reward applies to a completion of {rows[0]}{others}; advantages are 0", rollout
+            )
 
-    def _say_missing(self, rollout: Rollout) -> None:
+    def _report_missing(self, rollout: Rollout) -> None:
         """Says how many groups dynamic sampling has not found."""
         objective = self.rollouts.objective
         groups = len(rollout.rows) // objective.num_generations
         found = int(rollout.metrics.get("sampling/num_groups", groups))
         if found < groups:
             batches = f"{objective.max_num_gen_batches} batches of prompts (objective.max_num_gen_batches)"
-            self._say("missing", f"{found} of {groups} groups have different rewards after {batches}", rollout)
+            self._report("missing", f"{found} of {groups} groups have different rewards after {batches}", rollout)
 
-    def _say(self, kind: str, message: str, rollout: Rollout) -> None:
+    def _report(self, kind: str, message: str, rollout: Rollout) -> None:
         """Says something of its kind on the terminal for the first time, then in the log."""
-        say = self.attempt.reporter.log if kind in self._said else self.attempt.reporter.event
-        say(f"step {rollout.step}: {message}")
-        self._said.add(kind)
+        report = self.attempt.reporter.log if kind in self._reported else self.attempt.reporter.event
+        report(f"step {rollout.step}: {message}")
+        self._reported.add(kind)
