@@ -28,8 +28,6 @@ import nnxdsl
 from nnxdsl.data import PairBatch
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import PairLogps
-from nnxdsl.losses.distillation import TeacherOutputs
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
@@ -37,6 +35,7 @@ from nnxdsl.models.decoder import Decoder
 from nnxdsl.program.batches import Rows, Targets
 from nnxdsl.program.compile import build_step
 from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
+from nnxdsl.program.heads import HeadInputs
 from nnxdsl.program.step import DonatedState
 
 SHAPES = ((8, 128), (128, 128), (192, 96), (256, 64), (320, 40))
@@ -59,7 +58,7 @@ HEADED = (
 class Twice(Forward):
     """A forward pass that computes the prompt of a pair before each of its completions. All rows must be full."""
 
-    def read(self, model: Decoder, batch: Batch, taught: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
+    def read(self, model: Decoder, batch: Batch, teacher: Any = None) -> ForwardOutput:
         """As `Forward.read`, of pairs, from rows `[prompt | completion]` [2B, P + R]."""
         assert isinstance(batch, PairBatch)
         ids = jnp.concatenate([batch.chosen, batch.rejected])  # [2B, R]
@@ -67,7 +66,8 @@ class Twice(Forward):
         rows, length = tokens.shape
         positions = positions_right_padded(jnp.full(rows, length, jnp.int32), length)
         hidden, *_ = self._hidden(model, Rows(tokens, positions, row_layout.sequence(length)))
-        stats = self._stats(Targets(hidden[:, -ids.shape[1] - 1 : -1], ids, jnp.ones(ids.shape, bool)), model)
+        inputs = HeadInputs(model, batch, hidden, self.logprob_tokens, self.shard_context)
+        stats = inputs.token_stats(Targets(hidden[:, -ids.shape[1] - 1 : -1], ids, jnp.ones(ids.shape, bool)))
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)
         lengths = (batch.chosen_length.astype(jnp.float32), batch.rejected_length.astype(jnp.float32))
         # As one row for each pair, as the caller expects them.

@@ -366,7 +366,7 @@ def write(
 
 def _is_linear(path: str) -> bool:
     """Whether an array may be quantized: kernels of linear layers, except the head and the one before MTP's block."""
-    return path.endswith(".kernel") and path not in ("lm_head.kernel", "mtp.join.kernel")
+    return path.endswith(".kernel") and path not in ("lm_head.kernel", "score.kernel", "mtp.join.kernel")
 
 
 def tensor_name(name: str, prefix: str) -> str:

@@ -19,6 +19,8 @@ from nnxdsl.models.families.registry import family_named, text_fields
 
 HEAD = "lm_head.weight"
 """The output head, whose name has no prefix of the text model."""
+SCORE = "score.weight"
+"""The head of transformers' sequence classification, likewise."""
 
 # Those of per-layer embeddings, of the decoder and of each layer.
 _PER_LAYER = {
@@ -125,7 +127,7 @@ def outside_layers(model_type: str | None) -> Mapping[str, str]:
 
 def is_auxiliary(name: str) -> bool:
     """Whether the name of a tensor in `tensor_sources` has no prefix of the text model."""
-    return name == HEAD or name.startswith("mtp.")
+    return name in (HEAD, SCORE) or name.startswith("mtp.")
 
 
 def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
@@ -154,8 +156,10 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         model_type: The Hub's name of the family, for names that differ between families.
     """
     sources = {path: TensorSource((name,)) for path, name in outside_layers(model_type).items()}
-    if not config.tied_head:
+    if config.has_lm_head:
         sources["lm_head.kernel"] = TensorSource((HEAD,))
+    if config.num_labels is not None:
+        sources["score.kernel"] = TensorSource((SCORE,))
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER
     dense = config.dense

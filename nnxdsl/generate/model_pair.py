@@ -238,7 +238,7 @@ class ModelPair:
             }
 
             def piece(states: dict[str, jax.Array]) -> dict[str, Any]:
-                temperature = forward.options.temperature
+                temperature = forward.head.temperature
                 logp = {
                     name: jax.nn.log_softmax(models[name].logits(part).astype(jnp.float32) / temperature)
                     for name, part in states.items()

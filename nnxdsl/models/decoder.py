@@ -30,7 +30,7 @@ from nnxdsl.models.attention.view import View
 from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
-from nnxdsl.models.layers.embedding import Embedding, Head
+from nnxdsl.models.layers.embedding import Embedding, Head, Score
 from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.layers.per_layer import LayerEmbedding
 from nnxdsl.models.logical_axes import constrain, shard_weights
@@ -199,7 +199,8 @@ class Decoder(nnx.Module):
         kv_sharing: a LayerGroup as `layers`, of `config.sharing_periods`; None without such layers.
         per_layer: the embeddings of each layer; None without `config.per_layer_embedding`.
         norm: the final norm.
-        lm_head: the output head; None where it is tied to the embedding.
+        lm_head: the output head; None where it is tied to the embedding, or `score` is in its place.
+        score: the head of a network with `config.num_labels`; else None.
         mtp: the multi-token-prediction (MTP) layer, which only `mtp_hidden` runs; None without one.
     """
 
@@ -245,7 +246,9 @@ class Decoder(nnx.Module):
             LayerEmbedding(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
         )
         self.norm = norm_of(config, embed, "norm", param_dtype, kind=config.final_norm_scale)
-        self.lm_head = None if config.tied_head else Head(vocab, embed, rngs=rngs, param_dtype=param_dtype)
+        self.lm_head = Head(vocab, embed, rngs=rngs, param_dtype=param_dtype) if config.has_lm_head else None
+        labels = config.num_labels
+        self.score = None if labels is None else Score(labels, embed, rngs=rngs, param_dtype=param_dtype)
         self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None
 
     def __call__(
@@ -347,7 +350,7 @@ class Decoder(nnx.Module):
             no_caches = None if cache is None else (None,) * len(config.sharing_layers)
             x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", config.periods).x
         x = self.norm(x)
-        if self.config.logits_scaling != 1.0:
+        if self.config.logits_scaling != 1.0 and self.score is None:
             x = x / self.config.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
         update = CacheUpdate(tuple(updates), positions) if return_kv else None
@@ -436,11 +439,16 @@ class Decoder(nnx.Module):
         # it from turning the product around.
         logits = jax.lax.optimization_barrier(jnp.einsum("vd,md->vm", head, rows, preferred_element_type=jnp.float32))
         logits = logits.T.reshape(*hidden.shape[:-1], -1)
-        cap = self.config.logit_soft_cap
+        cap = self.config.logit_soft_cap if self.score is None else None
         return logits if cap is None else apply_soft_cap(logits, cap)
 
     def head(self) -> jax.Array:
-        """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`."""
+        """The output head `[V, D]`, the embedding's table if tied, in its own dtype; logits are `hidden @ head.T`.
+
+        With `config.num_labels` it is the rows of `score`, one for each label.
+        """
+        if self.score is not None:
+            return self.score.kernel[...]
         return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
 
 

@@ -84,7 +84,7 @@ def weights(blueprint: Blueprint) -> Weights:
     adapter = sum(_used(blueprint, leaf) for path, leaf in blueprint.trainable.items() if lora_math.is_adapter(path))
     idle, idle_layers = (0, ()) if blueprint.experiment.adapter is None else _idle(blueprint)
     indexer = sum(math.prod(leaf.shape) for path, leaf in blueprint.base.items() if _is_index_product(blueprint, path))
-    return Weights(trunk, config.vocab_size * config.embed_dim, adapter, idle, idle_layers, indexer)
+    return Weights(trunk, config.head_rows * config.embed_dim, adapter, idle, idle_layers, indexer)
 
 
 def _is_index_product(blueprint: Blueprint, path: str) -> bool:

@@ -56,6 +56,7 @@ def flows(blueprint: Blueprint) -> list[Flow]:
         sharding=ForwardSharding(
             record, shard_counts=layout.shard_counts, length_multiple=layout.length_shards, platform=blueprint.platform
         ),
+        head=blueprint.head,
     )
     blocks = layout.batch_shards(experiment.rows_at_once)
     batch = abstract_batch(

@@ -97,10 +97,11 @@ def with_selection(config: DecoderConfig, *, selects: bool) -> DecoderConfig:
 def config_problems(stored: DecoderConfig, config: DecoderConfig, directory: str) -> list[Problem]:
     """The values in which the `config.json` of a Hub directory differs from the spec's network.
 
-    MTP layers are recognised by their tensors, and the stage of indexers is in no file.
+    MTP layers are recognised by their tensors, the stage of indexers is in no file, and the objective decides the head.
     """
     stored = with_selection(stored, selects=True)
-    config = attrs.evolve(with_selection(config, selects=True), mtp_layers=stored.mtp_layers)
+    decided = {"mtp_layers": stored.mtp_layers, "num_labels": stored.num_labels}
+    config = attrs.evolve(with_selection(config, selects=True), **decided)
     wanted = attrs.asdict(config, recurse=False)
     return [
         Problem("model", f"has {name}={wanted[name]}, but {directory}/config.json has {value}")

@@ -26,7 +26,7 @@ from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_indexer_
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, optimizers, param_filters, qk_clip, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
-from nnxdsl.program import diloco
+from nnxdsl.program import diloco, heads
 from nnxdsl.program.architecture import architecture as architecture
 from nnxdsl.program.attention_kernel import Kernels, compile_target, name_problems
 from nnxdsl.program.batches.abstract import lengths
@@ -179,8 +179,15 @@ class Blueprint:
         return self.config.mtp_layer_kinds if self.experiment.mtp_loss_weight else ()
 
     @property
+    def head(self) -> heads.Head:
+        """What a forward pass is read for."""
+        return heads.build(self.experiment.objective)
+
+    @property
     def head_path(self) -> str:
-        """The path of the output head's weights; the embedding's where they are tied."""
+        """The path of the head's weights; the embedding's where they are tied."""
+        if self.config.num_labels is not None:
+            return "score.kernel"
         return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
 
     @property
@@ -224,7 +231,7 @@ def build_unplaced(experiment: Experiment, platform: str = "cpu") -> Blueprint:
 
 def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = None) -> tuple[Blueprint, list[Problem]]:
     steps = experiment.steps if steps is None else steps
-    config = architecture(experiment.model)
+    config = heads.build(experiment.objective).network(architecture(experiment.model))
     adapter, quantization = experiment.adapter, experiment.quantization
     compute, frozen_dtype = dtypes(experiment, platform)
 
@@ -254,7 +261,8 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         raise PlanError(problems, f"Experiment '{experiment.name}'")
     policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
     problems = targets.missed(adapter, quantization, policy, decoder)
-    trained = {path for path in policy.variables if adapter is None or lora_math.is_adapter(path)}
+    # A head of labels is trained in full, also with an adapter.
+    trained = {p for p in policy.variables if adapter is None or lora_math.is_adapter(p) or p.startswith("score.")}
     # MTP layers are trained in full, also with an adapter; without an MTP loss they get no gradient.
     mtp = {path for path in policy.variables if is_mtp_param(path)}
     trained = trained | mtp if experiment.mtp_loss_weight else trained - mtp

@@ -332,6 +332,7 @@ def build_forward(blueprint: Blueprint, mesh: Mesh, on_sharding: OnSharding | No
         kernels=blueprint.kernels.on(device, experiment.name),
         sharding=sharding,
         options=forward_options(experiment),
+        head=blueprint.head,
     )
 
 
@@ -355,7 +356,7 @@ def build_policy_loss(blueprint: Blueprint, mesh: Mesh, forward: Forward) -> Pol
     if teacher is not None:
         kernels = blueprint.teacher_kernels.on(own_device(mesh, _title(blueprint)), experiment.name)
         teacher_forward = without_policy_stats(blueprint.teacher_layout, "teacher")
-        teacher = attrs.evolve(teacher, forward=attrs.evolve(teacher_forward, kernels=kernels))
+        teacher = attrs.evolve(teacher, forward=attrs.evolve(teacher_forward, kernels=kernels, head=teacher.head))
     return PolicyLoss(blueprint.policy, forward, build_loss(experiment), reference, teacher)
 
 
@@ -428,7 +429,7 @@ def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> 
         score_with_reference=jit_replicated(loss.score_with_reference),
         loss_metrics=jit_replicated(loss.loss_metrics),
         reference_outputs=own_reference and jit_replicated(own_reference.compute),
-        teacher_top_k=loss.teacher and jit_replicated(loss.teacher.top_k),
+        teacher_top_k=loss.teacher and jit_replicated(loss.teacher.compute),
     )
 
 

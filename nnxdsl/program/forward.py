@@ -15,13 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.optimizer import Muon
 from nnxdsl.data.batch import Batch
-from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, divergence, feature_distance
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_k_divergence
-from nnxdsl.losses.lm_head.token_stats import ShardContext, ShardCounts, TokenStats, token_stats
+from nnxdsl.losses.lm_head.token_stats import ShardContext, ShardCounts, TokenStats
 from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
 from nnxdsl.models.attention.max_logits import recording_max_logits
 from nnxdsl.models.attention.positions import TokenPositions
@@ -33,7 +29,8 @@ from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.models.pipeline import Stages
 from nnxdsl.models.remat import Remat
 from nnxdsl.program.attention_kernel import Kernels
-from nnxdsl.program.batches import BatchKind, LossInputs, PairOptions, Targets, kind_of
+from nnxdsl.program.batches import BatchKind, LossInputs, kind_of
+from nnxdsl.program.heads import Head, HeadInputs, LogProbs
 
 Leaves = dict[str, jax.Array]
 """Arrays of a model by path."""
@@ -44,7 +41,7 @@ class ForwardOutput(NamedTuple):
 
     Attributes:
         loss_inputs: Inputs of the objective's loss; their rows are those of `batch.weight.reshape(-1)`.
-        token_stats: Statistics of every target token, without padding.
+        token_stats: `TokenStats` of every target token, without padding; None for a head that reads no tokens.
         router_stats: Router statistics of all layers over all real tokens; None where no loss reads them.
         mtp_stats: Token statistics of multi-token prediction (MTP); None where no loss reads them.
         max_logits: The largest attention scores, see `DecoderOutput`; None where no optimizer reads them.
@@ -52,7 +49,7 @@ class ForwardOutput(NamedTuple):
     """
 
     loss_inputs: LossInputs
-    token_stats: TokenStats
+    token_stats: Any
     router_stats: RouterStats | None
     mtp_stats: TokenStats | None = None
     max_logits: dict[str, jax.Array] | None = None
@@ -105,23 +102,15 @@ class ForwardSharding:
 
 @attrs.frozen
 class ForwardOptions:
-    """Outputs of a forward pass that losses and optimizer read; others are not computed.
+    """Statistics of a forward pass that auxiliary losses and optimizer read; others are not computed.
 
     Attributes:
-        temperature: The temperature of logits.
-        ld_alpha: LD-DPO's weight of a pair's tokens beyond the length of the shorter completion.
-        uses_wpo: Whether a loss reads WPO weights.
-        distill: The distillation objective; None without a teacher.
         uses_router_stats: Whether a loss reads router statistics, whose backward pass would be computed even if not.
         uses_mtp: Whether a loss reads multi-token prediction (MTP).
         uses_max_logits: Whether the optimizer reads the largest attention scores.
         uses_indexer_stats: Whether a loss reads statistics of indexers.
     """
 
-    temperature: float = 1.0
-    ld_alpha: float = 1.0
-    uses_wpo: bool = False
-    distill: Distill | None = None
     uses_router_stats: bool = False
     uses_mtp: bool = False
     uses_max_logits: bool = False
@@ -129,13 +118,9 @@ class ForwardOptions:
 
 
 def forward_options(experiment: Experiment) -> ForwardOptions:
-    """The forward options of an experiment, from its objective and optimizer."""
-    objective, optimizer = experiment.objective, experiment.optimizer
+    """The forward options of an experiment, from its auxiliary losses and its optimizer."""
+    optimizer = experiment.optimizer
     return ForwardOptions(
-        temperature=objective.temperature if isinstance(objective, PolicyGradient) else 1.0,
-        ld_alpha=objective.ld_alpha,
-        uses_wpo="wpo" in (term.weighting for term in objective.all_terms),
-        distill=objective if isinstance(objective, Distill) else None,
         uses_router_stats=experiment.router_aux_loss_coef > 0,
         uses_mtp=experiment.mtp_loss_weight > 0,
         uses_max_logits=isinstance(optimizer, Muon) and optimizer.max_attention_logit is not None,
@@ -153,7 +138,8 @@ class Forward:
         logprob_tokens: The most tokens whose logits may exist at one time; None for the platform's default.
         kernels: Selects the attention kernel for rows of a layout.
         sharding: Its sharding over devices.
-        options: Which outputs it computes.
+        options: Which statistics it computes.
+        head: What the final hidden states are read for.
     """
 
     dtype: Any
@@ -162,44 +148,18 @@ class Forward:
     kernels: Kernels
     sharding: ForwardSharding = attrs.field(factory=ForwardSharding)
     options: ForwardOptions = attrs.field(factory=ForwardOptions)
+    head: Head = attrs.field(factory=LogProbs)
 
-    def read(self, model: Decoder, batch: Batch, teacher: TeacherOutputs | TeacherTopK | None = None) -> ForwardOutput:
-        """The outputs of a model for a batch of any kind; with a teacher's outputs, the divergence from it."""
-        kind, distill = kind_of(batch), self.options.distill
+    def read(self, model: Decoder, batch: Batch, teacher: Any = None) -> ForwardOutput:
+        """The outputs of a model for a batch of any kind; `teacher` are a teacher's for the same batch."""
+        kind = kind_of(batch)
         states = self._hidden(model, kind, batch)
-        targets = kind.targets(states.hidden, batch)
+        inputs = HeadInputs(model, batch, states.hidden, self.logprob_tokens, self.shard_context)
         mtp_targets = None if states.mtp_hidden is None else kind.mtp_targets(states.mtp_hidden, batch)
-        mtp_stats = None if mtp_targets is None else self._stats(mtp_targets, model)
-        # Log-probabilities that the loss does not read get no gradient.
-        is_read = teacher is None or distill is None or distill.hard_weight > 0
-        stats = self._stats(targets, model, has_gradient=is_read)
-        wpo_logps = partial(self._wpo_logps, targets, model, stats) if self.options.uses_wpo else None
-        loss_inputs, token_stats = kind.loss_inputs(stats, batch, PairOptions(self.options.ld_alpha, wpo_logps))
-        if teacher is not None:
-            features = None
-            if distill is not None and distill.feature_weight and isinstance(teacher, TeacherOutputs):
-                features = feature_distance(targets.hidden, teacher.hidden, targets.mask)
-            loss_inputs = DistillationInputs(stats, self._divergence(targets, model, teacher), features)
+        mtp_stats = None if mtp_targets is None else inputs.token_stats(mtp_targets, self.head.temperature)
+        loss_inputs, token_stats = self.head.read(inputs, teacher)
         return ForwardOutput(
             loss_inputs, token_stats, states.router_stats, mtp_stats, states.max_logits, states.indexer_stats
-        )
-
-    def teacher_outputs(self, model: Decoder, batch: Batch) -> TeacherOutputs:
-        """A teacher's outputs of a batch of sequences; carry no gradient."""
-        kind = kind_of(batch)
-        hidden, *_ = self._hidden(model, kind, batch)
-        predicting, head = jax.lax.stop_gradient((kind.targets(hidden, batch).hidden, model.head()))
-        return TeacherOutputs(predicting, head, model.config.logit_soft_cap)
-
-    def teacher_top_k(self, model: Decoder, batch: Batch) -> TeacherTopK:
-        """A teacher's top-k tokens at each target of a batch of sequences."""
-        assert self.options.distill is not None
-        kind = kind_of(batch)
-        hidden, *_ = self._hidden(model, kind, batch)
-        predicting, _, mask = kind.targets(hidden, batch)
-        soft_cap = model.config.logit_soft_cap
-        return teacher_top_k(
-            predicting, model.head(), mask, self.options.distill, soft_cap, self.logprob_tokens, self.shard_context
         )
 
     @property
@@ -268,30 +228,6 @@ class Forward:
         return Stages(
             self.sharding.stages, parts_in_stages(self.sharding.stages, rows // self.sharding.row_shards), "stage"
         )
-
-    def _wpo_logps(self, targets: Targets, model: Decoder, stats: TokenStats) -> jax.Array:
-        """WPO's `log p - log(sum of p^2 over the vocabulary)` of each target, without gradient; zero where masked."""
-        # log(sum of p^2) is the logsumexp of twice the logits, that is at half the temperature, minus 2 log_z.
-        options = attrs.evolve(self.options, temperature=self.options.temperature / 2)
-        half_temperature = attrs.evolve(self, options=options)
-        log_z = half_temperature._stats(targets, model, has_gradient=False).log_z
-        return jax.lax.stop_gradient(jnp.where(targets.mask, stats.logp + 2 * stats.log_z - log_z, 0.0))
-
-    def _stats(self, targets: Targets, model: Decoder, *, has_gradient: bool = True) -> TokenStats:
-        hidden, head, soft_cap = targets.hidden, model.head(), model.config.logit_soft_cap
-        if not has_gradient:
-            hidden, head = jax.lax.stop_gradient((hidden, head))
-        if self.options.temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
-            hidden = hidden / self.options.temperature
-            soft_cap = None if soft_cap is None else soft_cap / self.options.temperature
-        limit = self.logprob_tokens
-        return token_stats(hidden, head, targets.ids, targets.mask, limit, soft_cap, self.shard_context)
-
-    def _divergence(self, targets: Targets, model: Decoder, teacher: TeacherOutputs | TeacherTopK) -> jax.Array:
-        assert self.options.distill is not None
-        compute = top_k_divergence if isinstance(teacher, TeacherTopK) else divergence
-        options = self.options.distill, model.config.logit_soft_cap, self.logprob_tokens, self.shard_context
-        return compute(targets.hidden, model.head(), teacher, targets.mask, *options)  # pyright: ignore[reportArgumentType]
 
 
 def parts_in_stages(stages: int, rows: int) -> int:

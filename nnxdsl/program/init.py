@@ -28,6 +28,7 @@ from nnxdsl.formats.hf_download import locate
 from nnxdsl.formats.mapped_arrays import MappedArray, aligned, copied, unaligned
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.layers.embedding import Score
 from nnxdsl.models.params import flatten
 from nnxdsl.program.architecture import config_problems, model_type
 from nnxdsl.program.blueprint import Blueprint, build_unplaced
@@ -104,6 +105,36 @@ class RandomSource:
         return self._leaves.pop(path)
 
 
+class ScoreSource:
+    """Base weights with a head of labels, which is drawn from the seed where the base has none.
+
+    Args:
+        base: Source of base weights, which raises KeyError for arrays that it does not have.
+        blueprint: The program.
+    """
+
+    def __init__(self, base: Source, blueprint: Blueprint) -> None:
+        self._base, self._blueprint = base, blueprint
+
+    def leaf(self, path: str) -> ArrayLike:
+        """The weight of a path."""
+        try:
+            return self._base.leaf(path)
+        except KeyError:
+            if path != self._blueprint.head_path:
+                raise
+        config, seed = self._blueprint.config, self._blueprint.experiment.seed
+        assert config.num_labels is not None
+        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+        score = Score(config.num_labels, config.embed_dim, rngs=nnx.Rngs(params=key), param_dtype=jnp.float32)
+        return score.kernel[...]
+
+
+def with_score(blueprint: Blueprint, base: Source) -> Source:
+    """Base weights, of a network with a head of labels with such a head."""
+    return base if blueprint.config.num_labels is None else ScoreSource(base, blueprint)
+
+
 def open_source(blueprint: Blueprint) -> Source:
     """Open random weights or a directory in the Hub's format, with an adapter in PEFT's format.
 
@@ -162,7 +193,7 @@ def open_base(blueprint: Blueprint) -> Source:
             problems = config_problems(reader.config, blueprint.config, path) or reader.check(blueprint.base_template)
             if problems:
                 raise PlanError(problems, f"Weights.HF({path!r})")
-            return HubSource(reader)
+            return with_score(blueprint, HubSource(reader))
         case _:
             raise NotRegisteredError(f"{type(weights).__qualname__} is opened by nnxdsl.weights.sources.open_source")
 

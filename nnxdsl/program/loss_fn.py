@@ -15,8 +15,10 @@ from nnxdsl.losses.base import Loss, LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.moe.router import load_balance
 from nnxdsl.models.params import is_indexer_param
+from nnxdsl.program import heads
 from nnxdsl.program.batches import LossInputs, kind_of
 from nnxdsl.program.forward import ForwardOutput
+from nnxdsl.program.heads import Head
 
 
 @attrs.frozen
@@ -136,10 +138,12 @@ class LossFn:
 
     Attributes:
         objective: The loss of the objective.
+        head: The head that gives its inputs.
         aux: Auxiliary losses.
     """
 
     objective: Loss
+    head: Head
     aux: tuple[AuxLoss, ...] = ()
 
     def for_batch(self, batch: Batch) -> LossFn:
@@ -171,7 +175,7 @@ class LossFn:
         """The terms of the objective alone, with token metrics and auxiliary metrics; arguments as of `__call__`."""
         weight = batch.weight.reshape(-1)
         terms = self.objective(out.loss_inputs, reference, weight)
-        metrics = kind_of(batch).logp_metrics(out.loss_inputs, weight)
+        metrics = self.head.metrics(kind_of(batch), out.loss_inputs, weight)
         for aux in self.aux:
             if aux.is_evaluated and (mean := aux.mean(out)) is not None:
                 metrics[aux.name] = mean
@@ -203,7 +207,8 @@ class LossFn:
 
 def build_loss(experiment: Experiment) -> LossFn:
     """The loss of an experiment."""
-    return LossFn(losses.build(experiment.objective), aux_losses(experiment))
+    objective = experiment.objective
+    return LossFn(losses.build(objective), heads.build(objective), aux_losses(experiment))
 
 
 def divide(total: jax.Array, count: jax.Array) -> jax.Array:
@@ -221,7 +226,9 @@ def zeros_like(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def _token_metrics(stats: TokenStats) -> dict[str, WeightedMean]:
+def _token_metrics(stats: TokenStats | None) -> dict[str, WeightedMean]:
+    if stats is None:
+        return {}
     count = jnp.sum(stats.mask)
     return {
         "entropy": WeightedMean(jnp.sum(stats.entropy * stats.mask), count),

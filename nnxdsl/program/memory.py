@@ -34,6 +34,7 @@ from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
 from nnxdsl.program.blueprint import Blueprint, template
 from nnxdsl.program.forward import Forward, ForwardOptions, parts_in_stages
+from nnxdsl.program.heads import Head, LogProbs
 from nnxdsl.sharding.layout import bits
 from nnxdsl.sharding.rules import pieces
 
@@ -229,6 +230,7 @@ class Share:
         data: The data of its rows.
         num_generations: Completions of a row.
         attention: Name of the attention kernel of the longest rows, or of the one that is traced in its place.
+        head: What the final hidden states are read for.
         uses_mtp: Whether a loss uses multi-token prediction (MTP).
         uses_indexer_stats: Whether a loss uses statistics of indexers.
     """
@@ -241,6 +243,7 @@ class Share:
     data: Data
     num_generations: int
     attention: str
+    head: Head
     uses_mtp: bool
     uses_indexer_stats: bool
 
@@ -286,6 +289,8 @@ def share_of(blueprint: Blueprint) -> Share:
         experiment.data,
         blueprint.num_generations,
         find_kernel(kernel).traced_as or kernel,
+        # Residuals of heads over the vocabulary are logits, which are counted apart.
+        LogProbs() if config.num_labels is None else blueprint.head,
         bool(blueprint.mtp_layer_kinds),
         experiment.indexer_loss_coef > 0,
     )
@@ -303,7 +308,7 @@ def residual_bytes(share: Share, rows: int, remat: Remat) -> int:
     # With one token at a time, so that no logits are saved.
     kernels = Kernels(share.config, share.attention)
     options = ForwardOptions(uses_mtp=share.uses_mtp, uses_indexer_stats=share.uses_indexer_stats)
-    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options)
+    forward = Forward(share.compute, remat, logprob_tokens=1, kernels=kernels, options=options, head=share.head)
     batch = abstract_batch(share.data, rows, num_generations=share.num_generations)
     trained = {path for path in model.variables if path in share.trainable}
     leaves = {
@@ -337,12 +342,12 @@ def _temporary_peak(blueprint: Blueprint, rows: int, longest: Lengths, residuals
     """Bytes of temporary arrays, with an explanation: of the head and its logits, or of one period's backward pass."""
     config, size = blueprint.config, blueprint.compute.itemsize
     shards = blueprint.layout.gathered_from
-    vocab_size = share_of(blueprint).config.vocab_size
-    table = vocab_size * config.embed_dim
-    trained = blueprint.head_path in blueprint.trainable
+    local = share_of(blueprint).config
+    table = local.vocab_size * config.embed_dim
+    trained = ("embed.embedding" if config.num_labels else blueprint.head_path) in blueprint.trainable
     # Embedding and head, gathered; frozen ones are gathered before all loops and stay in memory.
-    tables = (1 if trained or config.tied_head else 2) * table * size if shards > 1 else 0
-    logits, explanation = _logits(blueprint, longest, vocab_size, trained=trained)
+    tables = (1 if trained or not config.has_lm_head else 2) * table * size if shards > 1 else 0
+    logits, explanation = _logits(blueprint, longest, local.head_rows, trained=trained)
     # The head's gradient, unsharded until it is reduced; on one device, in float32 with the embedding's.
     gradient = table * (4 if shards == 1 else size) + 2 * table * size // shards
     workers = blueprint.layout.workers_per_device  # each has trained weights

@@ -19,8 +19,6 @@ import numpy as np
 from nnxdsl.adapters import lora_math
 from nnxdsl.data.batch import Batch
 from nnxdsl.losses.base import LossTerms, WeightedMean
-from nnxdsl.losses.distillation import TeacherOutputs
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.dropout import dropping
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.batches import LossInputs, kind_of
@@ -217,7 +215,7 @@ def _forward(
     policy: AbstractModel,
     leaves: Leaves,
     batch: Batch,
-    teacher: TeacherOutputs | TeacherTopK | None,
+    teacher: Any,
     keys: jax.Array | None,
     is_policy: jax.Array | bool,
 ) -> ForwardOutput:

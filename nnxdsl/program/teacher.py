@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import jax
@@ -15,12 +15,13 @@ from nnxdsl.config.optimizer import SGD
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.schedule import Constant
 from nnxdsl.data.batch import Batch
-from nnxdsl.losses.distillation import TeacherOutputs
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.forward import Forward, Leaves
+from nnxdsl.program.heads import Head
+from nnxdsl.program.heads.distillation import Distributions, TopK
 
 _NO_TEACHER = (
     "batch has no precomputed teacher top-k: give `program.with_teacher_top_k(program.load_teacher(), batch)`, or "
@@ -35,11 +36,13 @@ class Teacher:
     Attributes:
         config: The network's config.
         template: The network.
+        head: What its forward pass is read for.
         forward: Its forward pass; None before it is on devices.
     """
 
     config: DecoderConfig
     template: AbstractModel
+    head: Head
     forward: Forward | None = None
 
     is_precomputed: ClassVar[bool] = False
@@ -58,17 +61,14 @@ class Teacher:
         """The teacher with a changed forward pass."""
         return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
 
-    def outputs(self, leaves: Leaves, batch: Batch) -> TeacherOutputs | TeacherTopK | None:
-        """Its outputs of a micro-batch; carry no gradient. None without leaves."""
-        if not leaves:
-            return None
-        assert self.forward is not None
-        return self.forward.teacher_outputs(self.forward.model(self.template, leaves), batch)
+    def outputs(self, leaves: Leaves, batch: Batch) -> Any:
+        """Its outputs of a micro-batch, as its head reads them; carry no gradient. None without leaves."""
+        return self.compute(leaves, batch) if leaves else None
 
-    def top_k(self, leaves: Leaves, batch: Batch) -> TeacherTopK:
-        """The top-k tokens at each target of a micro-batch; no gradient flows through them."""
+    def compute(self, leaves: Leaves, batch: Batch) -> Any:
+        """Its outputs of a micro-batch, computed even if the batch has them; carry no gradient."""
         assert self.forward is not None
-        return jax.lax.stop_gradient(self.forward.teacher_top_k(self.forward.model(self.template, leaves), batch))
+        return jax.lax.stop_gradient(self.forward.read(self.forward.model(self.template, leaves), batch).loss_inputs)
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +96,9 @@ class PrecomputedTeacher(Teacher):
 
 def build_teacher(objective: Distill, config: DecoderConfig, template: AbstractModel) -> Teacher:
     """The teacher of an objective."""
-    return (Teacher if objective.top_k is None else PrecomputedTeacher)(config, template)
+    if objective.top_k is None:
+        return Teacher(config, template, Distributions())
+    return PrecomputedTeacher(config, template, TopK(objective))
 
 
 def teacher_of(experiment: Experiment) -> Experiment | None:

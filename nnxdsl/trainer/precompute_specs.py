@@ -55,7 +55,7 @@ def reference_logps(
             "network": attrs.asdict(blueprint.config),
             "quantization": None if quantization is None else to_dict(quantization),
             "ids": dataset.ids_digest(),
-            "ld_alpha": program.policy_loss.forward.options.ld_alpha,
+            "ld_alpha": program.experiment.objective.ld_alpha,
             "compute": blueprint.compute.name,
             "frozen": blueprint.frozen_dtype.name,
             "attention": attrs.asdict(blueprint.kernels),

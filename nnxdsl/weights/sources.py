@@ -161,10 +161,11 @@ def _model_source(blueprint: Blueprint, home: Path) -> Source:
         case Checkpoint() as place:
             path = Path(place.path).expanduser()
             if (find(path)[0].parent / "experiment.json").is_file():
-                return CheckpointSource(blueprint, place, path)
-            return WeightsOnlySource(blueprint, path, allow_non_finite=place.allow_non_finite)
+                return init.with_score(blueprint, CheckpointSource(blueprint, place, path))
+            weights = WeightsOnlySource(blueprint, path, allow_non_finite=place.allow_non_finite)
+            return init.with_score(blueprint, weights)
         case From() as place:
-            return CheckpointSource(blueprint, place, home)
+            return init.with_score(blueprint, CheckpointSource(blueprint, place, home))
         case Merged(base=base) as merged:
             inner = attrs.evolve(blueprint, experiment=_with_weights(blueprint.experiment, base))
             return MergedSource(inner, merged, _model_source(inner, home), home)
@@ -236,8 +237,9 @@ def _open_trained(place: Checkpoint | From, home: Path) -> tuple[SavedRun, dict[
 
 
 def _has_same_architecture(one: Blueprint, other: Blueprint) -> bool:
-    """Whether two models are equal apart from multi-token-prediction layers."""
-    return attrs.evolve(one.config, mtp_layers=0) == attrs.evolve(other.config, mtp_layers=0)
+    """Whether two models are equal apart from multi-token-prediction layers, and a head of labels."""
+    first, second = (attrs.evolve(each.config, mtp_layers=0, num_labels=None) for each in (one, other))
+    return first == second
 
 
 def _saved_adapter(

@@ -180,6 +180,8 @@ class DecoderConfig:
         dense_pattern: for each layer of `pattern`, whether it has the gated MLP in place of `feed_forward`; empty where
             none has.
         tied_head: the embedding is the output head; else the head has its own weights.
+        num_labels: outputs of a linear layer `score` in place of the output head, as of transformers' sequence
+            classification; None for the output head.
         logit_soft_cap: logits `z` become `cap * tanh(z / cap)` (Gemma 2, arXiv:2408.00118); None for no cap.
         mtp_layers: multi-token-prediction layers, 0 or 1, global ones (DeepSeek-V3, arXiv:2412.19437, section 2.2). A
             `config.json` is always read as 0: many directories do not have these layers.
@@ -231,6 +233,7 @@ class DecoderConfig:
     dense_layers: int = 0
     dense_pattern: tuple[bool, ...] = ()
     tied_head: bool = True
+    num_labels: int | None = None
     logit_soft_cap: float | None = None
     mtp_layers: int = 0
 
@@ -314,6 +317,16 @@ class DecoderConfig:
             raise ValueError(f"kv_sharing: no layer before the sharing ones is of the kinds {sorted(lacking)}")
         if any(not self.layer(kind).is_attention for kind in self.sharing_layers):
             raise ValueError("kv_sharing: linear layers have no keys and values to share")
+
+    @property
+    def has_lm_head(self) -> bool:
+        """Whether there is an output head with its own weights."""
+        return not self.tied_head and self.num_labels is None
+
+    @property
+    def head_rows(self) -> int:
+        """Outputs of the head: the vocabulary, or the labels."""
+        return self.vocab_size if self.num_labels is None else self.num_labels
 
     @property
     def period(self) -> int:

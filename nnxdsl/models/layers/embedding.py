@@ -1,4 +1,4 @@
-"""The token embedding and an untied output head."""
+"""The token embedding, an untied output head, and a head of a few labels."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ class Head(nnx.Module):
 
     def __init__(self, vocab_size: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         self.kernel = nnx.Param(_rows(vocab_size, features, rngs, param_dtype), axes=("vocab", "embed"))  # [V, D]
+
+
+class Score(nnx.Module):
+    """A linear head of a few outputs for each token, as of transformers' sequence classification.
+
+    Args:
+        num_labels: rows.
+        features: columns.
+        rngs: draws the rows, normal with deviation 0.02, as transformers does.
+        param_dtype: dtype of the weights.
+    """
+
+    def __init__(self, num_labels: int, features: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        rows = 0.02 * jax.random.normal(rngs.params(), (num_labels, features), jnp.float32)
+        self.kernel = nnx.Param(rows.astype(param_dtype), axes=(None, "embed"))  # [labels, D]
 
 
 def _rows(count: int, features: int, rngs: nnx.Rngs, dtype: DTypeLike) -> jax.Array:

@@ -21,18 +21,16 @@ from nnxdsl.config.data import Data
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.packing import Size
 from nnxdsl.errors import NotRegisteredError
-from nnxdsl.losses.base import PairLogps, WeightedMean
-from nnxdsl.losses.distillation import DistillationInputs
+from nnxdsl.losses.base import WeightedMean
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-from nnxdsl.losses.policy_gradient import RolloutOutputs
 from nnxdsl.models.attention.positions import TokenPositions
 from nnxdsl.models.attention.row_layout import RowLayout
 
 BatchT = TypeVar("BatchT", bound=Any)
 
-LossInputs = PairLogps | TokenStats | RolloutOutputs | DistillationInputs
-"""Inputs of losses from one model: of pairs, sequences, rollouts, and distillation."""
+LossInputs = Any
+"""Inputs of a loss from one model, a NamedTuple of arrays as a head gives it: `PairLogps`, `TokenStats`, ..."""
 
 
 @attrs.frozen

@@ -56,9 +56,8 @@ class AnyPairs(BatchKind[BatchT]):
         counts = self.target_counts(batch)
         return PairLogps(*(part.reshape(-1) for part in (batch.reference_chosen, batch.reference_rejected, *counts)))
 
-    def logp_metrics(self, inputs: LossInputs, weight: jax.Array) -> dict[str, WeightedMean]:
+    def logp_metrics(self, inputs: PairLogps, weight: jax.Array) -> dict[str, WeightedMean]:
         """Mean summed log-probabilities of chosen and rejected completions, under TRL's names."""
-        assert isinstance(inputs, PairLogps)
         logps = {"logps/chosen": inputs.chosen_logps, "logps/rejected": inputs.rejected_logps}
         return {name: row_mean(value, weight) for name, value in logps.items()}
 
@@ -66,10 +65,8 @@ class AnyPairs(BatchKind[BatchT]):
         """Targets of chosen and of rejected completions, float32 of the shape of `batch.weight`."""
         raise NotImplementedError
 
-    def with_reference_logps(self, batch: BatchT, reference: LossInputs) -> BatchT:
+    def with_reference_logps(self, batch: BatchT, reference: PairLogps) -> BatchT:
         """The batch with the reference's log-probabilities, as `reference_logps` gives them."""
-        if not isinstance(reference, PairLogps):
-            return super().with_reference_logps(batch, reference)
         chosen, rejected = (
             part.reshape(batch.weight.shape) for part in (reference.chosen_logps, reference.rejected_logps)
         )
