@@ -24,7 +24,6 @@ from nnxdsl.planning.step_time import cost
 from nnxdsl.program import layout_warnings
 from nnxdsl.program.activation_sharding import Flow, flows
 from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat, with_remat
-from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
@@ -47,7 +46,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
     """
     blueprint, why = resolve_remat(build_blueprint(experiment, platform), None if device is None else device.usable)
     layout, longest = blueprint.layout, blueprint.longest
-    parts = memory(blueprint, longest)
+    parts = memory(blueprint)
     device_bytes, rows = _bytes(parts, "device"), experiment.steps and experiment.steps * experiment.batch_size
     remats = REMAT_POLICIES if longest.trunk else ()
     has_speed = device is not None and device.flops is not None and longest.trunk
@@ -66,7 +65,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "reference": _reference(blueprint),
         "quantization": _quantization(blueprint),
         "outer": _outer(blueprint),
-        "attention": _attention(blueprint, longest),
+        "attention": _attention(blueprint),
         "memory": [attrs.asdict(part) for part in parts],
         "bytes_per_device": device_bytes,
         "host_bytes_per_device": _bytes(parts, "host"),
@@ -77,7 +76,7 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
         "verdict": None
         if device is None or device.usable is None
         else _verdict(blueprint, device_bytes, device.usable),
-        "step_seconds": attrs.asdict(cost(blueprint, longest, device)) if device and has_speed else None,
+        "step_seconds": attrs.asdict(cost(blueprint, device)) if device and has_speed else None,
         "warnings": [attrs.asdict(warning) for warning in warnings(blueprint)],
         "flows": [{"axes": list(flow.axes), **_shape(flow)} for flow in flows(blueprint)],
         "compiled": None,
@@ -152,14 +151,14 @@ def _remedy(blueprint: Blueprint, usable: int) -> str | None:
         for rows in sizes if remat == "full" else sizes[-1:]:
             with contextlib.suppress(SpecError):  # micro-batches of which pipeline stages cannot be fed
                 candidate = with_remat(blueprint.with_placement(attrs.evolve(experiment, microbatch_size=rows)), remat)
-                size = _bytes(memory(candidate, candidate.longest), "device")
+                size = _bytes(memory(candidate), "device")
                 if size <= usable:
                     return f"with memory.remat={remat} microbatch_size={rows} it would take {size / 2**30:.1f} GiB"
     return None
 
 
-def _attention(blueprint: Blueprint, longest: Lengths) -> str:
-    layout = packed if isinstance(blueprint.experiment.batching, Packed) else sequence
+def _attention(blueprint: Blueprint) -> str:
+    layout, longest = packed if isinstance(blueprint.experiment.batching, Packed) else sequence, blueprint.longest
     choice = blueprint.kernels.choose(layout(longest.trunk) if longest.trunk else None)
     return f"{choice.kernel}: {choice.why}"
 

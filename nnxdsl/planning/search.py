@@ -71,9 +71,9 @@ def search(
                 continue
             tried += 1
             placed = on_mesh.with_placement(candidate)
-            size = sum(part.bytes for part in memory(placed, placed.longest, residuals) if part.memory == "device")
+            size = sum(part.bytes for part in memory(placed, residuals) if part.memory == "device")
             if size <= device.usable:
-                fitting.append(Placement(_changes(candidate), size, cost(placed, placed.longest, device)))
+                fitting.append(Placement(_changes(candidate), size, cost(placed, device)))
     on_progress(len(meshes), len(meshes))
     return sorted(fitting, key=lambda one: (int(math.log(one.cost.step, 1 + TOLERANCE)), one.bytes)), tried
 

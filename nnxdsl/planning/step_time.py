@@ -14,7 +14,6 @@ from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.models.pipeline import idle_share
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.planning import flops
-from nnxdsl.program.batches import Lengths
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import parts_in_stages
 from nnxdsl.sharding.hardware import Device
@@ -59,8 +58,9 @@ class Cost:
     step: float
 
 
-def work(blueprint: Blueprint, longest: Lengths) -> Work:
-    """The work of one device in one step."""
+def work(blueprint: Blueprint) -> Work:
+    """The work of one device in one step of the longest rows."""
+    longest = blueprint.longest
     experiment, config, layout = blueprint.experiment, blueprint.config, blueprint.layout
     sizes = layout.mesh.sizes
     rows, times = blueprint.rows_at_once, experiment.microbatches
@@ -100,9 +100,9 @@ def work(blueprint: Blueprint, longest: Lengths) -> Work:
     return Work(products / (batch * context * tensor), traffic, links)
 
 
-def cost(blueprint: Blueprint, longest: Lengths, device: Device) -> Cost:
-    """Seconds of one step of rows of the longest lengths, on devices with published speeds."""
-    step = work(blueprint, longest)
+def cost(blueprint: Blueprint, device: Device) -> Cost:
+    """Seconds of one step of the longest rows, on devices with published speeds."""
+    step = work(blueprint)
     assert device.flops
     assert device.bandwidth
     compute, memory = step.flops / (device.flops * EFFICIENCY), step.memory_bytes / device.bandwidth

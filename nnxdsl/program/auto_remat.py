@@ -22,15 +22,14 @@ def resolve_remat(blueprint: Blueprint, usable: int | None, trace: Trace | None 
     """
     if blueprint.experiment.memory.remat != "auto":
         return blueprint, "set by memory.remat"
-    longest = blueprint.longest
     if usable is None:
         return with_remat(blueprint, "none"), "the device's memory is unknown"
-    if not longest.trunk:
+    if not blueprint.longest.trunk:
         return with_remat(blueprint, "none"), "row lengths are unknown"
     needed: dict[Remat, int] = {}
     for remat in REMAT_POLICIES:
         chosen = with_remat(blueprint, remat)
-        needed[remat] = sum(part.bytes for part in memory(chosen, longest, trace) if part.memory == "device")
+        needed[remat] = sum(part.bytes for part in memory(chosen, trace) if part.memory == "device")
         if needed[remat] <= usable:
             return chosen, "fits" if remat == REMAT_POLICIES[0] else "first that fits"
     return with_remat(blueprint, min(needed, key=lambda remat: needed[remat])), "none fits; this takes the least memory"

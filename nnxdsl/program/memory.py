@@ -79,12 +79,11 @@ their gradients are live together. Measured on XLA for GPUs by `benchmarks/plan_
 more activations are freed before the peak."""
 
 
-def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -> list[Part]:
-    """Memory of a step per device, part by part.
+def memory(blueprint: Blueprint, trace: Trace | None = None) -> list[Part]:
+    """Memory of a step of the longest rows per device, part by part.
 
     Args:
         blueprint: The program without devices.
-        longest: The longest rows of its data.
         trace: Counts the bytes of residuals; None for `residual_bytes`.
     """
     layout = blueprint.layout
@@ -102,15 +101,15 @@ def memory(blueprint: Blueprint, longest: Lengths, trace: Trace | None = None) -
         )
     parts.append(Part("gradients", gradients, "estimated", "float32, accumulated over micro-batches"))
     rows = rows_of(blueprint)
-    if longest.trunk:
+    if blueprint.longest.trunk:
         residuals = activations(blueprint, rows, blueprint.remat, trace)
-        peak, explanation = _temporary_peak(blueprint, rows, longest, residuals)
+        peak, explanation = _temporary_peak(blueprint, residuals)
         traced = f"{_RESIDUALS[blueprint.remat]} for the backward pass, traced"
         parts.append(Part("activations", residuals.trunk, "estimated", traced))
         parts.append(Part("activations, offloaded", residuals.offloaded, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + peak, "estimated", explanation))
         parts += _generation(blueprint, parts)
-        parts += _teacher_parts(blueprint, longest, parts)
+        parts += _teacher_parts(blueprint, parts)
     return [part for part in parts if part.bytes]
 
 
@@ -128,14 +127,14 @@ def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     return [Part("generation", max(usage.total - freed, 0), "estimated", explanation)]
 
 
-def _teacher_parts(blueprint: Blueprint, longest: Lengths, parts: list[Part]) -> list[Part]:
+def _teacher_parts(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     """The bytes of a precomputed teacher's top-k in a batch, and the peak of precomputation beyond that of a step."""
     size = top_bytes(blueprint)
     if not size:
         return []
     rows = blueprint.experiment.batch_size
     device_rows = -(-rows // blueprint.layout.batch_shards(blueprint.experiment.rows_at_once))
-    top_k = device_rows * longest.trunk * size
+    top_k = device_rows * blueprint.longest.trunk * size
     teacher_bytes = blueprint.teacher_layout.device_bytes().get("teacher", 0)
     excess = teacher_bytes - top_k - sum(part.bytes for part in parts if part.memory == "device")
     explanation = f"peak during precomputation beyond that of a step, from weights of {teacher_bytes / 2**20:,.1f} MiB"
@@ -338,7 +337,7 @@ def _is_on_host(leaf: Any) -> bool:
     return jax.typeof(leaf).memory_space == jax.memory.Space.Host
 
 
-def _temporary_peak(blueprint: Blueprint, rows: int, longest: Lengths, residuals: GroupBytes) -> tuple[int, str]:
+def _temporary_peak(blueprint: Blueprint, residuals: GroupBytes) -> tuple[int, str]:
     """Bytes of temporary arrays, with an explanation: of the head and its logits, or of one period's backward pass."""
     config, size = blueprint.config, blueprint.compute.itemsize
     shards = blueprint.layout.gathered_from
@@ -347,7 +346,7 @@ def _temporary_peak(blueprint: Blueprint, rows: int, longest: Lengths, residuals
     trained = ("embed.embedding" if config.num_labels else blueprint.head_path) in blueprint.trainable
     # Embedding and head, gathered; frozen ones are gathered before all loops and stay in memory.
     tables = (1 if trained or not config.has_lm_head else 2) * table * size if shards > 1 else 0
-    logits, explanation = _logits(blueprint, longest, local.head_rows, trained=trained)
+    logits, explanation = _logits(blueprint, local.head_rows, trained=trained)
     # The head's gradient, unsharded until it is reduced; on one device, in float32 with the embedding's.
     gradient = table * (4 if shards == 1 else size) + 2 * table * size // shards
     workers = blueprint.layout.workers_per_device  # each has trained weights
@@ -362,11 +361,11 @@ def _temporary_peak(blueprint: Blueprint, rows: int, longest: Lengths, residuals
     return constant + layers, "the backward pass of one period of layers, and its weights gathered"
 
 
-def _logits(blueprint: Blueprint, longest: Lengths, vocab_size: int, *, trained: bool) -> tuple[int, str]:
+def _logits(blueprint: Blueprint, vocab_size: int, *, trained: bool) -> tuple[int, str]:
     """Bytes of the logits that exist at one time on one device, for its shard of the vocabulary, explained."""
     layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
     rows = blueprint.rows_at_once
-    length = longest.head + -longest.head % layout.length_shards
+    length = blueprint.longest.head + -blueprint.longest.head % layout.length_shards
     devices = math.prod(layout.shard_counts(("head_batch", "length"), (rows, length)))
     tokens = rows * length // devices
     device_limit, sizes = None if limit is None else limit // devices, ShardContext(blueprint.platform).sizes
@@ -488,7 +487,7 @@ def require_fit(blueprint: Blueprint, usable: int | None) -> None:
     """
     if usable is None:
         return
-    parts = [part for part in memory(blueprint, blueprint.longest) if part.memory == "device"]
+    parts = [part for part in memory(blueprint) if part.memory == "device"]
     needed = sum(part.bytes for part in parts)
     if needed <= MARGIN * usable:
         return

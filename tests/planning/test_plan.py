@@ -15,7 +15,6 @@ from nnxdsl.config.data import FileData
 from nnxdsl.planning.plan import describe, plan
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 
@@ -132,7 +131,7 @@ def test_no_verdict_where_nothing_is_known(asked: Callable[..., Experiment]) -> 
 @pytest.mark.extended
 def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(fsdp=2))
-    expected = attrs.asdict(cost(build_blueprint(experiment, "gpu"), lengths(experiment.data), H200))
+    expected = attrs.asdict(cost(build_blueprint(experiment, "gpu"), H200))
     assert plan(experiment, "gpu", H200)["step_seconds"] == expected
 
 

@@ -18,7 +18,6 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.planning.search import TOLERANCE, search
 from nnxdsl.planning.step_time import cost
 from nnxdsl.program.auto_remat import REMAT_POLICIES
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint, build_unplaced
 from nnxdsl.program.memory import memory
 from nnxdsl.sharding import hardware
@@ -58,7 +57,7 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
                 placed = drawn.with_placement(evolve(base, changes))
                 if placed.layout.problems() or placed.layout.batch_problems(placed.experiment.rows_at_once):
                     continue
-                parts = memory(placed, lengths(base.data))
+                parts = memory(placed)
                 found[str(changes)] = sum(part.bytes for part in parts if part.memory == "device")
     return found
 
@@ -91,7 +90,7 @@ def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) ->
             assert earlier.bytes <= later.bytes
     for one in (found[0], found[-1]):
         asked = evolve(base, one.changes)
-        assert one.cost == cost(build_blueprint(asked, "gpu"), lengths(asked.data), H200)
+        assert one.cost == cost(build_blueprint(asked, "gpu"), H200)
 
 
 @pytest.mark.parametrize("base", ["adapters"], indirect=True)

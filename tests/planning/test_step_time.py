@@ -12,7 +12,6 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Objective, compile
 from nnxdsl.planning.step_time import EFFICIENCY, HIDDEN, Work, cost, work
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.sharding import hardware
 
@@ -39,7 +38,7 @@ def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
 
 
 def of(experiment: Experiment) -> Work:
-    return work(build_blueprint(experiment), lengths(experiment.data))
+    return work(build_blueprint(experiment))
 
 
 def test_a_full_step_by_the_formulas(asked: Callable[..., Experiment]) -> None:
@@ -123,7 +122,7 @@ def test_only_axes_that_are_there_have_transfers(asked: Callable[..., Experiment
 
 def test_seconds_are_work_over_speeds(asked: Callable[..., Experiment]) -> None:
     one = asked(batch_size=16, mesh=Mesh(fsdp=8, data=2))
-    done, found = of(one), cost(build_blueprint(one), lengths(one.data), H200)
+    done, found = of(one), cost(build_blueprint(one), H200)
     assert H200.flops
     assert H200.bandwidth
     assert H200.link
@@ -139,10 +138,7 @@ def test_seconds_are_work_over_speeds(asked: Callable[..., Experiment]) -> None:
 def test_an_axis_across_slices_is_slow(asked: Callable[..., Experiment]) -> None:
     pod = hardware.device("v5e")
     one = asked(batch_size=16, mesh=Mesh(data=4, slices=2))
-    links = [
-        cost(build_blueprint(attrs.evolve(one, mesh=mesh)), lengths(one.data), pod).links
-        for mesh in (one.mesh, Mesh(data=4))
-    ]
+    links = [cost(build_blueprint(attrs.evolve(one, mesh=mesh)), pod).links for mesh in (one.mesh, Mesh(data=4))]
     assert pod.link
     assert pod.slow_link
     assert links[0] / links[1] == pytest.approx(pod.link / pod.slow_link)

@@ -32,7 +32,6 @@ from nnxdsl import (
 )
 from nnxdsl.data.batch import Batch
 from nnxdsl.optim import step_guard
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
@@ -243,7 +242,7 @@ def test_where_workers_lie_and_what_they_take(experiment: Callable[..., Experime
         sizes = {path: placed.device_bytes for path, placed in each.layout.arrays["optimizer"].items()}
         copies = sum(size for path, size in sizes.items() if path.startswith("workers.leaves."))
         assert copies == each.layout.workers_per_device * each.layout.device_bytes()["trainable"]
-        parts = {part.name: part.bytes for part in memory(each, lengths(each.experiment.data))}
+        parts = {part.name: part.bytes for part in memory(each)}
         assert parts["optimizer"] == sum(sizes.values())
         assert parts["gradients"] == copies
     assert drawn(Mesh(), None).layout.workers_per_device == 1

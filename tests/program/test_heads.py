@@ -80,6 +80,7 @@ def replayed(leaves: Mapping[str, Array], batch: PairBatch, margin: float) -> tu
 @pytest.fixture
 def ranking(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
     """Makes an experiment with the objective; its learning rate is `LR`."""
+
     def make(**fields: Any) -> Experiment:
         sgd = Optimizer.SGD(schedule=Schedule.Constant(lr=LR), max_grad_norm=None)
         return experiment(objective=Ranking(margin=0.5), model=Pico("tiny"), optimizer=sgd, **fields)

@@ -14,7 +14,6 @@ from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Op
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.errors import RunError
 from nnxdsl.planning.aot_process import compiled_report, find_compiler
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import Part, Share, Trace, activations, memory, rows_of, share_of
 
@@ -45,7 +44,7 @@ def untraced(share: Share, rows: int, remat: str) -> int:
 
 
 def parts_of(experiment: Experiment, trace: Trace | None = None) -> dict[str, Part]:
-    parts = memory(build_blueprint(experiment), lengths(experiment.data), trace)
+    parts = memory(build_blueprint(experiment), trace)
     assert len({part.name for part in parts}) == len(parts)
     return {part.name: part for part in parts}
 
@@ -180,5 +179,5 @@ def test_it_is_close_to_what_xla_takes_on_a_gpu(trained: str, remat: Any, mesh: 
         pytest.skip(str(error))
     asked = gemma(trained, mesh=mesh, memory=Memory(remat=remat))
     report = compiled_report(asked, "h200", mesh.device_count, home=tmp_path)
-    planned = sum(part.bytes for part in memory(build_blueprint(asked, "gpu"), lengths(asked.data)))
+    planned = sum(part.bytes for part in memory(build_blueprint(asked, "gpu")))
     assert planned == pytest.approx(report["memory"]["allocated"], rel=0.1, abs=2**28)

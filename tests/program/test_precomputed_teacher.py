@@ -14,7 +14,6 @@ from nnxdsl import Adapter, Data, Distance, Experiment, Objective, PlanError, Sp
 from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.planning.flops import work
 from nnxdsl.planning.plan import plan
-from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 
@@ -93,8 +92,8 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     assert said.endswith(
         "(before step 0; then its weights are freed): 36 bytes for each target, at most 0.0 MiB for 40 rows"
     )
-    parts = {part.name: part for part in memory(build_blueprint(once), lengths(once.data))}
-    assert "teacher" in {part.name for part in memory(build_blueprint(always), lengths(always.data))}
+    parts = {part.name: part for part in memory(build_blueprint(once))}
+    assert "teacher" in {part.name for part in memory(build_blueprint(always))}
     assert "teacher" not in parts
     assert parts["teacher top-k"].bytes == 4 * 32 * 36
     batch = sequences(4)
@@ -102,5 +101,5 @@ def test_a_plan_says_what_is_kept_and_counts_no_teacher_in_a_step(
     assert work(build_blueprint(once), batch).executed < work(build_blueprint(always), batch).executed
     # One that is larger than all of a step is what a device must have room for.
     large = build_blueprint(experiment(objective=objective(teacher=Small(layers=40, mlp_dim=4096)), model=STUDENT))
-    needed = sum(part.bytes for part in memory(large, lengths(large.experiment.data)))
+    needed = sum(part.bytes for part in memory(large))
     assert needed == large.teacher_layout.device_bytes()["teacher"]

@@ -43,7 +43,7 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
     # 64 completions of 48 tokens, twice the 16 prefixes of 16 tokens that they have at first, 16 prompts at one time
     tokens = (64 * 48 + 2 * 16 * 16 + 16 * 16) // mesh.fsdp
     assert tokens * keys * 4 <= found.cache < 1.1 * tokens * keys * 4
-    parts = {part.name: part.bytes for part in memory(blueprint, blueprint.longest)}
+    parts = {part.name: part.bytes for part in memory(blueprint)}
     step = sum(parts[name] for name in ("gradients", "activations", "workspace"))
     assert parts.get("generation", 0) == max(found.total - step, 0)
     by_group = 16 + 4 * 48 if mesh.fsdp == 1 else 4 * 64
