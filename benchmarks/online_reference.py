@@ -23,6 +23,7 @@ import step_model
 
 import nnxdsl
 from nnxdsl import data
+from nnxdsl.program import precomputed
 
 NUMBERS = {
     "batch": 4,
@@ -48,7 +49,7 @@ class Steps:
         pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=step_model.CONFIG.vocab_size)
         batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
         if way == "cached":
-            batch = jax.tree.map(np.asarray, self.program.with_reference_logps(self.state, batch))
+            batch = jax.tree.map(np.asarray, precomputed.with_reference_logps(self.program, self.state, batch))
         self.batch = batch
 
     def step(self) -> None:

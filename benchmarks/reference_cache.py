@@ -25,6 +25,7 @@ from nnxdsl.config.core.serialization import evolve
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.runs.array_digest import digest
 from nnxdsl.terminal.display import Display
@@ -69,7 +70,9 @@ def steps(adapted: bool, dataset: Pairs, repeat: int) -> dict[str, list[float]]:
         program = compile(recipe(adapted, mode))
         state = program.init()
         batch = program.shard_batch(dataset.batch(range(16), 16))
-        batch = jax.block_until_ready(program.with_reference_logps(state, batch) if mode == "cached" else batch)
+        batch = jax.block_until_ready(
+            precomputed.with_reference_logps(program, state, batch) if mode == "cached" else batch
+        )
         sides[mode] = [program, program.step(state, batch)[0], batch]
     took: dict[str, list[float]] = {mode: [] for mode in sides}
     for _ in range(repeat):

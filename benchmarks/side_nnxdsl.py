@@ -12,6 +12,7 @@ from step_model import CONFIG, experiment
 
 import nnxdsl
 from nnxdsl import data
+from nnxdsl.program import precomputed
 
 
 def main() -> None:
@@ -35,7 +36,9 @@ def main() -> None:
     )
     batches = [ahead.at(step) for step in range(len(job.pairs) // asked.batch_size)]
     if options.reference == "cached":
-        batches = [jax.tree.map(np.asarray, program.with_reference_logps(state, batch)) for batch in batches]
+        batches = [
+            jax.tree.map(np.asarray, precomputed.with_reference_logps(program, state, batch)) for batch in batches
+        ]
 
     def one(step: int) -> float:
         nonlocal state

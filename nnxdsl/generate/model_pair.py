@@ -31,7 +31,7 @@ from nnxdsl.losses.base import PairLogps
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.attention.row_layout import sequence
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.program import init, xla_options
+from nnxdsl.program import init, precomputed, xla_options
 from nnxdsl.program.checkpoint_views import checkpoint_targets
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.compile import compile as compile_experiment
@@ -147,7 +147,7 @@ class ModelPair:
                 other = _of_state(program, f"step {int(against)}", at_step(int(against)))
             elif program.blueprint.reference.has_own_weights:
                 tell("reading the reference's weights")
-                other = _own_reference(program, program.load_reference(source))
+                other = _own_reference(program, precomputed.load_reference(program, source))
             elif program.blueprint.reference.is_synced and step:
                 other = _of_state(program, REFERENCE, at_step(step, "reference"))
             elif not program.blueprint.reference.exists:

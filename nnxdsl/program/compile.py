@@ -18,7 +18,6 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
-from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.optim import qk_clip, step_guard
 from nnxdsl.program import diloco, xla_options
@@ -56,7 +55,7 @@ class TrainState(NamedTuple):
     reference: Leaves
 
 
-class _Jitted(NamedTuple):
+class Jitted(NamedTuple):
     """Jitted functions of `PolicyLoss` and `TrainStep`."""
 
     step: Any
@@ -78,6 +77,7 @@ class Program:
         mesh: The devices.
         policy_loss: The models and the loss of a micro-batch, as pure functions.
         train_step: One optimizer step, as a pure function.
+        jitted: Both, jitted with the shardings of their results.
     """
 
     experiment: Experiment
@@ -85,7 +85,7 @@ class Program:
     mesh: Mesh
     policy_loss: PolicyLoss
     train_step: Step
-    _jitted: _Jitted
+    jitted: Jitted
 
     def with_steps(self, steps: int) -> Program:
         """This program in a run of `steps` steps, for epochs whose rows have been counted."""
@@ -127,7 +127,7 @@ class Program:
             The new state, and scalars that are still on the device: reading them waits for the step.
         """
         donated, reference = self._donated(state)
-        after, metrics = self._jitted.step(donated, state.frozen, reference, self.shard_batch(batch))
+        after, metrics = self.jitted.step(donated, state.frozen, reference, self.shard_batch(batch))
         reference = after.reference or state.reference
         return TrainState(after.step, after.trainable, after.optimizer, state.frozen, reference), metrics
 
@@ -143,75 +143,17 @@ class Program:
         batch = self.shard_batch(batch)
         is_compared = self.blueprint.reference.exists and kind_of(batch).reference_logps(batch) is None
         if is_compared or self.blueprint.teacher is not None:
-            return self._jitted.evaluate(state.trainable, state.frozen, state.reference, batch)
-        return self._jitted.loss_metrics(self.score(state, batch), batch)
+            return self.jitted.evaluate(state.trainable, state.frozen, state.reference, batch)
+        return self.jitted.loss_metrics(self.score(state, batch), batch)
 
     def score(self, state: TrainState, batch: Batch) -> ForwardOutput:
         """The policy's forward outputs of a batch; bitwise reproducible for equal weights and shapes."""
-        return self._jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
+        return self.jitted.score(state.trainable, state.frozen, self.shard_batch(kind_of(batch).without_cached(batch)))
 
     def score_with_reference(self, state: TrainState, batch: Batch) -> tuple[ForwardOutput, Any]:
         """The policy's forward outputs of a batch, and the reference's loss inputs (None without one)."""
         batch = self.shard_batch(kind_of(batch).without_cached(batch))
-        return self._jitted.score_with_reference(state.trainable, state.frozen, state.reference, batch)
-
-    def with_reference_logps(self, state: TrainState, batch: Batch) -> Batch:
-        """The batch with reference log-probabilities computed by the policy of `state`.
-
-        Args:
-            state: The initial state, whose policy is the reference.
-            batch: Pairs.
-
-        Raises:
-            ValueError: the batch has no pairs.
-        """
-        return kind_of(batch).with_reference_logps(batch, self.score(state, batch).loss_inputs)
-
-    def load_reference(self, source: initial.Source | None = None) -> Leaves:
-        """The weights of a reference that is loaded from a checkpoint, on the devices.
-
-        Args:
-            source: See `init`.
-
-        Raises:
-            PlanError: as `init`.
-            WeightsError: as `init`.
-        """
-        source = initial.open_source(self.blueprint) if source is None else source
-        return initial.init_reference(self.blueprint, source, self.mesh)
-
-    def reference_outputs(self, reference: Leaves, batch: Batch) -> Any:
-        """The loss inputs of a reference that is loaded from a checkpoint."""
-        return self._jitted.reference_outputs(reference, self.shard_batch(kind_of(batch).without_cached(batch)))
-
-    def load_teacher(self, source: initial.Source | None = None) -> Leaves:
-        """The weights of a teacher on the devices; load a precomputed teacher before the training state.
-
-        Args:
-            source: See `init`.
-
-        Raises:
-            PlanError: as `init`.
-            WeightsError: as `init`.
-        """
-        source = initial.open_source(self.blueprint) if source is None else source
-        return initial.init_teacher(self.blueprint, source, self.mesh)
-
-    def teacher_top_k(self, teacher: Leaves, batch: Batch) -> TeacherTopK:
-        """A teacher's top-k tokens at each target of a batch, `[B, T - 1, k]`."""
-        return self._jitted.teacher_top_k(teacher, self.shard_batch(kind_of(batch).without_cached(batch)))
-
-    def with_teacher_top_k(self, teacher: Leaves, batch: Batch) -> Batch:
-        """The batch with the teacher's top k, which a step with `objective.top_k` reads.
-
-        Args:
-            teacher: Its weights.
-            batch: Sequences, padded or packed.
-
-        Raises:
-            ValueError: the batch has no sequences.
-        """
-        return kind_of(batch).with_teacher_top_k(batch, self.teacher_top_k(teacher, batch))
+        return self.jitted.score_with_reference(state.trainable, state.frozen, state.reference, batch)
 
     def shard_batch(self, batch: Batch) -> Batch:
         """A batch on the devices, its rows sharded over the data axes of the mesh; transferred asynchronously.
@@ -292,7 +234,7 @@ class Program:
             )
         state = self.abstract()
         donated, reference = self._donated(state)
-        return self._jitted.step.lower(donated, state.frozen, reference, batch)
+        return self.jitted.step.lower(donated, state.frozen, reference, batch)
 
 
 def optimizer_structure(blueprint: Blueprint) -> Any:
@@ -413,7 +355,7 @@ def worker_loss(loss: PolicyLoss, blueprint: Blueprint, mesh: Mesh, workers: int
     )
 
 
-def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> _Jitted:
+def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> Jitted:
     """The functions of a program, jitted with the shardings of their results."""
     layout, replicated = blueprint.layout, NamedSharding(mesh, PartitionSpec())
     reference = layout.shardings("reference", mesh) if blueprint.reference.is_synced else {}
@@ -422,7 +364,7 @@ def jit_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss, step: Step) -> 
     jit = partial(xla_options.jit, platform=blueprint.platform)
     jit_replicated = partial(jit, out_shardings=replicated)
     own_reference = loss.reference if isinstance(loss.reference, OwnWeights) else None
-    return _Jitted(
+    return Jitted(
         step=jit(step, donate_argnums=0, out_shardings=(donated, replicated)),
         evaluate=jit_replicated(loss.evaluate),
         score=jit_replicated(loss.score),

@@ -25,8 +25,9 @@ from nnxdsl.program.forward import Forward, Leaves
 from nnxdsl.sharding.layout import Array, Layout
 
 _NO_REFERENCE = (
-    "batch has no `reference_logps`, and no reference weights are loaded: give the first state's "
-    "`program.with_reference_logps(state, batch)`, or compile with memory.reference='online'"
+    "batch has no `reference_logps`, and no reference weights are loaded: give that of "
+    "`nnxdsl.program.precomputed.with_reference_logps(program, state, batch)` with the first state, or compile with "
+    "memory.reference='online'"
 )
 
 

@@ -16,7 +16,7 @@ from nnxdsl.losses.base import LossTerms, derived_metrics
 from nnxdsl.optim.qk_clip import QKClip
 from nnxdsl.optim.step_guard import SkipStep, StopOnNonFinite
 from nnxdsl.program.forward import Leaves
-from nnxdsl.program.grad_accumulation import mean_grads
+from nnxdsl.program.gradients.accumulation import mean_grads
 from nnxdsl.program.loss_fn import mean_or_nan
 from nnxdsl.program.policy_loss import GradsAndTerms, PolicyLoss
 from nnxdsl.program.reference import to_device

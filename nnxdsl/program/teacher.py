@@ -24,8 +24,8 @@ from nnxdsl.program.heads import Head
 from nnxdsl.program.heads.distillation import Distributions, TopK
 
 _NO_TEACHER = (
-    "batch has no precomputed teacher top-k: give `program.with_teacher_top_k(program.load_teacher(), batch)`, or "
-    "leave objective.top_k out"
+    "batch has no precomputed teacher top-k: give that of `nnxdsl.program.precomputed.with_teacher_top_k(program, "
+    "teacher, batch)` with the weights of its `load_teacher(program)`, or leave objective.top_k out"
 )
 
 

@@ -11,6 +11,7 @@ from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sampler import BatchSampler, Rows
 from nnxdsl.data.sequences import Sequences
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import TrainState
 from nnxdsl.program.init import Source
 from nnxdsl.program.step import Leaves
@@ -39,7 +40,7 @@ def precompute_teacher(prepared: Prepared, source: Source, provenance: Provenanc
     with reading_weights(
         cache.display, "reading the teacher's weights", source, program.blueprint.teacher.base
     ) as counted:
-        teacher = program.load_teacher(counted)
+        teacher = precomputed.load_teacher(program, counted)
     weights = digest(teacher)
     provenance.record(teacher=weights)
 

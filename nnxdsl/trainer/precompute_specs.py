@@ -15,6 +15,7 @@ from nnxdsl.data.batch import Batch, SequenceBatch
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.sequences import Sequences
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.step import Leaves
 from nnxdsl.runs.code_digest import code_digest, code_versions
@@ -40,7 +41,7 @@ def reference_logps(
 
     def compute(batch: Batch) -> Any:
         if own_weights is not None:
-            return program.reference_outputs(own_weights, batch)
+            return precomputed.reference_outputs(program, own_weights, batch)
         return program.score(state, batch).loss_inputs
 
     def entries(batch: Batch, count: int, scored: Any) -> Mapping[str, npt.NDArray[Any]]:
@@ -110,7 +111,7 @@ def teacher_top_k(program: Program, teacher: Leaves, weights: str, dataset: Sequ
         ends=dataset.target_ends,
         arrays={"ids": ((objective.top_k,), np.int32), "logp": ((objective.top_k + 1,), np.float32)},
         batch_size=blueprint.forward_batch_size,
-        compute=lambda batch: program.teacher_top_k(teacher, batch),
+        compute=lambda batch: precomputed.teacher_top_k(program, teacher, batch),
         entries=entries,
     )
 

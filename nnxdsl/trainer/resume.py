@@ -8,6 +8,7 @@ from typing import NamedTuple
 from nnxdsl.config.weights import Random
 from nnxdsl.errors import RunError
 from nnxdsl.models.params import ParamSpec
+from nnxdsl.program import precomputed
 from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
@@ -74,7 +75,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     if program.blueprint.reference.has_own_weights and program.experiment.reference_mode == "cached":
         title = "reading the reference's weights"
         with reading_weights(attempt.display, title, source, program.blueprint.base) as counted:
-            own_weights = program.load_reference(counted)
+            own_weights = precomputed.load_reference(program, counted)
     prepared.source = source = counted = None  # its arrays are on the devices now: the copy on the host is given up
     reference = reference_of(program, state) if own_weights is None else own_weights
     with attempt.display.phase("computing the digest of the weights"):

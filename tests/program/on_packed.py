@@ -13,6 +13,7 @@ from small_lab import samples
 from small_lab.model import Small
 
 from nnxdsl import Adapter, Batching, Data, Experiment, Mesh, Objective, Optimizer, Schedule, compile
+from nnxdsl.program import precomputed
 from tests.program import test_packing as packing
 
 MESHES = {
@@ -42,7 +43,7 @@ def main() -> None:
         )
         program = compile(experiment)
         state = samples.trained(program)
-        batch = program.with_reference_logps(state, packing.batches(dataset, program, batching).at(0))
+        batch = precomputed.with_reference_logps(program, state, packing.batches(dataset, program, batching).at(0))
         state, _ = program.step(state, batch)
         state, metrics = program.step(state, batch)
         report[name] = {

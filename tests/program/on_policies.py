@@ -13,6 +13,7 @@ from small_lab.model import Small
 from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Optimizer, Reward, Schedule, compile
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.program import precomputed
 
 MESHES = {"one": Mesh(), "fsdp2-tensor2-context2": Mesh(fsdp=2, tensor=2, context=2)}
 TEACHER = Small(layers=1, pattern=1, embed_dim=32, heads=4)
@@ -66,7 +67,7 @@ def main() -> None:
                 found = sampler.complete(leaves, prompts, Sampling(6, temperature=1.0), prompt_length=8)
                 said = [one.ids for one in found]
             if name == "taught once":
-                batch = program.with_teacher_top_k(program.load_teacher(), batch)
+                batch = precomputed.with_teacher_top_k(program, precomputed.load_teacher(program), batch)
             found = []
             for _ in range(2):
                 state, metrics = program.step(state, batch)

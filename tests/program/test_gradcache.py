@@ -15,6 +15,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Model, Objective, compile
 from nnxdsl.data.batch import PairBatch, SequenceBatch
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import TrainState
 
 LORA = Adapter.LoRA(rank=2, alpha=4.0, dropout=0.25)
@@ -54,7 +55,7 @@ def test_a_batch_in_parts_is_the_batch(
         program = compile(experiment(**fields, batch_size=8, microbatch_size=8 // parts))
         assert program.experiment.compares_parts == (parts > 1)
         first = trained(program)
-        asked = program.with_reference_logps(first, batch) if fields.get("memory") == CACHED else batch
+        asked = precomputed.with_reference_logps(program, first, batch) if fields.get("memory") == CACHED else batch
         # Further from the reference, so that no margin is zero, with a full model as with an adapter.
         state = with_b(first)._replace(trainable=jax.tree.map(lambda x: 1.1 * x, with_b(first).trainable))
         state, metrics = program.step(state, asked)

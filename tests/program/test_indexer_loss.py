@@ -41,7 +41,7 @@ from nnxdsl.planning.flops import work
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.program.compile import Program
-from nnxdsl.program.grad_accumulation import mean_grads
+from nnxdsl.program.gradients.accumulation import mean_grads
 from nnxdsl.program.memory import activations, rollout_memory
 
 NAMES = ("deepseek_v32", "glm_moe_dsa")

@@ -13,6 +13,7 @@ from nnxdsl import Adapter, Experiment, Objective, SpecError, compile
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.losses.base import PairLogps
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import Program, TrainState
 
 TAILED = ("DPO", "RobustDPO", "Hinge", "EXO", "DiscoPOP")
@@ -51,7 +52,7 @@ def test_a_step_with_tails_starts_like_any_other(
 ) -> None:
     program, batch = program_of(experiment, SHARE), pairs(4)
     first = trained(program)
-    for asked in (batch, program.with_reference_logps(first, batch)):
+    for asked in (batch, precomputed.with_reference_logps(program, first, batch)):
         _, metrics = program.step(trained(program), asked)
         assert float(metrics["loss"]) == pytest.approx(np.log(2), abs=1e-7)
         assert float(metrics["rewards/margins"]) == pytest.approx(0, abs=1e-6)

@@ -31,7 +31,7 @@ from nnxdsl.data.batch import PackedSequences, SequenceBatch
 from nnxdsl.program import init
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.grad_accumulation import mean_grads
+from nnxdsl.program.gradients.accumulation import mean_grads
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 WEIGHTS = Weights.HF(str(FIGURES))

@@ -33,7 +33,7 @@ from nnxdsl.data.packing import Size, fit
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.compile import Program
-from nnxdsl.program.grad_accumulation import mean_grads
+from nnxdsl.program.gradients.accumulation import mean_grads
 from tests.program.test_packing import kept, ragged
 
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"

@@ -21,6 +21,7 @@ from nnxdsl.data.loaders.report import Report
 from nnxdsl.data.packing import Size, fit
 from nnxdsl.data.ragged import RaggedBuilder
 from nnxdsl.planning.flops import work
+from nnxdsl.program import precomputed
 from nnxdsl.program.batches.abstract import abstract_batch
 from nnxdsl.program.compile import Program
 
@@ -189,7 +190,7 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     dataset = pairs_of(np.random.default_rng(4).integers(1, [17, 17, 17], (9, 3)).tolist())
     state = trained(dpo)
     padded, packed = (batches(dataset, dpo, batching) for batching in (Batching.Padded(), Batching.Packed()))
-    asked = dpo.with_reference_logps(state, packed.at(0))
+    asked = precomputed.with_reference_logps(dpo, state, packed.at(0))
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
     scored: Any = dpo.score(state, padded.at(0)).loss_inputs

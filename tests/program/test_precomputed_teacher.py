@@ -14,6 +14,7 @@ from nnxdsl import Adapter, Data, Distance, Experiment, Objective, PlanError, Sp
 from nnxdsl.data.batch import SequenceBatch
 from nnxdsl.planning.flops import work
 from nnxdsl.planning.plan import plan
+from nnxdsl.program import precomputed
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 
@@ -47,7 +48,7 @@ def test_with_all_words_a_step_is_that_of_a_teacher_in_it(
         if top_k is not None:
             assert not state.reference
             assert "teacher" not in program.layout.arrays
-            given = program.with_teacher_top_k(program.load_teacher(), batch)
+            given = precomputed.with_teacher_top_k(program, precomputed.load_teacher(program), batch)
         gradients, terms = jax.jit(program.policy_loss.grads)(
             state.trainable, state.frozen, state.reference, program.shard_batch(given)
         )
@@ -64,9 +65,7 @@ def test_a_step_that_knows_nothing_of_the_teacher_is_refused(
     experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:
     program = compile(experiment(objective=objective(), model=STUDENT))
-    with pytest.raises(
-        ValueError, match=r"give `program\.with_teacher_top_k\(program\.load_teacher\(\), batch\)`, or leave"
-    ):
+    with pytest.raises(ValueError, match=r"precomputed\.with_teacher_top_k\(program, teacher, batch\)`.*, or leave"):
         program.step(program.init(), sequences(4))
 
 

@@ -12,6 +12,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Objective, Quantization, SpecError, compile
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.program import precomputed
 from nnxdsl.program.compile import TrainState
 
 LORA = {"adapter": Adapter.LoRA(rank=2, alpha=4.0), "model": Small(layers=2, pattern=1)}
@@ -32,7 +33,7 @@ def test_asked_once_or_at_every_step_the_steps_are_equal(
     for mode in ("cached", "online"):
         program = compile(experiment(**WAYS[way], microbatch_size=2, memory=Memory(reference=mode)))
         state = trained(program)
-        asked = program.with_reference_logps(state, batch) if mode == "cached" else batch
+        asked = precomputed.with_reference_logps(program, state, batch) if mode == "cached" else batch
         at_first = {name: float(x.total / x.count) for name, x in program.evaluate(state, asked).items()}
         assert at_first["rewards/margins"] == 0.0  # to the bit: one program scored both
         assert at_first["loss"] == pytest.approx(np.log(2), abs=1e-7)
@@ -65,7 +66,7 @@ def test_a_step_without_any_reference_is_refused(
 ) -> None:
     program = compile(experiment(memory=Memory(reference="cached")))
     state = program.init()
-    with pytest.raises(ValueError, match=r"program\.with_reference_logps\(state, batch\)") as caught:
+    with pytest.raises(ValueError, match=r"precomputed\.with_reference_logps\(program, state, batch\)") as caught:
         program.step(state, pairs(4))
     assert "memory.reference='online'" in str(caught.value)
 

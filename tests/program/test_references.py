@@ -35,7 +35,7 @@ from nnxdsl.config.core.base import members
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.losses.base import PairLogps
 from nnxdsl.planning.plan import plan
-from nnxdsl.program import init
+from nnxdsl.program import init, precomputed
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.checkpoint_views import checkpoint_arrays, checkpoint_targets, with_restored
 from nnxdsl.program.compile import Program, TrainState
@@ -170,9 +170,9 @@ def test_other_weights_may_be_asked_once(
     program = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER, memory=Memory(reference="cached")))
     assert "reference" not in program.layout.arrays
     source = init.ReferenceSource(Trained(program, 0), Trained(program, 1))
-    state, apart, batch = program.init(source), program.load_reference(source), pairs(4, fill=1)
+    state, apart, batch = program.init(source), precomputed.load_reference(program, source), pairs(4, fill=1)
     assert state.reference == {}
-    asked = kind_of(batch).with_reference_logps(batch, program.reference_outputs(apart, batch))
+    asked = kind_of(batch).with_reference_logps(batch, precomputed.reference_outputs(program, apart, batch))
     always = compile(experiment(**SMALL, **WAYS["lora"], reference=OTHER))
     at_once, at_every_step = program.step(state, asked)[1], always.step(always.init(source), batch)[1]
     for name, value in at_every_step.items():

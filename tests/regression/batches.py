@@ -16,6 +16,7 @@ from results import Result
 import nnxdsl
 from nnxdsl import Experiment
 from nnxdsl.data import BatchSampler, BytesTokenizer, load
+from nnxdsl.program import precomputed
 
 
 def batches(experiment: Experiment, blocks: int) -> BatchSampler:
@@ -44,7 +45,7 @@ def steps(experiment: Experiment, *, count: int = 4, is_precomputed: bool = Fals
     rows = batches(experiment, program.blueprint.blocks)
     given = [rows.at(step) for step in range(count)]
     if is_precomputed:
-        given = [program.with_reference_logps(state, batch) for batch in given]
+        given = [precomputed.with_reference_logps(program, state, batch) for batch in given]
     series: dict[str, list[float]] = {}
     before = program.evaluate(state, given[0])
     for batch in given:

@@ -23,6 +23,7 @@ from nnxdsl import (
     from_dict,
 )
 from nnxdsl.data import BatchSampler, BytesTokenizer, load
+from nnxdsl.program import precomputed
 from small_lab.model import Small
 
 REPLAY = Path(__file__).parents[2] / "reference" / "replay"
@@ -68,7 +69,7 @@ def steps(case: dict[str, Any]) -> list[dict[str, float]]:
     for step, expected in enumerate(case["steps"]):
         batch = batches.at(step)
         if experiment.reference_mode == "cached":
-            batch = program.with_reference_logps(first, batch)
+            batch = precomputed.with_reference_logps(program, first, batch)
         state, metrics = program.step(state, batch)
         found.append({key: float(metrics[key]) for key in expected})
     assert np.isfinite(found[-1]["loss"])

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from nnxdsl.data.batch import Batch
-from nnxdsl.program import gradcache
 from nnxdsl.program.forward import Leaves
+from nnxdsl.program.gradients import gradcache
 from nnxdsl.program.loss_fn import divide
 from nnxdsl.program.policy_loss import GradsAndTerms, PolicyLoss
 
