@@ -42,6 +42,8 @@ NATIVE = (
 collect_ignore = [] if importlib.util.find_spec("gradio") else [f"test_{name}.py" for name in NATIVE]
 """Those that need the app's extra packages."""
 TOKEN = "the-token-of-tests-of-the-app"
+PATIENCE = 240_000
+"""Milliseconds that a page is waited for: a limit ends what hangs, and is no measure of speed."""
 LEAVING_SECONDS = 2.0
 """Between an unanswered request and the moment that its page is left."""
 
@@ -287,7 +289,7 @@ def open_page(chromium: Any, watched: Watched) -> Iterator[Callable[..., Any]]:
         context = chromium.new_context(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = context.new_page()
         watched.watch(page)

@@ -129,7 +129,6 @@ def test_files_that_are_missing_or_damaged_are_told(site: Any, files: Path) -> N
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
 def test_a_lora_dpo_of_a_file_is_launched_from_one_screen(app: Any, open_page: Open, width: int, dark: bool) -> None:
     shown = open_page(app.url("/new"), width=width, dark=dark)
@@ -149,7 +148,6 @@ def test_a_lora_dpo_of_a_file_is_launched_from_one_screen(app: Any, open_page: O
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(300)
 def test_a_wrong_path_is_told_and_all_settings_open(app: Any, open_page: Open) -> None:
     shown = open_page(app.url(f"/new?model={basics.TINY.replace(' ', '+')}"), width=390)
     shown.get_by_label("Data", exact=True).fill("nowhere.jsonl")

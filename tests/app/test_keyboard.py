@@ -10,8 +10,7 @@ import pytest
 
 from tests.app.conftest import RunningApp
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-PATIENCE = 240_000
+pytestmark = pytest.mark.browser
 MOST_TABS = 150
 FOCUSED = """(inside) => {
   const one = document.activeElement;
@@ -48,7 +47,7 @@ class Keyboard:
         self.lines.append(f"type {text!r}")
 
     def waits(self, selector: str) -> None:
-        self.shown.wait_for_selector(selector, timeout=PATIENCE)
+        self.shown.wait_for_selector(selector)
         self.lines.append(f"  -> {selector} at {self.shown.evaluate('location.pathname')}")
 
 

@@ -13,9 +13,8 @@ from nnxdsl import Objective
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL, dim_texts, overflow, picture
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
-PATIENCE = 240_000
 
 
 @pytest.fixture
@@ -44,12 +43,12 @@ def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None
     shown = open_page(app.url("/layout"))
     shown.get_by_role("link", name="tiny", exact=True).click()
     shown.wait_for_url("**/layout?exp=tiny")
-    shown.wait_for_selector("h3:has-text('one device')", timeout=PATIENCE)
+    shown.wait_for_selector("h3:has-text('one device')")
     choose(shown, "Mesh", "fsdp:2,tensor:2")
     choose(shown, "Compare with mesh", "data:2")
     shown.wait_for_url("**mesh=fsdp%3A2%2Ctensor%3A2&mesh2=data%3A2")
-    shown.wait_for_selector("h3:has-text('data=2') ~ p:has-text('✔ fits')", timeout=PATIENCE)
-    shown.wait_for_selector("h3:has-text('fsdp=2') ~ p:has-text('✔ fits')", timeout=PATIENCE)
+    shown.wait_for_selector("h3:has-text('data=2') ~ p:has-text('✔ fits')")
+    shown.wait_for_selector("h3:has-text('fsdp=2') ~ p:has-text('✔ fits')")
     shown.wait_for_selector(BARS)
     shown.locator(".device-grid").nth(1).wait_for()
     assert shown.locator(".device-grid").count() == 2
@@ -105,7 +104,7 @@ def test_what_is_wrong_is_said_and_rules_are_applied(app: Any, open_page: Open) 
     shown.get_by_role("button", name="Cancel", exact=True).click()
     shown.wait_for_selector(":text('The plan was cancelled')")
     shown.get_by_role("button", name="Try again").click()
-    shown.wait_for_selector(BARS, timeout=PATIENCE)
+    shown.wait_for_selector(BARS)
     shown.get_by_text("Custom rules").click()
     rules = shown.get_by_label("Rules The first")
     rules.fill("embed")
@@ -137,25 +136,25 @@ experiment = Experiment(
 def test_a_large_model_on_devices_that_are_not_here(app: Any, open_page: Open) -> None:
     (app.project / "experiments" / "dpo_gemma_12b.py").write_text(LARGE)
     shown = open_page(app.url("/layout?exp=dpo_gemma_12b&device=h100&mesh=fsdp:4,tensor:2"))
-    shown.wait_for_selector(BARS, timeout=PATIENCE)
+    shown.wait_for_selector(BARS)
     assert shown.locator("p:has-text('✔ fits')").count() == 1
     picture(shown, "layout")
     choose(shown, "Memory per device (GiB)", "12")
-    shown.wait_for_selector("p:has-text('with 12 GiB')", timeout=PATIENCE)
+    shown.wait_for_selector("p:has-text('with 12 GiB')")
     assert "device=h100&" in shown.url
     assert "memory=12" in shown.url
     shown.get_by_text("Custom rules").click()
     shown.get_by_label("Rules for arrays with matching paths").fill("*.mlp.* | mlp: -, embed: -")
     shown.get_by_role("button", name="Apply rules").click()
-    shown.wait_for_selector("p:has-text('✘')", timeout=PATIENCE)
+    shown.wait_for_selector("p:has-text('✘')")
 
 
 def test_the_layout_is_checked_by_the_compiler(app: Any, open_page: Open) -> None:
     path = write_run(app.home, experiment(0), "finished", 3)
     shown = open_page(app.url(f"/layout?run={path.name}&device=cpu&mesh=fsdp:2"))
-    shown.wait_for_selector(BARS, timeout=PATIENCE)
+    shown.wait_for_selector(BARS)
     shown.get_by_role("button", name="Verify by compiling").click()
-    shown.wait_for_selector(":text('Collectives of one step')", timeout=PATIENCE)
+    shown.wait_for_selector(":text('Collectives of one step')")
     assert shown.locator(":text('XLA needs')").count() >= 1
     shoot(shown, "layout-compiled")
 

@@ -16,7 +16,7 @@ from tests.app.conftest import RunningApp
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import picture
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 LONG = 200_000
 CURVE = ".js-plotly-plot .scatterlayer .trace"
@@ -27,7 +27,7 @@ def begin(shown: Any, app: Any, **fields: str) -> Path:
     """Launches the tiny recipe from the form with other values in some fields; returns the run's directory."""
     shown.goto(app.url("/new"))
     shown.get_by_role("link", name="tiny", exact=True).click()
-    shown.wait_for_url("**/new?draft=*", timeout=60_000)
+    shown.wait_for_url("**/new?draft=*")
     shown.goto(f"{shown.url}&open=optimizer,evaluation,checkpoint")
     for path, text in fields.items():
         field(shown, path.replace("__", ".")).fill(text)
@@ -40,13 +40,10 @@ def field(shown: Any, path: str) -> Any:
     return shown.locator(f"[id='f-{path}'] :is(input, textarea)").first
 
 
-def until(shown: Any, *states: str, seconds: float = 240) -> None:
+def until(shown: Any, *states: str) -> None:
     """Waits until the run that is shown has one of the states."""
     words = json.dumps(states)
-    shown.wait_for_function(
-        f"{words}.some((s) => document.querySelector('.badge')?.textContent.endsWith(s))",
-        timeout=seconds * 1000,
-    )
+    shown.wait_for_function(f"{words}.some((s) => document.querySelector('.badge')?.textContent.endsWith(s))")
 
 
 def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, open_page: Open, watched: Any) -> None:
@@ -137,7 +134,7 @@ def test_what_is_refused_says_why_and_can_be_changed(app: Any, open_page: Open) 
 
 def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new?preset=tiny&open=evaluation"))
-    field(shown, "objective").wait_for(timeout=60_000)
+    field(shown, "objective").wait_for()
     field(shown, "objective").click()
     shown.get_by_role("option", name="IPO", exact=True).click()
     field(shown, "objective.tau").wait_for()
@@ -165,15 +162,15 @@ def test_the_form_follows_its_classes_and_takes_python_in(app: Any, open_page: O
 
 def test_a_plan_is_worked_out_beside_the_form(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new?preset=tiny"))
-    field(shown, "name").wait_for(timeout=60_000)
+    field(shown, "name").wait_for()
     shown.get_by_role("tab", name="Plan", exact=True).click()
-    shown.wait_for_selector("#new-panel .js-plotly-plot", timeout=90_000)
+    shown.wait_for_selector("#new-panel .js-plotly-plot")
     shown.wait_for_selector("#new-panel [role=gridcell]:has-text('parameters')")
 
 
 def test_what_waits_begins_by_itself(app: Any, open_page: Open) -> None:
     shown = open_page(app.url("/new?preset=tiny"))
-    field(shown, "data.path").wait_for(timeout=60_000)
+    field(shown, "data.path").wait_for()
     field(shown, "data.path").fill("nowhere.jsonl")
     shown.get_by_role("button", name="Queue").click()
     shown.wait_for_url("**/run?id=*")

@@ -55,7 +55,7 @@ def python(shown: Any, text: str) -> None:
 def opened(open_page: Open, app: RunningApp, query: str, **options: Any) -> Any:
     """The page with the form of a new draft."""
     shown = open_page(app.url(f"/new?{query}"), **options)
-    field(shown, "name").wait_for(timeout=60_000)  # a recipe is read by a process of its own
+    field(shown, "name").wait_for()  # a recipe is read by a process of its own
     return shown
 
 
@@ -156,7 +156,7 @@ def test_what_was_typed_while_the_app_was_gone_comes_back(app: RunningApp, open_
     field(shown, "notes").fill("typed after it was noticed")
     shown.wait_for_timeout(1_500)
     app.start()
-    shown.wait_for_event("load", timeout=60_000)  # gradio reloads a page that has lost its server
+    shown.wait_for_event("load")  # gradio reloads a page that has lost its server
     until_saved(app, shown, seed="22", steps="21", notes="typed after it was noticed")
     until_value(shown, "seed", "22")
     until_value(shown, "steps", "21")

@@ -11,7 +11,7 @@ import pytest
 from tests.app.on_pages import dim_texts, overflow
 from tests.app.test_lifecycle import CURVE, begin, until
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.browser
 POINTS = (
     "Math.max(0, ...[...document.querySelectorAll('.js-plotly-plot')].map((one) => one.calcdata?.[0]?.length ?? 0))"
 )
@@ -38,7 +38,7 @@ def test_a_page_that_was_opened_at_the_launch_follows_its_run(
     shown = open_page(app.url("/new"), width=width, dark=dark)
     shown.add_init_script(SHIFTS)
     path = begin(shown, app, steps="100000")
-    shown.wait_for_selector(CURVE, timeout=240_000)
+    shown.wait_for_selector(CURVE)
     tabs = shown.get_by_role("tab").all_inner_texts()
     assert {"Charts", "Log", "Samples"} <= set(tabs) or width < 500  # a narrow page has the last ones in a menu
     points = shown.evaluate(POINTS)
@@ -59,6 +59,6 @@ def test_a_page_that_was_opened_at_the_launch_follows_its_run(
     shown.get_by_role("tab", name="Log", exact=True).click()
     shown.wait_for_function("document.querySelector('#run-log textarea')?.value.includes('training tiny')")
     shutil.move(path, app.project / "moved")
-    shown.wait_for_selector(".badge:has-text('missing')", timeout=10_000)
+    shown.wait_for_selector(".badge:has-text('missing')")
     shown.wait_for_selector(f":text('{path.name} was moved or deleted')")
     assert shown.locator("[role=tab]").count() == 0

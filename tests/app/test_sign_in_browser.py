@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.pages import PAGES
-from tests.app.conftest import TOKEN, RunningApp, with_token
+from tests.app.conftest import PATIENCE, TOKEN, RunningApp, with_token
 from tests.app.many import experiment, write_run
 
 pytestmark = pytest.mark.browser
@@ -23,7 +23,7 @@ Open = Callable[..., Any]
 def stranger(chromium: Any) -> Iterator[Any]:
     """A page of somebody who has opened nothing yet."""
     context = chromium.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE)
     yield context.new_page()
     context.close()
 
