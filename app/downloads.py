@@ -18,6 +18,7 @@ from .pages.compare.tables import to_html, to_markdown
 from .pages.layout.request import arrays_csv
 from .pages.outputs.export import TYPES as OUTPUTS
 from .pages.outputs.export import exported
+from .pages.outputs.request import MOST_PROMPTS
 from .security.guard import App, Receive, Scope, Send
 from .state import Site
 from .store.series import to_csv
@@ -111,13 +112,15 @@ class Downloads:
         name = f"compared-runs.{kind}" if len(runs) > 1 else f"{runs[0].row.id}.{kind}"
         return name, content_type, [written(grouped(runs, query.get("group", "")), query).encode()]
 
-    def _outputs(self, key: str, kind: str) -> Download:
-        """Cached model outputs."""
-        request = self.site.answers.find(key)
-        if request is None or request.result is None or kind not in OUTPUTS:
+    def _outputs(self, keys: str, kind: str) -> Download:
+        """Cached model outputs, by their keys with commas between them."""
+        requests = [self.site.answers.find(key) for key in keys.split(",")[:MOST_PROMPTS]]
+        results = [one.result for one in requests if one is not None and one.result is not None]
+        first = requests[0]
+        if first is None or len(results) < len(requests) or kind not in OUTPUTS:
             raise RunError("this answer is no longer stored; generate it again")
-        name = f"{request.model.run}-step-{request.model.step}-{request.request['do']}.{kind}"
-        return name, OUTPUTS[kind], [exported(request.result, kind).encode()]
+        name = f"{first.model.run}-step-{first.model.step}-{first.request['do']}.{kind}"
+        return name, OUTPUTS[kind], [exported(results, kind).encode()]
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

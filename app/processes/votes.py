@@ -1,4 +1,4 @@
-"""Blind votes on pairs of answers, in an append-only file. Independent of pages."""
+"""Votes on pairs of answers, in an append-only file. Independent of pages."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ class Votes:
         is_turned = hashlib.sha256(f"order {key}".encode()).digest()[0] & 1
         return (SIDES[1], SIDES[0]) if is_turned else SIDES
 
-    def add(self, request: Request, choice: str) -> str:
+    def add(self, request: Request, choice: str, *, is_blind: bool) -> str:
         """Records a vote, and returns the side that it is for: "policy", "other" or "tie", as on equal answers.
+
+        Args:
+            request: The request with the answers.
+            choice: "a" or "b", by the order in which they were shown, or "tie".
+            is_blind: Whether they were shown in blind order, without the names of the models.
 
         Raises:
             RunError: invalid choice, or the file cannot be written.
@@ -50,16 +55,21 @@ class Votes:
         if choice not in ("a", "b", "tie"):
             raise RunError("vote for a, b or tie")
         is_tie = choice == "tie" or (request.result is not None and are_equal(request.result))
-        whose = "tie" if is_tie else self.order(request.key)["ab".index(choice)]
-        self._rows.append({"key": request.key, **attrs.asdict(request.model), "for": whose})
+        order = self.order(request.key) if is_blind else SIDES
+        whose = "tie" if is_tie else order["ab".index(choice)]
+        self._rows.append({"key": request.key, **attrs.asdict(request.model), "for": whose, "blind": is_blind})
         return whose
 
     def has(self, key: str) -> bool:
         """Whether there is a vote on an answer."""
         return key in self._rows.all()
 
-    def tally(self, model: Model) -> dict[str, int]:
-        """Number of votes for each side."""
-        about = attrs.asdict(model)
+    def choice(self, key: str) -> str | None:
+        """The side that the vote on an answer is for; None without a vote."""
+        return self._rows.all().get(key, {}).get("for")
+
+    def tally(self, model: Model, *, blind_only: bool = False) -> dict[str, int]:
+        """Number of votes for each side, of all or of blind ones."""
+        about = attrs.asdict(model) | ({"blind": True} if blind_only else {})
         counts = Counter(row.get("for") for row in self._rows.all().values() if about.items() <= row.items())
         return {name: counts[name] for name in (*SIDES, "tie")}

@@ -24,3 +24,8 @@ nnx.tokens = (element, name, trigger, watch) => {
   watch("value", mark);
   mark();
 };
+/* Votes on answers: the buttons that the page draws below them. */
+nnx.votes = (element, trigger) => element.addEventListener("click", (event) => {
+  const vote = event.target.closest("[data-vote]")?.dataset.vote;
+  if (vote) trigger("select", { index: 0, value: vote });
+});

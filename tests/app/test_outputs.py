@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,7 +21,7 @@ from app.pages import PAGES
 from app.pages.outputs import interval
 from app.pages.outputs.export import exported
 from app.pages.outputs.interval import wilson
-from app.pages.outputs.request import held_out_prompts, request, written
+from app.pages.outputs.request import held_out_prompts, request, requests, written
 from app.processes.outputs_worker import Model, Request
 from app.processes.votes import SIDES
 from app.settings import Limits, Settings
@@ -143,7 +143,7 @@ def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: S
     found = request(site, "tokens", {"from": key, "side": "policy", "n": "2"})
     assert found == {"do": "tokens", "prompt_ids": [256, 72], "completion_ids": [1, 2]}
     assert request(site, "tokens", {"from": key, "side": "policy", "n": "3"}) is None
-    rows = [json.loads(line) for line in exported(result, "jsonl").splitlines()]
+    rows = [json.loads(line) for line in exported([result], "jsonl").splitlines()]
     assert [(row["side"], row["number"]) for row in rows] == [("policy", 1), ("policy", 2), ("other", 1), ("other", 2)]
 
 
@@ -245,9 +245,17 @@ def test_what_is_missing_is_said(site: Site, run: str) -> None:
 def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) -> None:
     reader = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
     assert "a read-only app computes nothing" in told(reader, run=run)
-    writes = {"Generate", "Score with both models", "Compute", "Cancel", "A is better", "No difference", "B is better"}
+    writes = {"Generate", "Score with both models", "Compute", "Cancel"}
     assert writes <= set(native.Built(outputs_page.Outputs, site).buttons)
-    assert not writes & set(native.Built(outputs_page.Outputs, reader).buttons)
+    built, query = native.Built(outputs_page.Outputs, reader), {"run": run, **BLIND}
+    assert not writes & set(built.buttons)
+    keep(site, run, "generate", query, generated())
+    assert "data-vote" in told(site, **query)
+    assert "data-vote" not in told(reader, built, **query)
+    with pytest.raises(ValueError, match="not enough values"):  # no such event
+        vote(built, query, "0:a")
+    assert told(reader, built, run=run, tab="tokens", prompt="H", text="never scored")
+    assert not reader.answers._requests
     reader.close()
 
 
@@ -278,6 +286,17 @@ def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str
     assert '<span class="special">&lt;bos&gt;</span>' in html
 
 
+def vote(built: Any, query: dict[str, str], choice: str) -> None:
+    """Presses one of the buttons below the answers."""
+    event = SimpleNamespace(index=0, value=choice)
+    (call,) = [
+        one.fn
+        for one in built.blocks.fns.values()
+        if one.targets[0] == (built.page.tabs["generate"]._panes._id, "select")
+    ]
+    call(SimpleNamespace(client=None), event, f"?{urlencode(query)}")
+
+
 BLIND = {"prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3", "blind": "1"}
 
 
@@ -297,24 +316,76 @@ def test_a_blind_vote_tells_nothing_before_and_counts_after(
     texts = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'class="answer">(.*?)</div>', result)]
     assert ["good" in texts[place] for place in (0, 1)] == [name == "policy" for name in order]
     built = native.Built(outputs_page.Outputs, site)
-    built.pressed(f"{'AB'[order.index('policy')]} is better", query)
+    vote(built, query, f"0:{'ab'[order.index('policy')]}")
     assert "you preferred the policy" in capsys.readouterr().out
     assert "Policy, step 20" in told(site, **query)
     assert "policy 1, reference 0, no difference 0" in told(site, **query)
     assert site.votes.tally(Model(run, 20)) == {"policy": 1, "other": 0, "tie": 0}
-    built.pressed("No difference", query)  # thought again: the last vote counts
+    assert "1 of them blind. The policy won 100% of 1 blind votes" in told(site, **query)
+    vote(built, query, "0:tie")  # thought again: the last vote counts, now with the names
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
+    assert "0 of them blind." in told(site, **query)
+    assert '<button type="button" data-vote="0:tie" aria-pressed="true">No difference</button>' in told(site, **query)
     assert {site.votes.order(f"key {n}") for n in range(20)} == {SIDES, SIDES[::-1]}
 
 
-@pytest.mark.parametrize("choice", ["A is better", "B is better", "No difference"])
+def test_a_vote_needs_no_blind_order_and_names_an_answer_that_is_there(
+    site: Site, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = {"run": run, **BLIND, "blind": ""}
+    keep(site, run, "generate", query, generated())
+    built = native.Built(outputs_page.Outputs, site)
+    for label in ("Policy is better", "No difference", "Reference is better"):
+        assert f">{label}</button>" in told(site, built, **query)
+    vote(built, query, "0:b")
+    assert "you preferred the other side, reference" in capsys.readouterr().out
+    assert "policy 0, reference 1, no difference 0; 0 of them blind." in told(site, built, **query)
+    for wrong in ("1:a", "²:a", "-1:a", EVIL, "", f"{10**6}:a"):
+        with pytest.raises(gr.Error, match="no longer stored"):
+            vote(built, query, wrong)
+    with pytest.raises(gr.Error, match="vote for a, b or tie"):
+        vote(built, query, "0:c")
+
+
+def test_several_prompts_are_answered_and_voted_on_one_by_one(
+    site: Site, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampling = {name: text for name, text in BLIND.items() if name not in ("prompt", "blind")}
+    keys = [keep(site, run, "generate", {"prompt": text, **sampling}, generated()) for text in ("H", "I\nJ")]
+    query = {"run": run, "prompt": "H\n---\nI\nJ\n---\nnot answered", **sampling}
+    built = native.Built(outputs_page.Outputs, site)
+    values = shown(site, built, **query)
+    assert values["HTML"].count('<section class="pane policy">') == 2  # what was not submitted is not shown
+    assert "2 of 2: I\nJ" in values["HTML"]
+    assert "Prompt: 2 tokens" in told(site, built, **query)
+    assert f"outputs={keys[0]}%2C{keys[1]}" in str(updates(built, **query))
+    vote(built, query, "1:a")
+    assert "you preferred the policy" in capsys.readouterr().out
+    assert [site.votes.choice(key) for key in keys] == [None, "policy"]
+    assert "Answer A" in told(site, built, **query, blind="1")
+    given = requests(site, "generate", {"row": "held.jsonl:1\nheld.jsonl:2", "prompt": "x"})
+    assert [one["row"] for one in given] == ["held.jsonl:1", "held.jsonl:2"]
+    assert given == [request(site, "generate", {"row": one["row"]}) for one in given]
+    assert [one["prompt"] for one in requests(site, "generate", {"key": ",".join(keys)})] == ["H", "I\nJ"]
+    assert requests(site, "generate", {"prompt": "\n---\n"}) == []
+    with pytest.raises(RunError, match="prompt: 17 prompts; expected at most 16"):
+        requests(site, "generate", {"prompt": "\n---\n".join("x" * 17)})
+    done = built.pressed("Generate", {"run": run}, [], "new 1\n---\nnew 2", "", 8, 1, 0, None, None, 0)
+    found = requests(site, "generate", done["query"])
+    asked = [site.answers.find(site.answers.key(Model(run, 20), one)) for one in found]
+    assert [one.request["prompt"] for one in asked if one is not None] == ["new 1", "new 2"]
+    built.pressed("Cancel", {"run": run, **done["query"]})
+    assert all(one is not None and one.is_over for one in asked)
+
+
+@pytest.mark.parametrize("choice", ["a", "b", "tie"])
 def test_a_vote_on_equal_answers_is_a_tie(
     site: Site, run: str, choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     query, result = {"run": run, **BLIND}, generated()
     keep(site, run, "generate", query, {**result, "other": result["policy"]})
     assert "counts as a tie" in told(site, **query)
-    native.Built(outputs_page.Outputs, site).pressed(choice, query)
+    vote(native.Built(outputs_page.Outputs, site), query, f"0:{choice}")
     assert "Recorded: no difference." in capsys.readouterr().out
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
 
@@ -528,16 +599,16 @@ def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> Non
 
 
 def test_files_hold_what_is_shown(run: str) -> None:
-    rows = list(csv.DictReader(io.StringIO(exported({**who(run), **paired([-0.5, 1.0])}, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(exported([{**who(run), **paired([-0.5, 1.0])}], "csv"))))
     assert [float(row["reward_margins"]) for row in rows] == [-0.5, 1.0]
     assert float(rows[0]["policy_logp_chosen"]) == -3.0
-    tokens = exported({**who(run), "sides": [{**side(), "pieces": ["<bos>", "H", "=1", "+", "b"]}]}, "csv")
+    tokens = exported([{**who(run), "sides": [{**side(), "pieces": ["<bos>", "H", "=1", "+", "b"]}]}], "csv")
     found = list(csv.DictReader(io.StringIO(tokens)))
     assert [*found[0]][3:] == ["text", "position", "id", "token", "policy_logp", "other_logp"]
     assert [row["position"] for row in found] == ["2", "3", "4"]
     assert [row["token"] for row in found] == ["'=1", "'+", "b"]  # no formulas
     assert [float(row["policy_logp"]) - float(row["other_logp"]) for row in found] == [0.5, 0.0, -3.5]
-    both = [json.loads(line) for line in exported({**who(run), **generated()}, "jsonl").splitlines()]
+    both = [json.loads(line) for line in exported([{**who(run), **generated()}], "jsonl").splitlines()]
     assert [row["side"] for row in both] == ["policy", "other"]
     assert both[0]["answer"] == f"a good {EVIL} day"
 
@@ -560,7 +631,7 @@ def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query
 @pytest.mark.parametrize(
     ("button", "fields"),
     [
-        ("Generate", ("", "x" * 6_001, "", 8, 1, 0, None, None, 0, False)),
+        ("Generate", ([], "x" * 6_001, "", 8, 1, 0, None, None, 0)),
         ("Score with both models", ("", "", "", "x" * 6_001)),
     ],
 )
@@ -587,12 +658,12 @@ def test_a_number_of_a_url_that_is_none_is_no_fault_of_the_app(site: Site, run: 
 
 
 def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> None:
-    fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "blind": "1", "chat": "", "x": "y"}
+    fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "chat": "", "x": "y"}
     found = written("generate", fields, "abc")
-    assert {name: value for name, value in found.items() if value} == {"prompt": "Hi", "blind": "1"}
+    assert {name: value for name, value in found.items() if value} == {"prompt": "Hi"}
     assert "max" in found  # an older one is removed
     long = written("generate", {**fields, "prompt": "x" * 5_000}, "abc")
-    assert {name: value for name, value in long.items() if value} == {"blind": "1", "key": "abc"}
+    assert {name: value for name, value in long.items() if value} == {"key": "abc"}
     key = keep(site, run, "generate", {"prompt": "x" * 5_000}, generated())
     html = told(site, run=run, key=key)
     assert "x" * 5_000 in html
@@ -601,8 +672,8 @@ def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> N
 
 def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None:
     built, query = native.Built(outputs_page.Outputs, site), {"run": run}
-    row, prompt, chat = "", "Say 1", ""
-    sampling = (8, 2, 0.7, None, None, 3, False)
+    row, prompt, chat = [], "Say 1", ""
+    sampling = (8, 2, 0.7, None, None, 3)
     done = built.pressed("Generate", query, row, prompt, chat, *sampling)
     assert {name: value for name, value in done["query"].items() if value} == {
         "prompt": "Say 1",
@@ -622,9 +693,9 @@ def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None
 def test_a_prompt_is_needed(site: Site, run: str) -> None:
     built = native.Built(outputs_page.Outputs, site)
     with pytest.warns(UserWarning, match="needs a prompt"):
-        assert built.pressed("Generate", {"run": run}, "", "", "", 8, 1, 0, None, None, 0, False)["query"] == {}
+        assert built.pressed("Generate", {"run": run}, [], "", "", 8, 1, 0, None, None, 0)["query"] == {}
     with pytest.raises(gr.Error, match="Choose a run that has a checkpoint"):
-        built.pressed("Generate", {}, "", "Hi", "", 8, 1, 0, None, None, 0, False)
+        built.pressed("Generate", {}, [], "Hi", "", 8, 1, 0, None, None, 0)
     assert held_out_prompts(site, run) == [("held.jsonl:1", f"Say 1 {EVIL}"), ("held.jsonl:2", f"Say 2 {EVIL}")]
     assert request(site, "generate", {"row": "held.jsonl:2"}) == {
         "do": "generate",

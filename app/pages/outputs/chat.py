@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -195,7 +196,7 @@ def _speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
 
 
 def _named(query: Query) -> list[str]:
-    return list(dict.fromkeys(name for name in query.get("with", "").split(",") if name))
+    return list(dict.fromkeys(name for name in re.split(r"[,\n]", query.get("with", "")) if name))
 
 
 def turns_of(site: Site, query: Query) -> list[str]:

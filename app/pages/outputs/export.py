@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ TYPES = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
 Result = Mapping[str, Any]
 
 
-def exported(result: Result, kind: str) -> str:
-    """Formats the rows of a result: pairs, tokens, or the two answers.
+def exported(results: Sequence[Result], kind: str) -> str:
+    """Formats the rows of results: pairs, tokens, or the two answers.
 
     Raises:
         RunError: unknown file format.
     """
-    rows = [{name: result.get(name) for name in ("run", "step", "against")} | row for row in _rows(result)]
+    names = ("run", "step", "against")
+    rows = [{name: result.get(name) for name in names} | row for result in results for row in _rows(result)]
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if kind != "csv":

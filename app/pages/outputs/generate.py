@@ -1,9 +1,8 @@
-"""The Generate tab: answers of both models, side by side, and blind votes; the All checkpoints tab: those of each."""
+"""The Generate tab: answers of both models, side by side, and votes; the All checkpoints tab: those of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -24,59 +23,78 @@ from .interval import wilson
 from .request import Chosen, chosen
 from .tab import Tab, save_buttons, saved
 
-CHOICES = (("A is better", "a"), ("No difference", "tie"), ("B is better", "b"))
+SHOWN = 300
+"""Most characters of a prompt above its answers."""
 
 
 class Generate(Tab):
-    """Answers of both models side by side, and blind votes on them."""
+    """Answers of both models to one prompt or several, side by side, and votes on them."""
 
     name = "generate"
     title = button = "Generate"
-    hint = "Enter a prompt or choose a held-out one, and press Generate. Both models sample with the same seed."
-
-    def _add_numbers(self) -> dict[str, Any]:
-        fields = super()._add_numbers()
-        return fields | {"blind": gr.Checkbox(label="Blind", info="Hide whose answer is whose until I vote")}
+    has_many = True
+    hint = "Enter prompts or choose held-out ones, and press Generate. Both models sample with the same seed."
 
     def _add_result(self, view: View) -> None:
-        self._panes = gr.HTML(apply_default_css=False)
-        with gr.Row(visible=False) as self._votes:
-            for label, choice in () if self.site.settings.read_only else CHOICES:
-                view.on(gr.Button(label).click, partial(self._voted, choice))
+        blind = gr.Checkbox(label="Blind", info="Hide which model gave an answer until I vote on it", container=False)
+        self._blind = view.control("blind", blind)
+        self._panes = gr.HTML(js_on_load="nnx.votes(element, trigger);", apply_default_css=False)
+        if not self.site.settings.read_only:
+            view.on(self._panes.select, self._voted, has_event=True)
         self._tally = gr.Markdown()
         with gr.Column(visible=False) as self._about:
             self._settings = gr.Markdown()
-            with gr.Accordion("The prompt as tokenized for both models"):
-                self._prompt = gr.HTML(apply_default_css=False)
+            with gr.Accordion("The prompts as tokenized for both models"):
+                self._prompts = gr.HTML(apply_default_css=False)
         with gr.Column(visible=False) as self._downloads:
             self._saves = save_buttons("jsonl")
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """The answers; while they are blind, nothing tells which is which, nor which model is the first to answer."""
-        (found,) = requests
-        result = found.result
-        is_blind = query.get("blind") == "1" and not self.site.votes.has(found.key)
+        answered = [found for found in requests if found.result is not None]
+        results = [found.result for found in answered if found.result is not None]
+        is_blind = any(self._is_blind(found, query) for found in answered)
         shown: dict[Any, Any] = {
-            self._votes: gr.update(visible=is_blind and result is not None),
-            self._about: gr.update(visible=result is not None),
-            self._downloads: gr.update(visible=not is_blind and result is not None),
+            self._blind: query.get("blind") == "1",
+            self._panes: join(*(self._answers(here, requests, number, query) for number in range(len(requests)))),
+            self._tally: "",
+            self._about: gr.update(visible=bool(results)),
+            self._downloads: gr.update(visible=bool(results) and not is_blind),
         }
-        if result is None:
-            waits = tag("p", "The answers are shown when both are complete.", cls="subdued")
-            return {**shown, self._panes: waits if is_blind else _so_far(found), self._tally: ""}
-        order = self.site.votes.order(found.key) if is_blind else SIDES
-        links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": found.key})
+        if not results:
+            return shown
         return {
             **shown,
-            self._panes: _panes(result, order, None if is_blind else links),
-            self._tally: self._tallied(found.model, str(result["against"])),
-            self._settings: _settings(result),
-            self._prompt: as_tokenized(result["prompt_pieces"], set(result["special"])),
-            **saved(self.site, self._saves, found),
+            self._tally: self._tallied(answered[0].model, str(results[0]["against"])),
+            self._settings: _settings(results),
+            self._prompts: join(*(as_tokenized(one["prompt_pieces"], set(one["special"])) for one in results)),
+            **saved(self.site, self._saves, *answered),
         }
 
-    def _voted(self, choice: str, query: Query) -> Done:
-        found = next(iter(self.requested(chosen(self.site, query), query)), None)
+    def _is_blind(self, found: Request, query: Query) -> bool:
+        return query.get("blind") == "1" and not self.site.votes.has(found.key)
+
+    def _answers(self, here: Chosen, requests: Sequence[Request], number: int, query: Query) -> Html:
+        """The answers to the prompt of a number, with the buttons of a vote on them."""
+        found, is_blind = requests[number], self._is_blind(requests[number], query)
+        prompt = str(found.request.get("row") or found.request.get("prompt") or "")
+        heading = tag("h3", f"{number + 1} of {len(requests)}: {prompt[:SHOWN]}", cls="prompt")
+        if found.result is None:
+            waits = "The answers are shown when both are complete." if is_blind else found.error or found.state
+            drawn = _so_far(found) if found.so_far and not is_blind else tag("p", waits, cls="subdued")
+        else:
+            order = self.site.votes.order(found.key) if is_blind else SIDES
+            links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": found.key})
+            drawn = _panes(found.result, order, None if is_blind else links)
+            if not self.site.settings.read_only:
+                names = "AB" if is_blind else ("Policy", called(str(found.result["against"])))
+                drawn = join(drawn, _votes(number, names, self.site.votes.choice(found.key)))
+        return join(heading if len(requests) > 1 else None, drawn)
+
+    def _voted(self, query: Query, event: gr.SelectData) -> Done:
+        place, _, choice = str(event.value).partition(":")
+        requests = dict(enumerate(self.requested(chosen(self.site, query), query)))
+        found = requests.get(int(place)) if place.isdecimal() and len(place) < 4 else None
         if found is None or found.result is None:
             raise RunError("This answer is no longer stored; generate it again.")
         names = {
@@ -84,18 +102,19 @@ class Generate(Tab):
             "other": f"you preferred the other side, {found.result['against']}",
             "tie": "no difference",
         }
-        return Done(f"Recorded: {names[self.site.votes.add(found, choice)]}.")
+        return Done(f"Recorded: {names[self.site.votes.add(found, choice, is_blind=self._is_blind(found, query))]}.")
 
     def _tallied(self, model: Model, against: str) -> str:
-        """All votes on these two models."""
-        policy, other, tie = self.site.votes.tally(model).values()
-        if not policy + other + tie:
+        """All votes on these two models; the interval is of the blind ones."""
+        votes, blind = self.site.votes.tally(model), self.site.votes.tally(model, blind_only=True)
+        if not sum(votes.values()):
             return ""
-        words = f"Blind votes on these two: policy {policy}, {plain(against)} {other}, no difference {tie}."
-        if decided := policy + other:
-            low, high = wilson(policy, decided)
-            share = f"The policy won {policy / decided:.0%} of {decided}"
-            words += f" {share} (95 % interval {low:.0%} to {high:.0%})."
+        words = f"Votes on these two: policy {votes['policy']}, {plain(against)} {votes['other']}, no difference "
+        words += f"{votes['tie']}; {sum(blind.values())} of them blind."
+        if decided := blind["policy"] + blind["other"]:
+            low, high = wilson(blind["policy"], decided)
+            words += f" The policy won {blind['policy'] / decided:.0%} of {decided} blind votes"
+            words += f" (95 % interval {low:.0%} to {high:.0%})."
         return words
 
 
@@ -215,15 +234,27 @@ def _marks(result: Mapping[str, Any], is_blind: bool) -> Html:
     return tag("p", policy, tag("del", "Struck through"), ": in the other answer only.", cls="subdued")
 
 
-def _settings(result: Mapping[str, Any]) -> str:
-    sampling, greedy = result["sampling"], not result["sampling"]["temperature"]
+def _votes(number: int, names: Sequence[str], voted: str | None) -> Html:
+    """The buttons of a vote on the answers to the prompt of a number; the one that was pressed is marked."""
+    a, b = names
+    choices = ((f"{a} is better", "a", "policy"), ("No difference", "tie", "tie"), (f"{b} is better", "b", "other"))
+    buttons = [
+        tag("button", label, type="button", data_vote=f"{number}:{choice}", aria_pressed=str(voted == side).lower())
+        for label, choice, side in choices
+    ]
+    return tag("p", buttons, cls="votes")
+
+
+def _settings(results: Sequence[Mapping[str, Any]]) -> str:
+    sampling, greedy = results[0]["sampling"], not results[0]["sampling"]["temperature"]
+    lengths = sorted(len(result["prompt_pieces"]) for result in results)
     named = {
         "Temperature": "0, greedy decoding" if greedy else number(sampling["temperature"]),
         "Top-k": sampling["top_k"] or "all tokens",
         "Top-p": sampling["top_p"] or "all tokens",
         "Max new tokens": f"{sampling['max_new_tokens']:,}",
         "Seed": "no effect at temperature 0" if greedy else f"{sampling['seed']}, the same for both",
-        "Samples per model": len(samples_of(result, "policy")),
-        "Prompt": f"{len(result['prompt_pieces']):,} tokens",
+        "Samples per model": len(samples_of(results[0], "policy")),
+        "Prompt": " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1]))) + " tokens",
     }
     return " · ".join(f"{name}: {value}" for name, value in named.items())

@@ -21,13 +21,18 @@ from ...store.index import Row
 from ...words import whole
 
 FIELDS = {
-    "generate": ("row", "prompt", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed", "blind"),
+    "generate": ("row", "prompt", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed"),
     "tokens": ("row", "prompt", "chat", "text", "from", "side", "n"),
     "pairs": ("limit",),
     "chat": ("turns", "with", "max", "temperature", "top_k", "top_p", "seed"),
     "checkpoints": ("row", "prompt", "chat", "max", "temperature", "top_k", "top_p", "seed"),
 }
-"""Parts of the query that a request of each tab is made of; "blind" is how its result is shown."""
+"""Parts of the query that a request of each tab is made of."""
+
+BETWEEN = "\n---\n"
+"""Between two prompts of the query."""
+
+MOST_PROMPTS = 16
 
 
 class Number(NamedTuple):
@@ -140,8 +145,24 @@ def steps_of(run: Path) -> list[int]:
     return sorted((step for step in there if step is not None), reverse=True)
 
 
+def requests(site: Site, tab: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Parses the requests of the Generate tab: one for each held-out row, or else for each prompt.
+
+    Raises:
+        RunError: as of `request`, or there are too many.
+    """
+    for name, between in (("key", ","), ("row", "\n"), ("prompt", BETWEEN)):
+        if texts := [text for text in query.get(name, "").replace("\r\n", "\n").split(between) if text.strip()]:
+            if len(texts) > MOST_PROMPTS:
+                raise RunError(f"{name}: {len(texts)} prompts; expected at most {MOST_PROMPTS}")
+            rest = {other: text for other, text in query.items() if other not in ("key", "row", "prompt")}
+            found = [request(site, tab, {**rest, name: text}) for text in texts]
+            return [one for one in found if one is not None]
+    return []
+
+
 def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """Parses the request of any tab but Chat; None if the query is incomplete.
+    """Parses a request of any tab but Chat; None if the query is incomplete.
 
     Raises:
         RunError: a field is not a number or out of range, or a text is too long.

@@ -18,7 +18,18 @@ from ...processes.outputs_worker import Model, Request
 from ...state import Site
 from ...view import UNQUEUED, Done, Query, Values, View
 from ...words import duration
-from .request import FIELDS, Chosen, chosen, held_out_prompts, number, numbers, request, written
+from .request import (
+    BETWEEN,
+    FIELDS,
+    Chosen,
+    chosen,
+    held_out_prompts,
+    number,
+    numbers,
+    request,
+    requests,
+    written,
+)
 
 CHATS = (("formatted as in training", ""), ("a user message", "yes"), ("plain text", "no"))
 FIRST = (
@@ -31,7 +42,7 @@ class Tab(Part):
     """Components of a tab. Nothing is computed in a read-only app: there it has no buttons.
 
     A subclass says its name in the query, the labels of the tab and of its button, what an incomplete form lacks, and
-    what to do in an empty tab; it adds and fills the components of a result.
+    what to do in an empty tab, and whether it takes several prompts; it adds and fills the components of a result.
 
     Attributes:
         fields: Components of the form, by their parts of the query, which `fill_form` changes.
@@ -44,6 +55,7 @@ class Tab(Part):
     needs: ClassVar[str] = "a prompt: enter it, or choose a held-out row"
     hint: ClassVar[str]
     is_result_above: ClassVar[bool] = False
+    has_many: ClassVar[bool] = False
 
     def __init__(self, site: Site, view: View) -> None:
         self.site = site
@@ -66,7 +78,8 @@ class Tab(Part):
     def _add_form(self) -> dict[str, Any]:
         """Adds the fields of the form, and returns them by their parts of the query."""
         with gr.Group() as self.form:
-            fields = prompt_fields(has_answer="text" in FIELDS[self.name]) if "row" in FIELDS[self.name] else {}
+            names = FIELDS[self.name]
+            fields = prompt_fields(has_answer="text" in names, has_many=self.has_many) if "row" in names else {}
             return fields | self._add_numbers()
 
     def _add_numbers(self) -> dict[str, Any]:
@@ -85,7 +98,7 @@ class Tab(Part):
         raise NotImplementedError
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
-        """What requests show that have a result, or the beginnings of answers."""
+        """What requests show, at least one of which has a result or the beginnings of answers."""
         return {}
 
     def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
@@ -94,8 +107,10 @@ class Tab(Part):
         Raises:
             RunError: A part of the query is out of range.
         """
-        given = None if here.model is None else request(self.site, self.name, query)
-        return [] if here.model is None or given is None else [(here.model, given)]
+        if here.model is None:
+            return []
+        found = requests(self.site, self.name, query) if self.has_many else [request(self.site, self.name, query)]
+        return [(here.model, given) for given in found if given is not None]
 
     def requested(self, here: Chosen, query: Query) -> list[Request]:
         """The requests of a query; without those that were not submitted."""
@@ -105,12 +120,12 @@ class Tab(Part):
     def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields with the values of a query."""
         if query.get("key"):
-            found = self.site.answers.find(query["key"])
-            texts = {} if found is None else {name: found.request.get(name, "") for name in ("prompt", "text")}
+            found = [one.request for one in map(self.site.answers.find, query["key"].split(",")) if one is not None]
+            texts = {name: BETWEEN.join(one[name] for one in found if one.get(name)) for name in ("prompt", "text")}
             query = {**query, **{name: text for name, text in texts.items() if text}}
         filled = {field: gr.update(value=self._value(query, name)) for name, field in self.fields.items()}
         if "row" in self.fields:
-            filled[self.fields["row"]] = _rows(self.site, here, query.get("row", ""))
+            filled[self.fields["row"]] = _rows(self.site, here, query.get("row", ""), has_many=self.has_many)
         return filled
 
     def _value(self, query: Query, name: str) -> Any:
@@ -131,10 +146,13 @@ class Tab(Part):
         pending = [one for one in requests if not one.is_over]
         shown = [one for one in requests if one.result is not None or one.so_far]
         found = next(iter(pending or shown or requests), None)
-        values: dict[Any, Any] = {self._status: self._status_text(query, found)}
+        status = self._status_text(query, found)
+        if pending and len(requests) > 1:
+            status += f" {len(requests) - len(pending)} of {len(requests)} are complete."
+        values: dict[Any, Any] = {self._status: status}
         values[self.result] = gr.update(visible=bool(shown))
         values |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
-        return found, {**values, **(self._values(here, shown, query) if shown else {})}
+        return found, {**values, **(self._values(here, requests, query) if shown else {})}
 
     def _status_text(self, query: Query, found: Request | None) -> str:
         if found is None:
@@ -162,25 +180,28 @@ class Tab(Part):
         asks = self._to_submit(here, given)
         if not asks:
             return Done(f"This needs {self.needs}.", is_problem=True)
-        found = [self.site.answers.ask(*one) for one in asks][-1]
-        return Done(query={**written(self.name, given, found.key), "at": "", "pair": ""})
+        keys = [self.site.answers.ask(*one).key for one in asks]
+        named = ",".join(keys if self.has_many else keys[-1:])
+        return Done(query={**written(self.name, given, named), "at": "", "pair": ""})
 
     def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query of a submitted form: the texts of its fields, and what it leaves as it is."""
         return dict(texts)
 
 
-def prompt_fields(*, has_answer: bool) -> dict[str, Any]:
+def prompt_fields(*, has_answer: bool, has_many: bool) -> dict[str, Any]:
     """Adds the fields of a prompt, and of an answer to it: a held-out row, or texts, which hide if a row is chosen."""
     row = gr.Dropdown(
         [],
-        label="Held-out row",
+        label="Held-out rows" if has_many else "Held-out row",
         info="Or a prompt of your own. The first hundred are listed; others are chosen by name",
         allow_custom_value=True,
+        multiselect=has_many,
     )
     with gr.Column() as own:
         with gr.Row():
-            prompt = gr.Textbox(label="Prompt", lines=3, max_lines=12, scale=3)
+            hint = "Several prompts: a line --- between two of them" if has_many else None
+            prompt = gr.Textbox(label="Prompt", placeholder=hint, lines=3, max_lines=12, scale=3)
             chat = gr.Dropdown(list(CHATS), value="", label="The prompt is", min_width=200)
         fields = {"row": row, "prompt": prompt, "chat": chat}
         if has_answer:
@@ -197,26 +218,26 @@ def save_buttons(*kinds: str) -> dict[str, gr.Button]:
         }
 
 
-def saved(site: Site, buttons: Mapping[str, gr.Button], found: Request) -> Values:
+def saved(site: Site, buttons: Mapping[str, gr.Button], *found: Request) -> Values:
     """What the buttons download."""
-    path = site.settings.root + link("/download", outputs=found.key)
+    path = site.settings.root + link("/download", outputs=",".join(one.key for one in found))
     return {button: gr.update(link=f"{path}&format={kind}") for kind, button in buttons.items()}
 
 
-def _rows(site: Site, here: Chosen, chosen_row: str) -> Any:
+def _rows(site: Site, here: Chosen, given: str, *, has_many: bool) -> Any:
     rows = [] if here.row is None else held_out_prompts(site, here.row.id)
     is_one_file = len({where.rpartition(":")[0] for where, _ in rows}) == 1
-    choices = [("none: a prompt of your own", "")]
+    names = [name for name in given.split("\n") if name]
+    choices = [] if has_many else [("none: a prompt of your own", "")]
     choices += [(f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}", where) for where, text in rows]
-    if chosen_row and chosen_row not in dict(rows):
-        choices.append((chosen_row, chosen_row))
-    return gr.update(choices=choices, value=chosen_row, visible=len(choices) > 1)
+    choices += [(name, name) for name in names if name not in dict(rows)]
+    return gr.update(choices=choices, value=names if has_many else given, visible=bool(rows or names))
 
 
 def _text(value: Any) -> str:
     """The value of a component as a part of the query."""
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return "\n".join(map(str, value))
     if isinstance(value, bool):
         return "1" if value else ""
     return "" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
