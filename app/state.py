@@ -7,6 +7,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import writer_of
 
+from .processes.alert_sender import AlertSender
 from .processes.alerts import Alerts
 from .processes.dispatcher import Dispatcher
 from .processes.jobs import Jobs
@@ -54,6 +55,7 @@ class Site:
         self.presets = Presets(project / "experiments", project)
         self.launcher = Launcher(settings, self.presets)
         self.alerts = Alerts(settings, self.index)
+        self.alert_sender = AlertSender(settings, self.alerts)
         self.dispatcher = None if settings.read_only else Dispatcher(settings, self.launcher, self.index)
 
     def run(self, run: str) -> RunDirectory:
@@ -83,6 +85,14 @@ class Site:
 
     def close(self) -> None:
         """Stops threads and child processes of the app; runs continue."""
-        for one in (self.dispatcher, self.alerts, self.usage, self.jobs, self.compiles, self.answers, self.presets):
+        for one in (
+            self.dispatcher,
+            self.alert_sender,
+            self.usage,
+            self.jobs,
+            self.compiles,
+            self.answers,
+            self.presets,
+        ):
             if one is not None:
                 one.close()

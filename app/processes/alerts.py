@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import itertools
-import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Container, Iterator
 
 import attrs
 
@@ -28,12 +21,9 @@ from nnxdsl.storage.jsonl import JsonLines
 from ..settings import Settings
 from ..store.growing import GrowingFiles, row_of
 from ..store.index import Index, Row
-from .jobs import kill_group, run
 
 CHECK_SECONDS = 10.0
 """Least time between two checks of all runs."""
-SEND_SECONDS = 30.0
-"""Timeout of the command, and of the webhook."""
 STALL_STEPS, STALL_SECONDS = 20, 120.0
 """A run is stalled after so many times its median step time without a step, and at least so many seconds."""
 ENDED = ("finished", "failed", "lost")
@@ -67,7 +57,7 @@ class _History:
 
 
 @attrs.define
-class _Progress:
+class Progress:
     """What alerts need to know of a `metrics.jsonl`: non-finite metrics by attempt, and the time of the last steps."""
 
     non_finite: dict[int, str] = attrs.Factory(dict)
@@ -79,28 +69,19 @@ class _Progress:
 class Alerts:
     """The alerts of a home, in a file of the app, so that neither a restart nor a second app repeats one.
 
-    Runs are checked when a page asks for alerts, and by a thread if the settings have a command or a webhook.
+    Runs are checked when somebody asks for alerts.
     """
 
     def __init__(self, settings: Settings, index: Index) -> None:
-        """Notes which runs have ended already, and starts the thread."""
-        self._settings, self._index = settings, index
-        self._path = settings.own / "alerts.jsonl"
+        """Notes which runs have ended already."""
+        self._index, self._path = index, settings.own / "alerts.jsonl"
         self._history = GrowingFiles(_History, _add_alerts)
-        self._progress = GrowingFiles(_Progress, _add_rows, FOLLOWED)
+        self._progress = GrowingFiles(Progress, _add_rows, FOLLOWED)
         self._seen: dict[str, tuple[tuple[int, int], float]] = {}
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._next, self._problem = 0.0, ""
-        self._child: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
-        senders = [self._run] if settings.alert_command else []
-        senders += [self._post] if settings.alert_webhook else []
-        sent = len(self._recorded())
+        self._lock, self._next, self._problem = threading.Lock(), 0.0, ""
+        self.recorded = len(self._recorded())
         if settings.home.is_dir():
             self.all()
-        if senders:
-            self._thread = threading.Thread(target=self._keep, args=(sent, senders), name="alerts", daemon=True)
-            self._thread.start()
 
     def all(self) -> list[Alert]:
         """Returns all alerts, the oldest first, after a check of all runs if the last one was a while ago."""
@@ -115,13 +96,6 @@ class Alerts:
                     sys.stderr.write(problem)
                 self._problem, self._next = problem, time.monotonic() + CHECK_SECONDS
             return self._recorded()
-
-    def close(self) -> None:
-        """Stops the thread, and kills a command that is running."""
-        self._ended.set()
-        if self._thread is not None:
-            kill_group(self._child)
-            self._thread.join(5)
 
     def _recorded(self) -> list[Alert]:
         with contextlib.suppress(RunError):  # a file that cannot be read, which the check reports
@@ -141,96 +115,65 @@ class Alerts:
                 history = self._history.of(self._path)
                 told = {(alert.run, alert.attempt, alert.kind) for alert in history.alerts}
                 for row in (row for row in rows if (row.id, _attempt(row)) not in history.earlier):
+                    if not row.is_live and (row.state not in ENDED or (row.id, _attempt(row), row.state) in told):
+                        continue  # its metrics are not read
                     with contextlib.suppress(RunError):  # metrics that cannot be read
-                        for alert in self._found(row, told):
+                        progress = self._progress.of(row.path / "metrics.jsonl")
+                        for alert in alerts_on(row, progress, self._quiet(row, progress), told):
                             file.append(attrs.asdict(alert))
             finally:
                 file.close()
 
-    def _found(self, row: Row, told: set[tuple[str, int, str]]) -> Iterator[Alert]:
-        attempt = _attempt(row)
-        if not row.is_live and (row.state not in ENDED or (row.id, attempt, row.state) in told):
-            return
-        progress, step = self._progress.of(row.path / "metrics.jsonl"), row.status.get("step")
-        found = {
-            "non_finite": progress.non_finite.get(attempt),
-            "stalled": self._stall(row, attempt, progress),
-            row.state: {
-                "finished": f"finished at step {step}",
-                "failed": f"failed: {row.status.get('error') or 'no error was recorded'}",
-                "lost": f"was lost at step {step}: {row.inconsistency or 'its process is gone'}",
-            }.get(row.state),
-        }
-        for kind, text in found.items():
-            if text and (row.id, attempt, kind) not in told:
-                yield Alert(
-                    time=process_info.utc(),
-                    kind=kind,
-                    run=row.id,
-                    attempt=attempt,
-                    step=step,
-                    directory=str(row.path),
-                    text=process_info.redact(f"{row.id} {text}")[:TEXT],
-                )
-
-    def _stall(self, row: Row, attempt: int, progress: _Progress) -> str | None:
-        """Why a run is stalled, by the time since this app saw the last new row of its metrics."""
-        if row.state == "silent":
-            return f"is stalled: no heartbeat for {row.quiet:.0f} s"
-        rows, now = (attempt, progress.rows), time.monotonic()
+    def _quiet(self, row: Row, progress: Progress) -> float:
+        """The seconds since this app saw the last new row of a live run's metrics."""
+        rows, now = (_attempt(row), progress.rows), time.monotonic()
         if not row.is_live or self._seen.get(row.id, (None,))[0] != rows:
             self._seen[row.id] = rows, now
-        quiet = now - self._seen[row.id][1]
-        if row.state != "running" or row.status.get("stage") != "training" or not progress.seconds:
-            return None
-        usual = statistics.median(progress.seconds)
-        if quiet < max(STALL_SECONDS, STALL_STEPS * usual):
-            return None
-        step = row.status.get("step")
-        return f"is stalled: no step for {quiet:.0f} s after step {step}, where {usual:.3g} s is usual"
-
-    # Sending
-
-    def _keep(self, sent: int, senders: list[Callable[[bytes], None]]) -> None:
-        """Sends the alerts from number `sent` on."""
-        while not self._ended.is_set():
-            new = self.all()[sent:]
-            sent += len(new)
-            for alert, send in itertools.product(new, senders):
-                if self._ended.is_set():
-                    return
-                try:
-                    send(json.dumps(attrs.asdict(alert)).encode())
-                except (OSError, http.client.HTTPException, RunError) as error:
-                    sys.stderr.write(f"alerts: {alert.kind} of {alert.run} was not sent: {error}\n")
-            self._ended.wait(CHECK_SECONDS)
-
-    def _run(self, alert: bytes) -> None:
-        """Runs the command with an alert as its standard input; raises if it fails or has to be killed."""
-        argv = self._settings.alert_command
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("NNXDSL_APP_")}
-
-        def begun(child: subprocess.Popen[bytes]) -> None:
-            self._child = child
-
-        code, _, errors = run(argv, self._settings.project, variables, SEND_SECONDS, begun, alert)
-        if code is None:
-            raise RunError(f"{argv[0]} did not end within {SEND_SECONDS:g} s and was killed")
-        if code:
-            raise RunError(f"{argv[0]} ended with exit code {code}: {errors}")
-
-    def _post(self, alert: bytes) -> None:
-        """Posts an alert to the webhook; raises `OSError` if that fails, or if the answer is a redirect."""
-        url = self._settings.alert_webhook or ""
-        request = urllib.request.Request(url, alert, {"Content-Type": "application/json"})
-        urllib.request.build_opener(_NoRedirects).open(request, timeout=SEND_SECONDS).close()
+        return now - self._seen[row.id][1]
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect may lead to another scheme, and would turn a POST into a GET: it is an error."""
+def alerts_on(row: Row, progress: Progress, quiet: float, told: Container[tuple[str, int, str]]) -> Iterator[Alert]:
+    """Yields what there is to alert to of a run.
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follows none."""
+    Args:
+        row: The run.
+        progress: What its metrics say.
+        quiet: The seconds since the last new row of them.
+        told: Run, attempt and kind of earlier alerts.
+    """
+    attempt, step = _attempt(row), row.status.get("step")
+    found = {
+        "non_finite": progress.non_finite.get(attempt),
+        "stalled": _stall(row, progress, quiet),
+        row.state: {
+            "finished": f"finished at step {step}",
+            "failed": f"failed: {row.status.get('error') or 'no error was recorded'}",
+            "lost": f"was lost at step {step}: {row.inconsistency or 'its process is gone'}",
+        }.get(row.state),
+    }
+    for kind, text in found.items():
+        if text and (row.id, attempt, kind) not in told:
+            yield Alert(
+                time=process_info.utc(),
+                kind=kind,
+                run=row.id,
+                attempt=attempt,
+                step=step,
+                directory=str(row.path),
+                text=process_info.redact(f"{row.id} {text}")[:TEXT],
+            )
+
+
+def _stall(row: Row, progress: Progress, quiet: float) -> str | None:
+    """Why a run is stalled."""
+    if row.state == "silent":
+        return f"is stalled: no heartbeat for {row.quiet:.0f} s"
+    if row.state != "running" or row.status.get("stage") != "training" or not progress.seconds:
+        return None
+    usual = statistics.median(progress.seconds)
+    if quiet < max(STALL_SECONDS, STALL_STEPS * usual):
+        return None
+    return f"is stalled: no step for {quiet:.0f} s after step {row.status.get('step')}, where {usual:.3g} s is usual"
 
 
 def _attempt(row: Row) -> int:
@@ -246,7 +189,7 @@ def _add_alerts(history: _History, lines: list[bytes], _offset: int) -> None:
                 history.alerts.append(Alert(**row))
 
 
-def _add_rows(progress: _Progress, lines: list[bytes], _offset: int) -> None:
+def _add_rows(progress: Progress, lines: list[bytes], _offset: int) -> None:
     """Parses the latest rows, and of those before them only the ones with numbers that are not finite."""
     progress.rows += len(lines)
     for row in map(row_of, (line for line in lines if b"NaN" in line or b"Infinity" in line)):  # as Python writes them
