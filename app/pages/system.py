@@ -66,7 +66,7 @@ def _gpus(last: Sample) -> pd.DataFrame:
 
 def _run(row: Row, last: Sample) -> dict[str, str]:
     used, device = last.runs.get(row.id), row.metrics.get("peak_memory_gib")
-    return {
+    found = {
         "Run": row.id,
         "State": row.state,
         "Process": f"{row.status.get('host')}:{row.status.get('pid')}",
@@ -74,6 +74,12 @@ def _run(row: Row, last: Sample) -> dict[str, str]:
         "Host memory, GiB": "" if used is None else f"{used.memory:.2f}",
         "Peak of its device, GiB": "" if device is None else f"{device:.2f}",
     }
+    if last.gpus:
+        own = {} if used is None else used.gpus
+        busy = [f"{gpu.utilization:.0f} %" for gpu in last.gpus if gpu.name in own and gpu.utilization is not None]
+        told = [f"{memory:.1f} of {name}" for name, memory in own.items() if memory == memory]
+        found |= {"GPU memory, GiB": ", ".join(told), "Utilization of its GPUs": ", ".join(busy)}
+    return found
 
 
 def _charts(samples: Sequence[Sample]) -> list[Chart]:
@@ -86,7 +92,11 @@ def _charts(samples: Sequence[Sample]) -> list[Chart]:
         "Host memory, GiB": [
             {"machine": one.memory, **{run: used.memory for run, used in one.runs.items()}} for one in samples
         ],
-        "GPU memory, GiB": [{gpu.name: gpu.memory for gpu in one.gpus} for one in samples],
+        "GPU memory, GiB": [
+            {gpu.name: gpu.memory for gpu in one.gpus}
+            | {run: sum(used.gpus.values()) for run, used in one.runs.items() if used.gpus}
+            for one in samples
+        ],
         "GPU utilization, %": [{gpu.name: gpu.utilization for gpu in one.gpus} for one in samples],
     }
     gaps = np.flatnonzero(np.diff(minutes) > GAP_MINUTES) + 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import math
 import shutil
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,8 @@ import psutil
 
 SECONDS, BACKGROUND_SECONDS = 5.0, 15.0
 """Between two samples while somebody looks at them, and else."""
+DRIVER_SECONDS = 5.0
+"""Timeout of the driver."""
 LISTED_EVERY = 4
 """Samples while nobody looks for which live runs are listed once: a list of thousands takes a quarter of a second."""
 MEASURED = 0.1
@@ -25,15 +28,20 @@ MEASURED = 0.1
 LENGTH = 1_440
 """Most samples: those of two to six hours."""
 GIB = 2**30
-_QUERY = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu"
+_GPUS = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu,uuid"
+_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_gpu_memory"
 
 
 @attrs.frozen
 class Process:
-    """A run's process and all that it started: resident memory, GiB, shared pages in each, and processors in use."""
+    """A run's process and all that it started: resident memory, GiB, shared pages in each, and processors in use.
+
+    `gpus` has its memory on GPUs by their names, GiB; NaN where the driver does not tell.
+    """
 
     memory: float
     processors: float
+    gpus: Mapping[str, float] = attrs.Factory(dict)
 
 
 @attrs.frozen
@@ -44,6 +52,7 @@ class GPU:
     memory: float  # in use
     total: float
     utilization: float | None  # percentage of the time in which a kernel ran; None if the driver does not tell
+    processes: Mapping[int, float] = attrs.Factory(dict)  # memory by process
 
 
 @attrs.frozen
@@ -95,8 +104,8 @@ class Usage:
                 self._samples.append(self._sample(self._pids))
 
     def _sample(self, pids: Mapping[str, int]) -> Sample:
-        memory, count = psutil.virtual_memory(), psutil.cpu_count() or 1
-        runs = {run: found for run, pid in pids.items() if (found := self._process(pid)) is not None}
+        memory, count, there = psutil.virtual_memory(), psutil.cpu_count() or 1, gpus()
+        runs = {run: found for run, pid in pids.items() if (found := self._process(pid, there)) is not None}
         self._processes = {pid: process for pid, process in self._processes.items() if process.is_running()}
         return Sample(
             time=time.time(),
@@ -105,10 +114,10 @@ class Usage:
             memory=(memory.total - memory.available) / GIB,
             total=memory.total / GIB,
             runs=runs,
-            gpus=gpus(),
+            gpus=there,
         )
 
-    def _process(self, pid: int) -> Process | None:
+    def _process(self, pid: int, there: Sequence[GPU]) -> Process | None:
         used = share = 0.0
         try:
             root = self._processes.setdefault(pid, psutil.Process(pid))
@@ -120,31 +129,51 @@ class Usage:
                 same = self._processes.setdefault(process.pid, process)
                 used += same.memory_info().rss / GIB
                 share += same.cpu_percent() / 100
-        return Process(used, share)
+        numbers = {process.pid for process in tree}
+        on_gpus = {
+            gpu.name: sum(memory for number, memory in gpu.processes.items() if number in numbers)
+            for gpu in there
+            if numbers & gpu.processes.keys()
+        }
+        return Process(used, share, on_gpus)
 
 
 def gpus() -> tuple[GPU, ...]:
     """GPUs of this machine by `nvidia-smi`, which initializes none; empty without it, or if it fails."""
-    argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
+    devices = _nvidia_smi(_GPUS)
+    return parsed(devices, _nvidia_smi(_PROCESSES)) if devices else ()
+
+
+def _nvidia_smi(query: str) -> str:
+    argv = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SECONDS)
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DRIVER_SECONDS).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()
-    return parsed(done.stdout)
+        return ""
 
 
-def parsed(table: str) -> tuple[GPU, ...]:
-    """GPUs of a table of nvidia-smi: number, name, MiB in use, MiB, percent; figures that it lacks are in brackets.
+def parsed(devices: str, processes: str) -> tuple[GPU, ...]:
+    """GPUs of two tables of nvidia-smi; figures that it lacks are in brackets.
 
-    >>> parsed("0, NVIDIA H100, 1024, 81920, 97")
-    (GPU(name='0: NVIDIA H100', memory=1.0, total=80.0, utilization=97.0),)
+    Args:
+        devices: Number, name, MiB in use, MiB, percent, and the id of each GPU.
+        processes: Id of the GPU, number and MiB of each process on it.
+
+    >>> parsed("0, NVIDIA H100, 1024, 81920, 97, GPU-1", "GPU-1, 7, 512")
+    (GPU(name='0: NVIDIA H100', memory=1.0, total=80.0, utilization=97.0, processes={7: 0.5}),)
     """
-    found: list[GPU] = []
-    for row in csv.reader(table.splitlines(), skipinitialspace=True):
+    on_gpus: dict[str, dict[int, float]] = {}
+    for row in csv.reader(processes.splitlines(), skipinitialspace=True):
         with contextlib.suppress(ValueError):
-            number, name, used, total, busy = row
+            uuid, pid, used = row
+            on_gpus.setdefault(uuid, {})[int(pid)] = math.nan if used.startswith("[") else float(used) / 1024
+    found: list[GPU] = []
+    for row in csv.reader(devices.splitlines(), skipinitialspace=True):
+        with contextlib.suppress(ValueError):
+            number, name, used, total, busy, uuid = row
             utilization = None if busy.startswith("[") else float(busy)
-            found.append(GPU(f"{number}: {name}", float(used) / 1024, float(total) / 1024, utilization))
+            sizes = float(used) / 1024, float(total) / 1024
+            found.append(GPU(f"{number}: {name}", *sizes, utilization, on_gpus.get(uuid, {})))
     return tuple(found)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import doctest
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,13 +42,19 @@ def busy() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+def live(site: Site, number: int, process: subprocess.Popen[str]) -> Path:
+    """A live run of a process."""
+    run = write_run(site.settings.home, experiment(number), "running", 3)
+    status = json.loads((run / "status.json").read_text())
+    writer = {"pid": process.pid, "pid_started": process_info.started(process.pid), "host": process_info.hostname()}
+    (run / "status.json").write_text(json.dumps({**status, **writer, **process_info.clock()}))
+    return run
+
+
 def test_a_live_run_is_shown_with_what_its_processes_use(
     site: Site, busy: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = write_run(site.settings.home, experiment(0), "running", 3)
-    status = json.loads((run / "status.json").read_text())
-    process = {"pid": busy.pid, "pid_started": process_info.started(busy.pid), "host": process_info.hostname()}
-    (run / "status.json").write_text(json.dumps({**status, **process, **process_info.clock()}))
+    run = live(site, 0, busy)
     monkeypatch.setattr(usage, "SECONDS", 0.0)
     samples = site.usage.samples()
     time.sleep(1)
@@ -77,6 +85,37 @@ def test_the_page_shows_the_machine(site: Site) -> None:
 
 def test_gpus_are_those_of_the_driver() -> None:
     assert doctest.testmod(usage).failed == 0
-    first, second = usage.parsed("0, NVIDIA A100, 512, 40960, [N/A]\n1, GB10, [N/A], [N/A], 3\n2, L4, 0, 23034, 0\n")
+    devices = "0, NVIDIA A100, 512, 40960, [N/A], GPU-a\n1, GB10, [N/A], [N/A], 3, GPU-b\n2, L4, 0, 23034, 0, GPU-c\n"
+    first, second = usage.parsed(devices, "GPU-a, 17, 256\nGPU-a, 18, 128\nGPU-a, 19, [N/A]\nNo devices were found\n")
     assert (first.name, first.memory, first.utilization) == ("0: NVIDIA A100", 0.5, None)
-    assert second.name == "2: L4"
+    assert (first.processes[17], first.processes[18]) == (0.25, 0.125)
+    assert math.isnan(first.processes[19])
+    assert (second.name, second.processes) == ("2: L4", {})
+
+
+NVIDIA_SMI = """#!{python}
+import sys
+gpu = any("query-gpu" in word for word in sys.argv)
+print("0, NVIDIA H100, 30720, 81920, 97, GPU-1" if gpu else "GPU-1, {pid}, 20480\\nGPU-1, 1, 512")
+"""
+
+
+def test_a_run_is_shown_with_its_memory_on_gpus_and_their_load(
+    site: Site, busy: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text(NVIDIA_SMI.format(python=sys.executable, pid=busy.pid))
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
+    monkeypatch.setattr(usage, "SECONDS", 0.0)
+    run = live(site, 0, busy)
+    other = write_run(site.settings.home, experiment(1), "running", 3)
+    values = native.Built(system_page.System, site).shown()
+    gpus, runs = values["Dataframe"], values["Dataframe 1"].set_index("Run")
+    assert gpus.to_dict("records") == [{"GPU": "0: NVIDIA H100", "Memory, GiB": "30.0 of 80.0", "Utilization": "97 %"}]
+    assert runs.loc[run.name, "GPU memory, GiB"] == "20.0 of 0: NVIDIA H100"
+    assert runs.loc[run.name, "Utilization of its GPUs"] == "97 %"
+    assert other.name not in runs.index or runs.loc[other.name, "GPU memory, GiB"] == ""
+    drawn = {trace.name for trace in values["Plot"].data}
+    assert drawn == {"machine", run.name, "0: NVIDIA H100"}
