@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..html import Html, tag
 
 SIGNS = {
@@ -11,8 +9,6 @@ SIGNS = {
     "stopped": "◼", "finished": "✔", "failed": "✘", "lost": "✘", "refused": "✘", "damaged": "!",
     "missing": "✘",
 }  # fmt: skip
-
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def signed(state: str) -> str:
@@ -34,17 +30,3 @@ def badge(state: str, run: str) -> Html:
 def bar(step: int, total: int) -> Html:
     """A progress bar, which gradio has none of outside of waiting for a function."""
     return tag("progress", value=min(step, total), max=total, aria_label="Steps done")
-
-
-def sparkline(values: Sequence[float], most: int = 16) -> str:
-    """Finite values, or a sample of so many of them, as a line of block characters; empty for fewer than two.
-
-    >>> sparkline([3.0, 2.0, 1.0, 1.0])
-    '█▅▁▁'
-    """
-    if len(values) < 2:
-        return ""
-    count = min(most, len(values))
-    values = [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
-    low, high = min(values), max(values)
-    return "".join(BARS[int((value - low) / ((high - low) or 1.0) * (len(BARS) - 1) + 0.5)] for value in values)

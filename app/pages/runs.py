@@ -18,9 +18,10 @@ import pandas as pd
 from nnxdsl.cli.exit_codes import REFUSED
 from nnxdsl.errors import RunError
 from nnxdsl.terminal.plan_format import pluralize
+from nnxdsl.terminal.sparkline import sparkline
 
 from ..components.confirm import Confirmation
-from ..components.states import signed, sparkline
+from ..components.states import signed
 from ..html import link
 from ..page import Page
 from ..processes.launch import TRASH, Launch

@@ -12,9 +12,9 @@ from rich.text import Text
 from nnxdsl.terminal.display import clean
 from nnxdsl.terminal.plan_format import pluralize
 from nnxdsl.terminal.row_counts import row_counts
+from nnxdsl.terminal.sparkline import sparkline
 from nnxdsl.terminal.tables import Column, gap, grid_of, line, show_section, show_table
 
-HEIGHTS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
 """Columns of the longest bar."""
 SHOWN = 400
@@ -101,14 +101,8 @@ def _length_columns(data: Mapping[str, Any]) -> list[Column]:
     return [
         Column("tokens of a row", list(lengths), least=10),
         *(Column(name, [f"{statistics[name]:,}" for statistics in lengths.values()], right=True) for name in names),
-        Column(
-            "min to max", [_sparkline(statistics["histogram"]["counts"]) for statistics in lengths.values()], rank=1
-        ),
+        Column("min to max", [sparkline(one["histogram"]["counts"], WIDTH) for one in lengths.values()], rank=1),
     ]
-
-
-def _sparkline(counts: Sequence[int]) -> str:
-    return "".join(HEIGHTS[-(-7 * count // max(counts))] if count else " " for count in counts)
 
 
 def _show_histogram(data: Mapping[str, Any], console: Console) -> None:

@@ -104,7 +104,7 @@ def settings(groups: Sequence[Group], *, everything: bool) -> tuple[str, pd.Data
         [path, "≠" * (path in changed), *(config.get(path, ABSENT)[:CHARACTERS] for config in configs)]
         for path in shown
     ]
-    return f"{words}.", pd.DataFrame(rows, columns=["field", "differs", *(group.name for group in groups)])
+    return f"{words}.", pd.DataFrame(rows, columns=["field", "≠", *(group.name for group in groups)])
 
 
 def figures(groups: Sequence[Group]) -> pd.DataFrame:
