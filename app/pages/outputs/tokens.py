@@ -87,8 +87,8 @@ class Tokens(Tab):
     def fill_results(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """Scores a text that the query names, such as that of a link, at once."""
         if not self.site.settings.read_only and not self.requested(here, query):
-            for asked in self._to_submit(here, query):
-                self.site.answers.ask(*asked)
+            for model, given in self._to_submit(here, query):
+                self.site.answers.ask(model, given)
         return super().fill_results(here, query)
 
     def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
