@@ -29,6 +29,15 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def sentence(text: str) -> str:
+    """A text with a capital first letter, such as a message of an error as a paragraph.
+
+    >>> sentence("no GPU here")
+    'No GPU here'
+    """
+    return text[:1].upper() + text[1:]
+
+
 def whole(text: str) -> int | None:
     """Parses a non-negative integer of ASCII digits, from a URL or a file name; None for any other text.
 

@@ -84,7 +84,7 @@ def beginnings(site: Site, path: str, recipe: str, run: str) -> str:
     """Recipes and the latest runs as Markdown, with links to a page whose query has these parts for their names."""
     recipes = [
         f"- {markdown_link(name, link(path, **{recipe: name}))}: "
-        + plain(site.presets.summary(name) or f"experiments/{name}.py")
+        + plain(site.presets.summary(name).replace("`", "") or f"experiments/{name}.py")
         for name in site.presets.names()
     ] or [
         f"There is no recipe in {plain(str(site.presets.place))}. {markdown_link('Start with the demo', DEMO)}, a tiny "

@@ -1,4 +1,4 @@
-"""What is asked of any page: that it fits its width, and that its texts stand out from what is behind them."""
+"""What is asked of any page: that it fits its width, and that texts and boxes stand out from what is behind them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ _DIM = """() => {
     return [255, 255, 255, 1];
   };
   const found = [];
+  document.querySelectorAll("main input:is([type=checkbox], [type=radio]):not(:checked, :disabled)").forEach((one) => {
+    if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true })) return;
+    const [a, b] = [light(parse(getComputedStyle(one).borderColor)), light(behind(one.parentElement))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 3) found.push("box of " + one.closest("label")?.textContent.trim());
+  });
   document.querySelectorAll("header.top *, main *").forEach((one) => {
     if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true })) return;
     if (one.closest("[hidden], :disabled, .visually-hidden, svg")) return;
@@ -36,7 +41,7 @@ _DIM = """() => {
 
 
 def dim_texts(page: Any) -> list[str]:
-    """Texts whose contrast is below what WCAG 2.2 asks for at level AA."""
+    """Texts, and boxes to tick, whose contrast is below what WCAG 2.2 asks for at level AA."""
     return page.evaluate(_DIM)
 
 

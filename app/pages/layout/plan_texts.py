@@ -14,7 +14,7 @@ from nnxdsl.terminal.plan_format import format_axes, format_mesh, format_names, 
 from nnxdsl.terminal.plan_view import facts as plan_facts
 
 from ...markdown import plain
-from ...words import duration, number, size
+from ...words import duration, number, sentence, size
 from .arrays import Plan
 
 TIGHT = 0.9
@@ -59,7 +59,7 @@ def verdict(plan: Plan) -> str:
     sign = "✘" if not verdict["fits"] else "⚠" if share > TIGHT else "✔"
     if not verdict["fits"]:
         is_setting = remedy and not remedy.startswith("--")
-        words += f" {plain(remedy[:1].upper() + remedy[1:])}." if is_setting else f" {SEARCH}"
+        words += f" {plain(sentence(remedy))}." if is_setting else f" {SEARCH}"
     elif share > TIGHT:
         words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
     if verdict["fits"] and plan["remat_why"] == RECOMPUTED_TO_FIT:

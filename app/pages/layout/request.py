@@ -22,7 +22,7 @@ from ...processes.jobs import Job
 from ...settings import Settings
 from ...state import Site
 from ...store.experiments import file_of, written
-from ...words import whole
+from ...words import sentence, whole
 from ..new import form_texts
 from .arrays import Plan, filtered, to_csv
 
@@ -389,5 +389,5 @@ def why_not_compiled(experiment: Experiment, device: str) -> str | None:
     try:
         find_compiler(platform)
     except RunError as error:
-        return str(error)
+        return sentence(str(error))
     return None

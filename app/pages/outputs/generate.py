@@ -18,7 +18,7 @@ from ...markdown import plain
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
-from ...words import number
+from ...words import number, sentence
 from .interval import wilson
 from .request import Chosen, chosen
 from .tab import Tab, save_buttons, saved
@@ -148,7 +148,7 @@ class Checkpoints(Tab):
 
 def called(against: str) -> str:
     """Heading of the other side of a comparison; names of runs are unchanged."""
-    return against if "," in against else against[:1].upper() + against[1:]
+    return against if "," in against else sentence(against)
 
 
 def other_of(model: Model) -> str:

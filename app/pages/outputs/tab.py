@@ -17,7 +17,7 @@ from ...page import Part
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
 from ...view import UNQUEUED, Done, Query, Values, View
-from ...words import duration
+from ...words import duration, sentence
 from .request import (
     BETWEEN,
     FIELDS,
@@ -163,7 +163,7 @@ class Tab(Part):
             return self.hint
         if not found.is_over:
             stage = "waiting for an earlier request" if found.state == "waiting" else found.stage or "starting"
-            text = f"**{plain(stage[:1].upper() + stage[1:])}**, {duration(found.seconds)} so far."
+            text = f"**{plain(sentence(stage))}**, {duration(found.seconds)} so far."
             return f"{text} {FIRST}" if found.seconds < 20 else text
         if found.state == "cancelled":
             return "The request was cancelled."

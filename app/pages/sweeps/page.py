@@ -16,7 +16,7 @@ from ...markdown import plain
 from ...page import Page
 from ...store.sweeps import Found, Point, names, opened
 from ...view import Query, Values, if_any, is_narrow
-from ...words import number
+from ...words import number, sentence
 from .actions import Actions
 from .plots import best_so_far, curves, importance, parallel
 
@@ -66,7 +66,7 @@ class Sweeps(Page):
         try:
             shares = importance(found, metric)
         except RunError as error:  # its library is an extra
-            lacking = plain(str(error))
+            lacking = plain(sentence(str(error)))
         columns = 1 if is_narrow(query) else 2
         of_points = [parallel(found, metric), best_so_far(found, metric)] if best else [None, None]
         drawn = [*of_points, shares, curves(site, found, metric, field, columns)]
