@@ -254,8 +254,10 @@ def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) 
     assert "data-vote" not in told(reader, built, **query)
     with pytest.raises(ValueError, match="not enough values"):  # no such event
         vote(built, query, "0:a")
-    assert told(reader, built, run=run, tab="tokens", prompt="H", text="never scored")
-    assert not reader.answers._requests
+    link = {"run": run, "tab": "tokens", "prompt": "H", "text": "never scored"}
+    assert "not cached" in told(reader, built, **link)
+    assert all(one.is_over for one in reader.answers._requests.values())
+    assert "so far" in told(site, **link)  # another app scores it at once
     reader.close()
 
 
