@@ -251,6 +251,8 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         name = type(experiment.data).__qualname__
         message = f"multi-token prediction (MTP) is not supported for data of {name}; set 0"
         problems.append(Problem("objective.mtp_loss_weight", message))
+    if config.num_labels is not None:
+        problems += _label_problems(experiment)
     for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
             problems.append(Problem(f"{field}.num_speculative_tokens", f"{message}; set 0"))
@@ -431,6 +433,18 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
             f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
         )
         problems.append(Problem("evaluation.max_new_tokens", message))
+    return problems
+
+
+def _label_problems(experiment: Experiment) -> list[Problem]:
+    """What needs an output head over the vocabulary, where the objective has a head of labels."""
+    name, problems = type(experiment.objective).__qualname__, []
+    if experiment.mtp_loss_weight:
+        message = f"{name} has no output head over the vocabulary, which multi-token prediction (MTP) needs; set 0"
+        problems.append(Problem("objective.mtp_loss_weight", message))
+    if experiment.evaluation is not None and experiment.evaluation.prompts:
+        message = f"{name} has no output head over the vocabulary, so nothing can be sampled; leave prompts out"
+        problems.append(Problem("evaluation.prompts", message))
     return problems
 
 

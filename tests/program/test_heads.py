@@ -11,9 +11,12 @@ import pytest
 from small_lab.ranking import Ranking
 from small_lab.tiny_family import Pico
 
-from nnxdsl import Adapter, Experiment, Optimizer, Schedule, compile, from_json, to_json
+from nnxdsl import Adapter, Evaluation, Experiment, Optimizer, Schedule, compile, from_json, to_json
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.errors import PlanError, WeightsError
+from nnxdsl.models.families.registry import to_hf
 from nnxdsl.planning.plan import plan
+from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import TrainState
 
 LR = 0.05
@@ -122,6 +125,13 @@ def test_a_scalar_head_under_micro_batches_and_beside_an_adapter(
     assert float(found["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
     # The head is trained in full, also beside an adapter, which begins as the identity.
     np.testing.assert_allclose(state.trainable["score.kernel"], expected.trainable["score.kernel"], rtol=0, atol=1e-6)
+
+
+def test_what_needs_a_vocabulary_is_refused(ranking: Callable[..., Experiment]) -> None:
+    with pytest.raises(PlanError, match=r"evaluation\.prompts: Ranking has no output head over the vocabulary"):
+        build_blueprint(ranking(evaluation=Evaluation(every_steps=5, prompts=("Why?",))))
+    with pytest.raises(WeightsError, match="a head of num_labels=1 cannot be exported"):
+        to_hf(build_blueprint(ranking()).config)
 
 
 def test_a_plan_has_no_logits_over_the_vocabulary(ranking: Callable[..., Experiment]) -> None:

@@ -111,8 +111,10 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
         A dictionary of JSON values; `from_hf` of it is `config` again.
 
     Raises:
-        WeightsError: no family has a decoder like this; names what each would require.
+        WeightsError: no family has a decoder like this; names what each would require. Or it has a head of labels.
     """
+    if config.num_labels is not None:
+        raise WeightsError(f"a head of num_labels={config.num_labels} cannot be exported; output heads can")
     problems = []
 
     def order(family: Family) -> tuple[bool, bool]:
