@@ -17,7 +17,7 @@ class Episode:
         row: The row of its prompt.
         ids: Its token ids, stop tokens included.
         is_sampled: Which of them the policy sampled; the others are of an environment's observations.
-        logps: Log-probability with which the sampler drew each, float32; 0 of others.
+        logps: Log-probability of each under the sampler, at the temperature and among all tokens, float32; 0 of others.
         is_truncated: Whether it reached the maximal length before its end.
         text: The text of its last completion, without the token that ends it.
         turns: Completions and observations as messages, where there is an environment.

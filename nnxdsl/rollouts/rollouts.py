@@ -24,7 +24,7 @@ from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.episode_sampler import EpisodeSampler
-from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
+from nnxdsl.rollouts.metrics import episode_metrics, group_metrics, logp_metrics
 from nnxdsl.rollouts.rollout import Rollout
 
 Logged = dict[str, list[float]]
@@ -193,6 +193,8 @@ class Rollouts:
         advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
         if objective.mask_truncated_completions:
             counts = counts & ~np.array([one.is_truncated for one in episodes])
+        if batch.old_logps is not None:
+            metrics |= logp_metrics(episodes, batch.old_logps)
         old_logps = batch.old_logps if objective.num_iterations > 1 else None
         batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
         return Rollout(step, rows, batch, metrics, episodes)

@@ -28,7 +28,7 @@ class Trajectory:
     Attributes:
         ids: Token ids, stop tokens included.
         is_sampled: Which of them the policy sampled; the others are of observations.
-        logps: Log-probability with which the sampler drew each, float32; 0 of observations.
+        logps: Log-probability of each under the sampler, at the temperature and among all tokens; 0 of observations.
         turns: The completions and observations as messages.
         reward: The sum of an environment's rewards.
         is_truncated: Whether it reached the maximal length before its end.
@@ -50,7 +50,7 @@ class Trajectory:
         """Adds a turn of the policy."""
         self.ids += completion.ids
         self.is_sampled += [True] * len(completion.ids)
-        self.logps += (completion.logps - completion.log_mass).tolist()
+        self.logps += completion.logps.tolist()
         self.turns.append({"role": "assistant", "content": text})
         self.is_truncated = completion.ids[-1] not in stop_ids
 

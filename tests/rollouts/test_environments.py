@@ -109,7 +109,7 @@ def test_an_episode_has_turns(tmp_path: Path) -> None:
     assert found.ids[-1] == TOKENIZER.end_of_turn_id
     sampled = [token for token, is_sampled in zip(found.ids, found.is_sampled, strict=True) if is_sampled]
     assert sampled == [*said("one").ids, *said("two").ids, *said("three").ids]
-    assert found.logps == [-1.5 if is_sampled else 0.0 for is_sampled in found.is_sampled]
+    assert found.logps == [-2.0 if is_sampled else 0.0 for is_sampled in found.is_sampled]
     assert (found.reward, found.is_truncated, found.text) == (1 + 2 + 3, False, "three")
     for turn, before in zip(asked, (0, 1, 2), strict=True):
         end = [i for i, token in enumerate(found.ids) if token == TOKENIZER.end_of_turn_id and found.is_sampled[i]]
@@ -188,6 +188,8 @@ def test_log_probs_of_all_turns_are_those_of_the_whole_row(trained: tuple[Any, P
         # The sampler decoded turn by turn; the trainer has read the whole row in one pass.
         mask = np.asarray(one.is_sampled)
         np.testing.assert_allclose(batch.old_logps[index, :length][mask], one.logps[mask], rtol=0, atol=2e-5)
+    differences = [rollout.metrics[f"sampling/sampling_logp_difference/{name}"] for name in ("mean", "max")]
+    assert 0 <= differences[0] <= differences[1] <= 2e-5
     assert rollout.metrics["environment/mean_turns"] == np.mean(
         [sum(message["role"] == "assistant" for message in one.turns) for one in rollout.episodes]
     )

@@ -171,22 +171,35 @@ def test_the_divergence_is_in_the_reward(cls: Any, program: Program, prompts: Pr
 def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Program, prompts: Prompts) -> None:
     # What was kept of the policy that drew is what the step computes, so the first update has ratios of 1.
     state = program.init()
-    rollout = rollouts(program, prompts).at(0, state)
-    now = np.asarray(program.score(state, rollout.batch).token_stats.logp)
+    made = rollouts(program, prompts)
+    rollout = made.at(0, state)
+    now = np.asarray(program.score(state, made.train_batch(rollout.batch)).token_stats.logp)
     np.testing.assert_array_equal(now, rollout.batch.old_logps)
     assert np.all(now[rollout.batch.loss_mask] < 0)
     assert np.all(now[~rollout.batch.loss_mask] == 0)
-    _, metrics = program.step(state, rollout.batch)
+    _, metrics = program.step(state, made.train_batch(rollout.batch))
     advantages, mask = rollout.batch.advantages, rollout.batch.loss_mask
     expected = -np.mean((advantages * mask).sum(axis=1) / mask.sum(axis=1))
     assert float(metrics["loss"]) == pytest.approx(expected, abs=1e-6)
     assert float(metrics["clip_ratio/region_mean"]) == 0
 
 
+ASKS_AGAIN = 'environment=Environment("asks again", max_turns=2)'
+
 GRPO = """
 from sft import experiment as sft
 
 from nnxdsl import *
+
+@environment("asks again")
+class AsksAgain:
+    def reset(self):
+        self.turn = 0
+
+    def step(self, text):
+        self.turn += 1
+        return f"You said {text!r}. Again?", 0.0, self.turn == 2
+
 
 experiment = Experiment(
     name="grpo",
@@ -194,14 +207,14 @@ experiment = Experiment(
     adapter=Adapter.LoRA(rank=4, alpha=8.0),
     objective=Objective.GRPO(
         rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1",
-        max_num_gen_batches=MOST,
+        SETTING
     ),
-    data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=8),
+    data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=ROOM),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=3e-3)),
     batch_size=16,
     steps=24,
     evaluation=Evaluation(
-        every_steps=12, data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=8)
+        every_steps=12, data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=ROOM)
     ),
     checkpoint=Checkpoint(every_steps=4, keep=3),
 )
@@ -217,14 +230,14 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("max_num_gen_batches", [1, 3])
-def test_a_run_learns_and_goes_on_bit_equal_between_updates(
-    lab: Any, wait_until: Any, max_num_gen_batches: int
-) -> None:
+@pytest.mark.parametrize("setting", ["", "max_num_gen_batches=3", ASKS_AGAIN])
+def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any, setting: str) -> None:
     chats = [[{"role": "user", "content": f"Hi {n}"}] for n in range(20)]
     rows = [json.dumps({"prompt": chat, "answer": "good"}) + "\n" for chat in chats]
     (lab.place / "prompts.jsonl").write_text("".join(rows))
-    (lab.place / "grpo.py").write_text(GRPO.replace("MOST", str(max_num_gen_batches)))
+    (lab.place / "grpo.py").write_text(
+        GRPO.replace("SETTING", setting).replace("ROOM", "96" if setting == ASKS_AGAIN else "8")
+    )
     code, _, err = lab.python("grpo.py", "--home", "whole", "--quiet")
     assert code == 0, err
     (whole,) = (lab.place / "whole").glob("grpo-*")
