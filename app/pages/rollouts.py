@@ -96,7 +96,7 @@ class Rollouts(Page):
             self.prompts: gr.update(value=_prompts(groups), visible=True),
             self.prompt: gr.update(value=group["prompt"], label=label, visible=True),
             self.completions: gr.update(value=_completions(ranked), visible=True),
-            self.completion: gr.update(value=chosen["text"], label=f"Completion {place}", visible=True),
+            self.completion: gr.update(value=_episode(chosen), label=f"Completion {place}", visible=True),
         }
 
 
@@ -165,6 +165,14 @@ def _cell(value: Any) -> Any:
 def _order(reward: float | None) -> float:
     """Sorts the best reward first, and completions without one last."""
     return math.inf if reward is None else -reward
+
+
+def _episode(completion: Mapping[str, Any]) -> str:
+    """The text of a completion, or of all turns of an episode."""
+    turns = completion.get("turns")
+    if not turns:
+        return completion["text"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in turns)
 
 
 def _begins(text: str) -> str:

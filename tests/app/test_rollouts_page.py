@@ -130,6 +130,8 @@ def test_rewards_that_do_not_apply_and_recorded_values() -> None:
     assert table["#"] == [1, 2]
     assert table["extra/#"][1] == "<b>9</b>"
     assert [str(value) for value in table["Reward"]] == ["1.5", "nan"]
+    turns = [{"role": "assistant", "content": "2?"}, {"role": "user", "content": "no"}]
+    assert (page._episode(one), page._episode({**one, "turns": turns})) == ("a", "assistant: 2?\n\nuser: no")
     group = {"group": 0, "row": "x:1", "prompt": "p", "completions": [one, other]}
     for completions, mean in (([one, other], "1.5"), ([other, other], "nan")):
         (line,) = page._prompts([{**group, "completions": completions}]).to_dict("records")
