@@ -28,6 +28,7 @@ from tests.app.browser import launch  # noqa: E402
 from tests.app.conftest import RunningApp, with_token  # noqa: E402
 
 BYTES = 150_000
+WAIT_MILLISECONDS = 1_200_000
 DATA = "experiments/data/preferences.jsonl"
 BUTTONS = {"outputs": "Generate", "export": "Export"}
 """What is pressed on a page before its picture is taken."""
@@ -105,7 +106,7 @@ def take(page: Any, address: str, waits_for: str, height: int, button: str | Non
     page.goto(address)
     if button is not None:
         page.get_by_role("button", name=button, exact=True).click()
-    page.wait_for_selector(waits_for, timeout=240_000)
+    page.wait_for_selector(waits_for, timeout=WAIT_MILLISECONDS)
     page.wait_for_timeout(3_000)  # curves are drawn and sizes settle
     image = Image.open(io.BytesIO(page.screenshot()))
     out = io.BytesIO()
