@@ -83,7 +83,8 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.get_by_label("Max new tokens").fill("12")
     shown.get_by_label("Blind").check()
     press(shown, "Generate")
-    answered(shown, "h3:text('Answer A')")
+    answered(shown, "text=Temperature: 1.5")  # the answers before are blind as well
+    shown.wait_for_selector("h3:text('Answer A')")
     assert shown.locator(POLICY).count() == 0
     assert shown.get_by_role("link", name="Save as JSONL").count() == 0
     shot(shown, "blind")
