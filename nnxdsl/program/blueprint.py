@@ -428,10 +428,9 @@ def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Prob
             problems.append(
                 Problem(f"{field}.{data.length_fields[0]}", f"{message}; lower it, or the completion length")
             )
-    if experiment.evaluation is not None and experiment.evaluation.max_new_tokens >= limit:
-        message = (
-            f"{experiment.evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
-        )
+    evaluation = experiment.evaluation
+    if evaluation is not None and evaluation.prompts and evaluation.max_new_tokens >= limit:
+        message = f"{evaluation.max_new_tokens} tokens leave no room for a prompt, {size} reads at most {limit}"
         problems.append(Problem("evaluation.max_new_tokens", message))
     return problems
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Data, Experiment, Objective, compile, from_dict, losses
+from nnxdsl import Adapter, Data, Evaluation, Experiment, Objective, Order, compile, from_dict, losses
 from nnxdsl.config.core.base import declared
 from nnxdsl.data import BytesTokenizer, load
 from nnxdsl.data.batch import PackedPairs, PairBatch
@@ -23,6 +23,7 @@ from nnxdsl.data.packing import Size, fit
 from nnxdsl.losses.base import LossTerms, PairLogps, derived_metrics
 from nnxdsl.program import precomputed
 from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.trainer.evaluation import Evaluator
 from nnxdsl.trainer.trainer import _present
 
 STORED = json.loads((Path(__file__).parents[1] / "reference" / "objectives" / "feedback.json").read_text())
@@ -169,6 +170,40 @@ def test_it_trains(
     assert set(metrics) - set(row) == {"rewards/rejected", "logps/rejected", "rewards/margins"}
     assert row["rewards/chosen"] != 0
     assert _present({"loss": math.nan, "kl": math.nan}).keys() == {"loss", "kl"}
+
+
+def test_a_label_that_most_batches_lack_has_the_mean_of_its_rows(
+    experiment: Callable[..., Experiment], trained: Callable[..., TrainState], tmp_path: Path
+) -> None:
+    """Held-out answers come in three batches, the last of them partial; no sum is divided before all are added."""
+
+    def evaluated(*labels: bool) -> tuple[dict[str, float], dict[str, float]]:
+        rows = [
+            {"prompt_ids": [1 + n, 2], "completion_ids": list(range(3, 5 + n)), "label": label}
+            for n, label in enumerate(labels)
+        ]
+        file = tmp_path / f"{sum(labels)}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        held_out = Data.Feedback(str(file), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile())
+        evaluation, tokenizer = Evaluation(data=held_out, every_steps=1), BytesTokenizer()
+        program = program_of(experiment, evaluation=evaluation)
+        dataset, state = load(held_out, tokenizer), trained(program)
+        evaluator = Evaluator(program, evaluation, dataset, tokenizer, is_chat=False)
+        assert evaluator.batch_count == 3
+        found = evaluator.metrics(state)
+        assert found is not None
+        last = program.evaluate(state, dataset.batch(np.arange(len(rows))[-1:], program.blueprint.forward_batch_size))
+        return found, {name: float(ratio.total / ratio.count) for name, ratio in last.items() if ratio.count}
+
+    lacks, alone = evaluated(*[True] * 9)
+    names = {f"eval/{kind}/rejected" for kind in ("rewards", "logps")} | {"eval/rewards/margins"}
+    assert lacks.keys() & names == set()
+    assert "eval/rewards/chosen" in lacks
+    found, alone = evaluated(*[True] * 8, False)
+    assert found.keys() - lacks.keys() == names
+    assert found["eval/logps/rejected"] == pytest.approx(alone["logps/rejected"], rel=1e-5)
+    assert found["eval/rewards/margins"] == found["eval/rewards/chosen"] - found["eval/rewards/rejected"]
+    assert all(map(math.isfinite, [*lacks.values(), *found.values()]))
 
 
 @pytest.mark.slow
