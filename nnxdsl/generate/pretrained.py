@@ -14,6 +14,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from nnxdsl.config.tokenizer import Auto, Tokenizer
+from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, WeightsError
@@ -136,7 +137,7 @@ class Pretrained:
         if isinstance(prompts, str):
             raise ValueError("prompts: expected a list of prompts, got one text; write [text]")
         encoder = Encoder(self.tokenizer, template_args=template_args)
-        ids = [encoder.prompt(each if isinstance(each, str) else [dict(turn) for turn in each]) for each in prompts]
+        ids = [_encode(encoder, index, prompt) for index, prompt in enumerate(prompts)]
         if self._sampler is None:
             self._sampler = Sampler(self._template, self.config, self.dtype, stop_ids(self.tokenizer))
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
@@ -145,6 +146,13 @@ class Pretrained:
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = self._template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=self.dtype).hidden)
+
+
+def _encode(encoder: Encoder, index: int, prompt: Prompt) -> list[int]:
+    try:
+        return encoder.prompt(prompt if isinstance(prompt, str) else [dict(turn) for turn in prompt])
+    except RowError as error:
+        raise DataError(f"prompts.{index}: {error}") from error
 
 
 def load(

@@ -242,6 +242,18 @@ def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) ->
             generate(models, {**given, "sides": sides}, silent)
 
 
+def test_a_last_message_of_the_assistant_is_continued(models: ModelPair) -> None:
+    messages = [{"role": "user", "content": "Hi 1"}, {"role": "assistant", "content": "go"}]
+    found = generate(models, {"messages": messages, "max_new_tokens": 3}, silent)
+    assert "".join(found["prompt_pieces"]) == "<bos><start_of_turn>user\nHi 1<end_of_turn>\n<start_of_turn>model\ngo"
+    for side in ("policy", "other"):
+        ids, text = found[side]["ids"], found[side]["text"]
+        assert 1 <= len(ids) <= 3
+        scored = tokens(models, {"prompt_ids": found["prompt_ids"], "completion_ids": ids}, silent)["sides"][0]
+        best = [each[0][0] for each in scored["likeliest"][side]]
+        assert best == pieces(models.tokenizer, ids), text  # greedy, from behind the prefill
+
+
 def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
     for do, asked, words in (
         (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),

@@ -73,6 +73,19 @@ def test_text(tmp_path: Path) -> None:
     drawn = model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=1)
     assert drawn != model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=2)
 
+    # A last message of the assistant is continued: its turn stays open, and the answer is what follows it.
+    for prefill in ("Sure, ", "No", ""):
+        text = f"<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n{prefill}"
+        ids = model.tokenizer.encode(text)
+        (found,) = model.generate([[*chat, {"role": "assistant", "content": prefill}]], max_new_tokens=3)
+        answer: list[int] = []
+        for _ in range(3):
+            answer.append(int(model(np.array([[*ids, *answer]]))[0, -1].argmax()))
+        assert found == model.tokenizer.decode(answer)
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
+    with pytest.raises(DataError, match=r"^prompts.1: the prompt ends with tool calls, which cannot be continued"):
+        model.generate(["abc", [*chat, call]])
+
 
 def test_every_tensor_that_does_not_fit(tmp_path: Path) -> None:
     shutil.copytree(REFERENCE, tmp_path / "other")
