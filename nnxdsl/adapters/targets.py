@@ -65,7 +65,8 @@ def _unmatched(target: str, field: str, linears: Iterable[str]) -> str:
     """Why a target is refused, with the name that it may have been meant to be, else with those that there are."""
     if target.rpartition(".")[2] in _HEADS:
         what = "output head" if "head" in target else "embedding"
-        return f"'{target}' takes no {field}: the {what} stays as it is; name linear layers of blocks"
+        remedy = " (adapter=None trains all weights)" if field == "adapter" else ""
+        return f"'{target}' takes no {field}: the {what} stays as it is; name linear layers of blocks{remedy}"
     parts = sorted({part for path in linears for part in path.split(".")[2:]})
     hub = sorted(name for name in HUB_NAMES if any(named(name, path) for path in linears))
     listed = f"; there are: {', '.join(parts)}, or as transformers names them: {', '.join(hub)}"

@@ -89,7 +89,7 @@ def test_targets_that_match_nothing_and_blocks_that_do_not_divide(experiment: Ca
         "4 problems in Experiment 'small'\n"
         "  adapter.targets.0: 'atention' matches no linear layer; did you mean 'attention'?\n"
         "  adapter.targets.2: 'embed_tokens' takes no adapter: the embedding stays as it is; "
-        "name linear layers of blocks\n"
+        "name linear layers of blocks (adapter=None trains all weights)\n"
         f"  quantization.targets.1: 'layers' matches no linear layer; {candidates}\n"
         "  quantization.block_size: 16 inputs of blocks.*.mlp.gate are not divisible by blocks of 32\n"
         "  quantization.block_size: 16 inputs of blocks.*.mlp.up are not divisible by blocks of 32"
