@@ -99,3 +99,49 @@ def test_jax_is_left_as_it_was(tmp_path: Path) -> None:
         assert str(getattr(jax.config, names[0])).startswith(str(tmp_path))
     assert [getattr(jax.config, name) for name in names] == before
     assert not (tmp_path / "runs").exists()  # not before something is compiled
+
+
+RUN = """
+from nnxdsl import *
+
+experiment = Experiment(
+    name="tiny",
+    model=Model.Gemma3("tiny"),
+    objective=Objective.SFT(loss_on="all"),
+    data=Data.Text("texts.jsonl", max_length=16),
+    optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
+    batch_size=2,
+    steps=2,
+)
+"""
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "compilation cache is off: HOME/.cache is no directory\n"),
+        ({"JAX_ENABLE_COMPILATION_CACHE": "false"}, ""),
+        ({"JAX_COMPILATION_CACHE_DIR": "texts.jsonl/none"}, "Error writing persistent compilation cache entry"),
+    ],
+    ids=["unwritable", "disabled", "the user's own unwritable"],
+)
+def test_a_run_without_a_cache_trains_and_says_so(tmp_path: Path, variables: dict[str, str], message: str) -> None:
+    (tmp_path / "tiny.py").write_text(RUN)
+    (tmp_path / "texts.jsonl").write_text('{"text": "one two"}\n{"text": "three"}\n')
+    (tmp_path / "runs").mkdir()
+    if not variables:  # nobody, root included, can make a directory in a file
+        (tmp_path / "runs" / ".cache").write_text("a file")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "nnxdsl", "run", "tiny.py"],
+        cwd=tmp_path,
+        env={**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(message.replace("HOME", str(tmp_path / "runs"))) == 1 or not message
+    assert ("cache" in done.stderr) == bool(message)
+    (run,) = list_runs(tmp_path / "runs")
+    assert (run.state, run.step) == ("finished", 2)
