@@ -122,9 +122,8 @@ experiment = Experiment(
     [
         ({}, "compilation cache is off: HOME/.cache is no directory\n"),
         ({"JAX_ENABLE_COMPILATION_CACHE": "false"}, ""),
-        ({"JAX_COMPILATION_CACHE_DIR": "texts.jsonl/none"}, "Error writing persistent compilation cache entry"),
     ],
-    ids=["unwritable", "disabled", "the user's own unwritable"],
+    ids=["unwritable", "disabled"],
 )
 def test_a_run_without_a_cache_trains_and_says_so(tmp_path: Path, variables: dict[str, str], message: str) -> None:
     (tmp_path / "tiny.py").write_text(RUN)
@@ -141,7 +140,7 @@ def test_a_run_without_a_cache_trains_and_says_so(tmp_path: Path, variables: dic
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(message.replace("HOME", str(tmp_path / "runs"))) == 1 or not message
-    assert ("cache" in done.stderr) == bool(message)
+    assert done.stderr.count("compilation cache is off") == bool(message)  # refused by the user: no news
+    assert message.replace("HOME", str(tmp_path / "runs")) in done.stderr
     (run,) = list_runs(tmp_path / "runs")
     assert (run.state, run.step) == ("finished", 2)
