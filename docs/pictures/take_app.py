@@ -94,7 +94,7 @@ def pages(home: Path) -> dict[str, tuple[str, str, int]]:
         "compare": (f"/compare?ids={one},{two}", plot, 1100),
         "sweeps": ("/sweeps", plot, 1200),
         "layout": ("/layout?exp=dpo_gemma_12b&device=h100&mesh=fsdp:4,tensor:2", ".device-grid", 1200),
-        "outputs": (f"/outputs?run={one}&prompt={prompt}&max=64", ".pane.policy", 1000),
+        "outputs": (f"/outputs?run={one}&prompt={prompt}&max=64", ".pane.policy", 1160),
         "rollouts": (f"/rollouts?run={online}", plot, 1100),
         "export": (f"/export?run={one}", "[role=gridcell]", 760),
     }
