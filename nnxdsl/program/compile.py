@@ -220,12 +220,11 @@ class Program:
         if batch is None:
             rows = self.blueprint.rows_at_once * self.experiment.microbatches
             objective = self.experiment.objective
-            has_kl_in_reward = objective.use_kl_in_reward and objective.needs_reference
             batch = abstract_batch(
                 self.experiment.data,
                 rows,
                 self.batch_sharding(rows),
-                has_ref_logps=self.experiment.reference_mode == "cached" or has_kl_in_reward,
+                has_ref_logps=self.experiment.reference_mode == "cached" or objective.has_kl_in_reward,
                 has_old_logps=objective.num_iterations > 1,
                 teacher_top_k=objective.top_k if isinstance(objective, Distill) else None,
                 batching=self.experiment.batching,

@@ -226,11 +226,10 @@ class Rollouts:
 
     def _scored(self, state: TrainState, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the log-probabilities that advantages or later steps read."""
-        needs_reference = self.objective.use_kl_in_reward and self.objective.needs_reference
-        if not needs_reference and self.objective.num_iterations == 1:
+        if not self.objective.has_kl_in_reward and self.objective.num_iterations == 1:
             return batch
         rows = self.train_batch(batch)
-        if not needs_reference:
+        if not self.objective.has_kl_in_reward:
             return batch._replace(old_logps=np.asarray(self.program.score(state, rows).token_stats.logp))
         policy, reference = self.program.score_with_reference(state, rows)
         old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)

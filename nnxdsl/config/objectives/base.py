@@ -92,6 +92,11 @@ class Objective(Spec):
     """How pairs are weighted."""
 
     @property
+    def has_kl_in_reward(self) -> bool:
+        """Whether sampled completions are scored by the reference before they are trained on."""
+        return self.use_kl_in_reward and self.needs_reference
+
+    @property
     def all_terms(self) -> tuple[Objective, ...]:
         """The terms of a sum; itself alone, if it is none."""
         return (self,)
