@@ -11,6 +11,7 @@ import attrs
 import jax
 import numpy as np
 
+from nnxdsl.errors import WeightsError
 from nnxdsl.generate.decode_loop import DecodeLoop, Fill, Prefilled, Slots, unstacked
 from nnxdsl.generate.sampling import Sampling, Selection, numbers_of
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -78,6 +79,9 @@ class Sampler:
         row_sharding: The sharding of an array with so many rows; None leaves it to jax.
         whole: Output sharding, replicated where several processes read the completions; None leaves it to jax.
         slots: Most completions at one time; None for a number that suits the platform.
+
+    Raises:
+        WeightsError: The model has a head of labels.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Sampler:
         whole: jax.sharding.Sharding | None = None,
         slots: int | None = None,
     ) -> None:
+        if config.num_labels is not None:
+            raise WeightsError("the model's head gives scores of labels and no tokens, so it generates nothing")
         self._config, self._stops = config, frozenset(stop_ids)
         platform = jax.default_backend()
         self._slots = slots or most_slots(platform)

@@ -14,6 +14,7 @@ from small_lab.tiny_family import Pico
 from nnxdsl import Adapter, Evaluation, Experiment, Optimizer, Schedule, compile, from_json, to_json
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.errors import PlanError, WeightsError
+from nnxdsl.generate.sampler import Sampler
 from nnxdsl.models.families.registry import to_hf
 from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import build_blueprint
@@ -132,6 +133,9 @@ def test_what_needs_a_vocabulary_is_refused(ranking: Callable[..., Experiment]) 
         build_blueprint(ranking(evaluation=Evaluation(every_steps=5, prompts=("Why?",))))
     with pytest.raises(WeightsError, match="a head of num_labels=1 cannot be exported"):
         to_hf(build_blueprint(ranking()).config)
+    blueprint = build_blueprint(ranking())
+    with pytest.raises(WeightsError, match="gives scores of labels and no tokens, so it generates nothing"):
+        Sampler(blueprint.base_template, blueprint.config, blueprint.compute, {0})
 
 
 def test_a_plan_has_no_logits_over_the_vocabulary(ranking: Callable[..., Experiment]) -> None:
