@@ -137,7 +137,8 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     answered(shown, f"{POLICY} >> nth=1")
     shown.get_by_role("button", name="Reference is better").last.click()
     shown.wait_for_selector("text=1 of them blind")
-    assert [json.loads(line)["blind"] for line in (app.home / ".app" / "votes.jsonl").open()] == [True, False]
+    votes = (app.home / ".app" / "votes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["blind"] for line in votes] == [True, False]
     several = shown.url
     shot(shown, "several")
     # in both themes, on a phone too, every tab fits and can be read
