@@ -16,7 +16,12 @@ from nnxdsl.config.core.base import declared, registry
 from nnxdsl.config.core.docstrings import field_docs, summary
 
 MODULES = [module.name for module in pkgutil.walk_packages(nnxdsl.config.__path__, "nnxdsl.config.")]
-SHOWN = {"nnxdsl.config.core.docstrings", "nnxdsl.config.objectives.reward", "nnxdsl.config.sweep"}
+SHOWN = {
+    "nnxdsl.config.core.docstrings",
+    "nnxdsl.config.objectives.environment",
+    "nnxdsl.config.objectives.reward",
+    "nnxdsl.config.sweep",
+}
 
 
 @pytest.mark.parametrize("name", registry)

@@ -82,4 +82,4 @@ def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Expe
     asked = experiment(
         objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4), data=PROMPTS, model=Small()
     )
-    assert "generation" not in {part.name for part in memory(build_blueprint(asked), lengths(PROMPTS))}
+    assert "generation" not in {part.name for part in memory(build_blueprint(asked))}

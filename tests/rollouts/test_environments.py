@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from nnxdsl import (
     DataError,
     Environment,
     Experiment,
-    Model,
     Objective,
     Optimizer,
     PlanError,
@@ -39,6 +39,10 @@ from nnxdsl.rollouts.log import group_rows
 from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
+
+from small_lab.model import Small
+
 TOKENIZER = BytesTokenizer()
 STOPS = frozenset({TOKENIZER.end_of_turn_id, TOKENIZER.eos_id})
 
@@ -53,6 +57,15 @@ class CountsDown:
     def step(self, text: str) -> tuple[str, float, bool]:
         self.left, self.turn = self.left - 1, self.turn + 1
         return f"{self.left} left after {text[:3]!r}", float(self.turn), self.left == 0
+
+
+@environment("says ok")
+class SaysOk(CountsDown):
+    """The same in few words."""
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        _, reward, done = super().step(text)
+        return "ok", reward, done
 
 
 @reward("episodes")
@@ -144,19 +157,19 @@ def test_text_goes_on_as_text(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Prompts]:
     """A program, and its prompts: each asks for another number of turns."""
-    rows = [{"prompt": [{"role": "user", "content": f"count {n}"}], "count": 1 + n % 3} for n in range(4)]
-    prompts = prompts_of(tmp_path_factory.mktemp("rows"), rows, tokens=160)
+    rows = [{"prompt": f"count {n}", "count": 1 + n % 3} for n in range(4)]
+    prompts = prompts_of(tmp_path_factory.mktemp("rows"), rows, tokens=24)
     made = Experiment(
         name="turns",
-        model=Model.Gemma3("tiny"),
+        model=Small(layers=1, pattern=1, vocab_size=320),
         objective=Objective.GRPO(
             rewards=(Reward("episodes"),),
             num_generations=2,
             num_iterations=2,
             beta=0.0,
-            environment=Environment("counts down", max_turns=3),
+            environment=Environment("says ok", max_turns=3),
         ),
-        data=Data.Prompts(prompts.report.source, max_prompt_length=96, max_completion_length=160),
+        data=Data.Prompts(prompts.report.source, max_prompt_length=16, max_completion_length=24),
         optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.1)),
         batch_size=4,
         steps=4,
@@ -165,8 +178,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Prompts]:
 
 
 def rollouts_of(program: Any, prompts: Prompts) -> Rollouts:
-    """Rollouts of an untrained model, in which every eighth token ends a completion."""
-    found, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 8))
+    """Rollouts of an untrained model, in which every fourth token ends a completion."""
+    found, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 4))
     turns = attrs.evolve(found._episodes.turns, stop_ids=stops)
     found._episodes = attrs.evolve(found._episodes, engine=Engine(program, stops), turns=turns)
     return found
@@ -263,7 +276,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled(
         Environments(Environment("broken")).check([{"how": "x", "turns": 1}], ["a:1"])
     program, _ = trained
     most = program.blueprint.config.max_length
-    long = prompts_of(tmp_path, [{"prompt": "x" * 90}], tokens=most // 2 - 40)
+    long = prompts_of(tmp_path, [{"prompt": "x" * 20}], tokens=most // 2)
     with pytest.raises(DataError, match=rf"twice data\.max_completion_length must fit .* {most:,} positions, and are"):
         Rollouts.of(program, long, TOKENIZER)
     with pytest.raises(nnxdsl.SpecError, match="max_turns"):

@@ -116,7 +116,7 @@ experiment = Experiment(
 """
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

@@ -114,7 +114,7 @@ KINDS = {
     "teacher": Kind(
         taught,
         TEACHER,
-        Program.load_teacher,
+        precomputed.load_teacher,
         lambda program, weights, digest, rows: teacher_top_k(program, weights, digest, rows),
         file_bytes=800,
         same={"steps": 9, "optimizer.b2": 0.95, "objective.hard_weight": 0.5, "batch_size": 2},
@@ -323,7 +323,7 @@ def test_a_run_learns_and_goes_on_bit_equal(place: Path, tmp_path: Path, monkeyp
     # Stopped within, and run again to its end, it knows what the teacher said at first and asks nothing.
     other.mkdir()
     (home / TEACHER).rename(other / TEACHER)
-    monkeypatch.setattr(Program, "teacher_top_k", asked_again)
+    monkeypatch.setattr(precomputed, "teacher_top_k", asked_again)
     stopped = run(asked, other, quiet, hooks=[StopAt(17, other / asked.id)])
     assert (stopped.state, stopped.step) == ("stopped", 18)
     assert run(asked, other, quiet).evaluations[30] == done.evaluations[30]
@@ -352,7 +352,7 @@ def test_going_on_with_another_teacher_is_refused(place: Path, tmp_path: Path, m
     run(asked, tmp_path, quiet)
     status = tmp_path / asked.id / "status.json"  # as if it had not come to its end
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
-    drawn = Program.load_teacher
-    monkeypatch.setattr(Program, "load_teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
+    drawn = precomputed.load_teacher
+    monkeypatch.setattr(precomputed, "load_teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
     with pytest.raises(RunError, match=r"the teacher has changed \(digest of what objective\.teacher\.weights gives\)"):
         run(asked, tmp_path, quiet)
