@@ -44,7 +44,7 @@ class Bench:
         self.state, self.metrics = self.program.step(self.program.init(), self.placed)
         self.leaves = [*jax.tree.leaves(self.state)]
         kept = TrainState(*self.state)
-        moving = DonatedState(kept.step, kept.trainable, kept.optimizer)
+        moving = DonatedState(kept.step, kept.trainable, kept.optimizer, {})
         arguments, form = jax.tree.flatten((moving, kept.frozen, kept.reference, self.placed))
         moved = len(jax.tree.leaves(moving))
 

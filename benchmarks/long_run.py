@@ -101,14 +101,10 @@ def measured(place: Path, rows: int) -> dict[str, float]:
 
     found["open and add a first row, ms"] = least(first_row) * 1e3
     found["the last 100 rows, ms"] = least(lambda: RunDirectory(run.path).last_metrics(100)) * 1e3
-    found["go on where all rows are wanted, ms"] = (
-        least(lambda: RunDirectory(run.path).truncate_metrics(2 * total)) * 1e3
-    )
+    found["go on where all rows are wanted, ms"] = least(lambda: RunDirectory(run.path).repair_rows(2 * total)) * 1e3
     ends = iter(range(total - 500, 0, -500))
     # What is dropped is copied around: the copying is the disk's time.
-    found["go on 500 steps before the end, ms"] = (
-        least(lambda: RunDirectory(run.path).truncate_metrics(next(ends))) * 1e3
-    )
+    found["go on 500 steps before the end, ms"] = least(lambda: RunDirectory(run.path).repair_rows(next(ends))) * 1e3
     found["all evaluations, ms"] = least(lambda: RunDirectory(run.path).evaluations(), 2) * 1e3
     found["all rows as JSON, ms"] = least(lambda: sum(1 for _ in RunDirectory(run.path)._metrics.rows()), 1) * 1e3
     return found

@@ -120,7 +120,7 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
     gradients = [jax.jit(one.grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
-    given = DonatedState(state.step, trainable, state.optimizer), state.frozen, {}, batch
+    given = DonatedState(state.step, trainable, state.optimizer, {}), state.frozen, {}, batch
     steps = [build_step(program.blueprint, program.mesh, one) for one in (shared, twice)]
     sides = [jax.jit(step).lower(*given).compile() for step in steps]
     seconds: list[list[float]] = [[], []]
