@@ -61,7 +61,7 @@ def write_project(place: Path, texts: str = "texts.jsonl") -> None:
     (place / "tiny.py").write_text(PROJECT)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_sweep_and_an_export_of_its_best_run(tmp_path: Path, command: Command) -> None:
     place = tmp_path / ODD
     texts = "texts läufe ~'\"$#%20&;.jsonl"  # brackets, * and ? are globs of data
@@ -77,7 +77,7 @@ def test_a_sweep_and_an_export_of_its_best_run(tmp_path: Path, command: Command)
     assert "already finished" in command(place, "tmp", "run", "tiny.py", "--home", home, "seed=1")
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_temporary_directory_with_pattern_characters(tmp_path: Path, command: Command) -> None:
     write_project(tmp_path / "project")
     odd = "tmp [2]*?%{}~ 😀"
