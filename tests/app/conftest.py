@@ -20,6 +20,7 @@ import attrs
 import pytest
 
 from app.settings import Settings
+from nnxdsl.storage import process_info
 from tests.app.browser import launch
 from tests.waiting import HANG_SECONDS
 
@@ -174,6 +175,15 @@ def project(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project")
 
 
+def kill_runs(project: Path) -> None:
+    """Ends runs that outlive their app, which is the point of it, and their home, where a test has moved them."""
+    for status in project.rglob("status.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(status.read_text())
+            if process_info.is_alive(found["pid"], found["pid_started"]) and found["host"] == process_info.hostname():
+                os.kill(found["pid"], signal.SIGKILL)
+
+
 def serving(project: Path, environment: dict[str, str], *words: str) -> Iterator[RunningApp]:
     app = RunningApp(project, environment, words)
     app.start()
@@ -182,9 +192,7 @@ def serving(project: Path, environment: dict[str, str], *words: str) -> Iterator
     finally:
         if app.child is not None:
             app.end()
-        for status in app.home.glob("*/status.json"):  # runs outlive their app: that is the point of it
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
+        kill_runs(project)
 
 
 @pytest.fixture
@@ -202,6 +210,7 @@ def shared_app(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
 @pytest.fixture
 def emptied_app(shared_app: RunningApp) -> RunningApp:
     """The shared app over an empty directory of runs."""
+    kill_runs(shared_app.project)
     shutil.rmtree(shared_app.home, ignore_errors=True)
     shutil.rmtree(shared_app.project / "experiments")
     write_project(shared_app.project)

@@ -37,6 +37,7 @@ def faults(shown: Any, axe: str) -> list[Any]:
     """Serious and critical faults of a page: rules, and elements with what is wrong with them."""
     shown.wait_for_selector("h1")
     shown.wait_for_timeout(1_500)  # components are added after the heading
+    shown.wait_for_function("!document.querySelector('[aria-label=\"Empty value\"]')")  # and filled later
     shown.evaluate(axe)
     return shown.evaluate(FAULTS)
 

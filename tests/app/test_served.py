@@ -321,7 +321,8 @@ def test_an_app_speaks_of_the_proxy_that_was_named_and_of_no_other_host(
         app.end()
 
 
-def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> None:
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_request_reaches_beyond_the_home(project: Path, environment: Any, step: int) -> None:
     outside = Outside.under(project)
     app = RunningApp(project, environment)
     app.start()
@@ -335,7 +336,7 @@ def test_no_request_reaches_beyond_the_home(project: Path, environment: Any) -> 
         assert b"Internal error" not in body, (data, body[body.find(b"Internal error") :][:1_000])
 
     try:
-        for run in (one[:1_000] for one in outside.hostile()):
+        for run in (one[:1_000] for one in outside.hostile()[::step]):
             for name in sorted(FILES - {"control", "lock"} | {"metrics.csv"}):
                 for safe in ("", "/"):
                     status, body = asked(app, "GET", f"/download?run={quote(run, safe=safe)}&file={name}")

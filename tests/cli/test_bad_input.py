@@ -84,7 +84,7 @@ HEADING = "in Experiment 'dpo'\n"
         (
             ["data.max_prompt_length=1000", "data.max_completion_length=100"],
             f"PlanError: 1 problem {HEADING}  data.max_prompt_length: max_prompt_length + max_completion_length is "
-            "1100 tokens, Model.Gemma3 reads at most 1024\n",
+            "1100 tokens, Model.Llama3 reads at most 1024\n",
         ),
         (
             ["evaluation.max_new_tokens=1010"],
@@ -273,7 +273,8 @@ def test_damaged_weights_name_file_and_parameter(place: Path, capsys: pytest.Cap
     hub = place / "hub"
     hub.mkdir()
     (hub / "config.json").write_text(json.dumps(config_of("tiny")))
-    words = ("run", "sft.py", "evaluation=None", "model.weights=Weights.HF('hub')", "model.tokenizer=Tokenizer.Bytes()")
+    model = "model=Model.Gemma3('tiny', weights=Weights.HF('hub'), tokenizer=Tokenizer.Bytes())"
+    words = ("run", "sft.py", "evaluation=None", model)
     (hub / "model.safetensors").write_bytes(b"not a safetensors file")
     said = refused(capsys, *words).splitlines()[-1]
     assert said.startswith("WeightsError: hub/model.safetensors")

@@ -98,8 +98,9 @@ def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
 
 
 def test_the_plan_for_people(nnxdsl: Terminal) -> None:
-    lines = nnxdsl("plan", "dpo.py").splitlines()
-    found = plan(load("dpo.py", HERE))
+    model = "model=Model.Gemma3('tiny')"  # of several blocks
+    lines = nnxdsl("plan", "dpo.py", model).splitlines()
+    found = plan(cli.override(load("dpo.py", HERE), (model,)))
     assert lines[0] == found["id"]
     assert any(line.startswith("computed in float32, on cpu, attention ") for line in lines)
     assert any(line.startswith("reference   cached: precomputed from the initial policy") for line in lines)
@@ -111,10 +112,10 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     assert f"remat       none (the device's memory is unknown); activations: {policies}" in lines
     assert len(lines) <= 24
     title = f"{len(found['arrays'])} arrays; those of all blocks with the same layout share a row"
-    listed = nnxdsl("plan", "dpo.py", "--arrays").splitlines()
+    listed = nnxdsl("plan", "dpo.py", model, "--arrays").splitlines()
     assert title in listed
-    assert nnxdsl("plan", "dpo.py", "--match", "norm.scale", "--match", "embedding").startswith("\n2 of ")
-    assert nnxdsl("plan", "dpo.py", "--warnings") == "no warnings\n"
+    assert nnxdsl("plan", "dpo.py", model, "--match", "norm.scale", "--match", "embedding").startswith("\n2 of ")
+    assert nnxdsl("plan", "dpo.py", model, "--warnings") == "no warnings\n"
     row = next(line for line in listed if " layers.blocks.*.mlp.up.kernel " in line)
     assert re.split(r"  +", row)[:6] == [
         "frozen", "layers.blocks.*.mlp.up.kernel", "1x128x384", "float32", "-, -, -", "1x128x384",

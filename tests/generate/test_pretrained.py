@@ -80,7 +80,9 @@ def test_text(tmp_path: Path) -> None:
         (found,) = model.generate([[*chat, {"role": "assistant", "content": prefill}]], max_new_tokens=3)
         answer: list[int] = []
         for _ in range(3):
-            answer.append(int(model(np.array([[*ids, *answer]]))[0, -1].argmax()))
+            row, length = np.zeros((1, 80), int), len(ids) + len(answer)
+            row[0, :length] = [*ids, *answer]
+            answer.append(int(model(row, np.arange(80)[None] < length)[0, length - 1].argmax()))
         assert found == model.tokenizer.decode(answer)
     call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
     with pytest.raises(DataError, match=r"^prompts.1: the prompt ends with tool calls, which cannot be continued"):

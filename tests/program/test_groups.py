@@ -57,7 +57,7 @@ def step(asked: Experiment, batch: Any) -> tuple[dict[str, float], dict[str, np.
     return {name: float(value) for name, value in metrics.items()}, jax.device_get(state.trainable)
 
 
-@pytest.mark.default_variants(3)
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -103,11 +103,11 @@ def test_an_adapter_on_few_bits_is_merged_into_these(lab: Any, tmp_path: Path) -
 def test_another_network_is_refused(finished: Any) -> None:
     run = finished.run("dpo")
     experiment = evolve(
-        saved_experiment(finished.run("sft")), {"model.weights": Weights.Checkpoint(str(run)), "model.size": "270m"}
+        saved_experiment(finished.run("sft")), {"model.weights": Weights.Checkpoint(str(run)), "model.size": "1b"}
     )
     with pytest.raises(WeightsError) as raised:
         sources.open_source(build_blueprint(experiment), run.parent)
-    assert str(raised.value) == f"{run} holds weights of another model than Model.Gemma3"
+    assert str(raised.value) == f"{run} holds weights of another model than Model.Llama3"
 
 
 def test_a_run_without_a_checkpoint(finished: Any, tmp_path: Path) -> None:
@@ -204,15 +204,15 @@ def test_a_hub_directory_of_another_network_is_refused(
     hub_directory: Path, monkeypatch: pytest.MonkeyPatch, finished: Any
 ) -> None:
     config = json.loads((hub_directory / "config.json").read_text())
-    (hub_directory / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
+    (hub_directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
     monkeypatch.setenv("HOME", str(hub_directory.parent))
     asked = evolve(saved_experiment(finished.run("sft")), {"model.weights": Weights.HF("~/hub")})
-    with pytest.raises(PlanError, match=re.escape("model: has window=64, but ~/hub/config.json has 32")):
+    with pytest.raises(PlanError, match=re.escape("model: has mlp_dim=384, but ~/hub/config.json has 256")):
         build_blueprint(asked)
     # A name is looked at when it has been downloaded; here the download is what is already there.
     named = build_blueprint(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
     monkeypatch.setattr(init, "locate", lambda path: hub_directory)
-    with pytest.raises(PlanError, match=re.escape("model: has window=64, but somebody/hub/config.json has 32")):
+    with pytest.raises(PlanError, match=re.escape("model: has mlp_dim=384, but somebody/hub/config.json has 256")):
         sources.open_source(named, Path("runs"))
 
 
