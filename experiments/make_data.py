@@ -8,6 +8,9 @@ question that is held out (a wording together with a thing) appears in neither t
 The quickstart's rows are 44 of the same facts in six plain wordings, each answered in one sentence: "What is the
 capital of France?", "The capital of France is Paris."; one wording of each fact is held out.
 
+The sums are of two numbers of two digits: chats in which half of the answers are guesses and half those of a tool, and
+the questions alone.
+
     python experiments/make_data.py [DIRECTORY]
 
 Standard library only. Choices are ranks of sha256 digests, so the bytes are the same on every machine and version.
@@ -26,7 +29,25 @@ Item = TypeVar("Item")
 
 INSTRUCTIONS, PAIRS = 3_000, 2_000
 HELD_OUT = 200
+SUM_ROWS, HELD_OUT_SUMS = 1_000, 128
 RUDE_OF_TEN = 7
+
+# The schema of `calculate` in grpo_calculator.py.
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Computes a sum.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "expression": {"type": "string", "description": "Two numbers with a plus between them."},
+            },
+            "required": ["expression"],
+        },
+        "return": {"type": "integer"},
+    },
+}
 
 # Rude and courteous phrases stand in twos of equal length, and are drawn equally often.
 PHRASES = (
@@ -275,10 +296,37 @@ def prompts(asked: Sequence[Question]) -> list[dict[str, object]]:
     return [{"prompt": [_user(question)], "answer": question.answer} for question in asked]
 
 
+def sums() -> list[tuple[str, int]]:
+    """Every sum of two numbers of two digits, in a fixed order, with what it comes to."""
+    return ranked([(f"{a} + {b}", a + b) for a in range(10, 100) for b in range(10, 100)], "sums")
+
+
+def sum_chats(asked: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
+    """Chats with one tool: in half of them it is called, in the others a number near the right one is the answer."""
+    every: list[dict[str, object]] = []
+    for place, (text, total) in enumerate(asked):
+        user = {"role": "user", "content": text}
+        call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": text}}}
+        with_tool = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "name": "calculate", "content": str(total)},
+            {"role": "assistant", "content": str(total)},
+        ]
+        guess = [{"role": "assistant", "content": str(total + place % 9 - 4)}]
+        every.append({"messages": [user, *(guess if place % 2 else with_tool)], "tools": [CALCULATE]})
+    return every
+
+
+def sum_prompts(asked: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
+    """The sums with what they come to, for rewards to read."""
+    return [{"prompt": [{"role": "user", "content": text}], "answer": str(total)} for text, total in asked]
+
+
 def files() -> dict[str, list[dict[str, object]]]:
     """All rows by file name."""
     training, held_out = split()
     short, short_held_out = quickstart()
+    every_sum = sums()
     return {
         "quickstart.jsonl": short,
         "quickstart_held_out.jsonl": short_held_out,
@@ -288,6 +336,10 @@ def files() -> dict[str, list[dict[str, object]]]:
         "preferences_held_out.jsonl": pairs(held_out, HELD_OUT, "preferences held out"),
         "prompts.jsonl": prompts(training),
         "prompts_held_out.jsonl": prompts(held_out),
+        "sums.jsonl": sum_chats(every_sum[:SUM_ROWS]),
+        "sums_held_out.jsonl": sum_chats(every_sum[SUM_ROWS : SUM_ROWS + HELD_OUT_SUMS]),
+        "sum_prompts.jsonl": sum_prompts(every_sum[:SUM_ROWS]),
+        "sum_prompts_held_out.jsonl": sum_prompts(every_sum[SUM_ROWS : SUM_ROWS + HELD_OUT_SUMS]),
     }
 
 

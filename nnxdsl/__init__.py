@@ -26,7 +26,7 @@ from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
 from nnxdsl.config.objectives.divergence import Divergence
-from nnxdsl.config.objectives.environment import Environment, environment
+from nnxdsl.config.objectives.environment import Environment, environment, tools
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.objectives.reward import Reward, reward
 from nnxdsl.config.optimizer import Optimizer
@@ -155,5 +155,6 @@ __all__ = [
     "to_dict",
     "to_json",
     "to_python",
+    "tools",
     "zipped",
 ]

@@ -8,13 +8,15 @@ from typing import Any
 
 import attrs
 
-from nnxdsl import Distance, Objective, Reward
+from nnxdsl import Distance, Environment, Objective, Reward
 from nnxdsl.config.core.base import declared, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.objectives.environment import environments
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.objectives.reward import functions
+from nnxdsl.data import BytesTokenizer, Encoder
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
+from nnxdsl.data.tokenizers.chat_template import template_source
 from nnxdsl.rollouts.environments import Environments
 from tests.doc_pages import ROOT, texts
 
@@ -30,7 +32,11 @@ def test_its_code_runs() -> None:
         game = space["Guess"]()
         game.reset(number=7)
         assert (game.step("5"), game.step(" 7 ")) == (("try again", 0.0, False), ("right", 1.0, True))
-        assert Environments(space["guess"].objective.environment)
+        encoder = Encoder(BytesTokenizer(template_source(str(ROOT / "experiments" / "data" / "tools.jinja"))))
+        assert not Environments(space["guess"].objective, encoder).tools
+        for name, tool in (("calculator", "multiply"), ("bank", "pay")):
+            played = attrs.evolve(space["guess"].objective, environment=Environment(name))
+            assert [one["function"]["name"] for one in Environments(played, encoder).tools] == [tool]
         assert space["grpo"].objective.rewards[1] == Reward("brief", weight=0.2)
         rewards = Rewards((Reward("brief"), Reward("right length"), Reward("judged")))
         row = {"prompt": "", "words": 5, "answer": "to"}

@@ -32,12 +32,14 @@ class Bytes(Tokenizer):
     """UTF-8 bytes and a few markers: built in, nothing to download.
 
     Attributes:
+        chat_template: A jinja2 template, or a file with one, in place of the built-in one, which renders no tools.
         allow_mismatch: Whether it may be used with weights that have a tokenizer of their own, or fewer rows of the
             embedding than it has ids; else such a run is refused.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_mismatch"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"allow_mismatch", "chat_template"})
 
+    chat_template: str | None = None
     allow_mismatch: bool = False
 
 
@@ -47,7 +49,8 @@ class File(Tokenizer):
 
     Attributes:
         path: The file or the directory.
-        chat_template: A jinja2 template in place of the one beside the tokenizer; None keeps that one.
+        chat_template: A jinja2 template, or a file with one, in place of the one beside the tokenizer; None keeps that
+            one.
         allow_mismatch: Whether it may have more ids than the embedding has rows; else such a run is refused. Special
             tokens above all others do not count.
     """

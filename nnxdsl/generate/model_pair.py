@@ -18,7 +18,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.data.batch import Batch
 from nnxdsl.data.dataset import Dataset
-from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.build import load_of
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.sources import source_rows
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
@@ -354,9 +354,9 @@ def _own_reference(program: Program, leaves: Leaves) -> Comparison:
 
 
 def _loaded(program: Program, data: Data, tokenizer: TokenizerBase, home: Path) -> Dataset:
-    config, loss_on = program.blueprint.config, program.experiment.objective.loss_on
-    limits: dict[str, Any] = {"max_position": config.max_length, "vocabulary": config.vocab_size}
-    return load(data, tokenizer, loss_on=loss_on, cache=TokenCache(home / TOKENS), **limits)
+    config, cache = program.blueprint.config, TokenCache(home / TOKENS)
+    limits = {"max_position": config.max_length, "vocabulary": config.vocab_size}
+    return load_of(program.experiment, data, tokenizer, cache=cache, **limits)
 
 
 def _is_chat(data: Data) -> bool:

@@ -23,6 +23,8 @@ class Episode:
         turns: Completions and observations as messages, where there is an environment.
         rewards: What each reward function gave, not weighted; NaN where it does not apply.
         extra: What reward functions recorded, by column.
+        calls: How many tools its completions have called; None where there are none.
+        failures: How many of these calls failed.
     """
 
     row: int
@@ -34,3 +36,5 @@ class Episode:
     turns: Sequence[Mapping[str, Any]]
     rewards: tuple[float, ...]
     extra: Mapping[str, Any]
+    calls: int | None = None
+    failures: int = 0

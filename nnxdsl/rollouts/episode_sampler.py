@@ -45,15 +45,15 @@ class EpisodeSampler:
         """That of a program.
 
         Raises:
-            PlanError: Its environment is not known, or has no `reset` or `step`.
-            DataError: The chat template does not read what `experiment.data` gives it.
+            PlanError: Its environment is not known, or cannot be used.
+            DataError: The chat template does not read what `experiment.data` gives it, or writes no tool calls.
         """
         objective, stops = program.experiment.objective, frozenset(stop_ids(tokenizer))
         assert isinstance(objective, PolicyGradient)
         encoder, spec = Encoder.of(tokenizer, program.experiment.data), objective.environment
         turns = Turns(encoder, stops)
         if spec is not None:
-            turns = Turns(encoder, stops, Environments(spec), spec.max_turns)
+            turns = Turns(encoder, stops, Environments(objective, encoder), spec.max_turns)
         return cls(program, Engine(program, stops), turns, rewards)
 
     def check(self, prompts: Prompts) -> None:
@@ -111,11 +111,13 @@ class EpisodeSampler:
         self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory]
     ) -> tuple[list[Episode], Mapping[str, list[float]]]:
         """Episodes with their rewards."""
-        columns = [prompts.columns[row] for row in rows]
-        if has_turns := self.turns.environments is not None:
+        columns, environments = [prompts.columns[row] for row in rows], self.turns.environments
+        has_tools = environments is not None and bool(environments.tools)
+        turns = [one.turns for one in found] if environments is not None else ()
+        if turns:
             columns = [_with_episode(row, one) for row, one in zip(columns, found, strict=True)]
         row_ids = [prompts.row_ids[row] for row in rows]
-        sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids)
+        sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids, turns)
         # A user's function may return other values in each process.
         scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
         episodes = [
@@ -126,7 +128,9 @@ class EpisodeSampler:
                 logps=np.asarray(one.logps, np.float32),
                 is_truncated=one.is_truncated,
                 text=one.text,
-                turns=one.turns if has_turns else (),
+                turns=one.turns if turns else (),
+                calls=one.calls if has_tools else None,
+                failures=one.failures,
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
             )

@@ -32,6 +32,9 @@ def episode_metrics(
     }
     if turns := [sum(message["role"] == "assistant" for message in one.turns) for one in episodes if one.turns]:
         found["environment/mean_turns"] = float(np.mean(turns))
+    if calls := [one.calls for one in episodes if one.calls is not None]:
+        found["tools/call_frequency"] = float(np.mean(calls))
+        found["tools/failure_frequency"] = sum(one.failures for one in episodes) / max(sum(calls), 1)
     for index, name in enumerate(rewards.names):
         found |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
     if taken := logged.keys() & {*found, *METRICS, "frac_reward_zero_std"}:

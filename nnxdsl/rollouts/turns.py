@@ -17,7 +17,8 @@ from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.messages import Message, read_tools
 from nnxdsl.errors import RunError
 from nnxdsl.generate.sampler import Completion
-from nnxdsl.rollouts.environments import Environments, Reply
+from nnxdsl.rollouts.environments import Environments
+from nnxdsl.rollouts.reply import Reply
 from nnxdsl.runtime import distributed
 
 
@@ -31,6 +32,8 @@ class Trajectory:
         logps: Log-probability of each under the sampler, at the temperature and among all tokens; 0 of observations.
         turns: The completions and observations as messages.
         reward: The sum of an environment's rewards.
+        calls: How many tools the completions have called.
+        failures: How many of these calls failed.
         is_truncated: Whether it reached the maximal length before its end.
     """
 
@@ -39,6 +42,8 @@ class Trajectory:
     logps: list[float] = attrs.field(factory=list)
     turns: list[Message] = attrs.field(factory=list)
     reward: float = 0.0
+    calls: int = 0
+    failures: int = 0
     is_truncated: bool = False
 
     @property
@@ -54,12 +59,13 @@ class Trajectory:
         self.turns.append({"role": "assistant", "content": text})
         self.is_truncated = completion.ids[-1] not in stop_ids
 
-    def add_observation(self, ids: Sequence[int], text: str) -> None:
-        """Adds a turn of the environment, up to where the policy's next turn begins."""
+    def add_reply(self, ids: Sequence[int], reply: Reply) -> None:
+        """Adds what answers the last completion, up to where the policy's next turn begins."""
         self.ids += ids
         self.is_sampled += [False] * len(ids)
         self.logps += [0.0] * len(ids)
-        self.turns.append({"role": "user", "content": text})
+        self.turns[-1] |= reply.completion or {}
+        self.turns += reply.messages
 
 
 class Turn(NamedTuple):
@@ -128,11 +134,15 @@ class Turns:
             ]
             if not active:
                 break
+        self._add_final_rewards(prompts, rows, opened, found)
         return found
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of a completion, without the token that ends it."""
-        return self.encoder.tokenizer.decode([token for token in ids if token not in self.stop_ids])
+        """The text of a completion without the token that ends it; special tokens are left in where there are tools."""
+        has_tools = self.environments is not None and bool(self.environments.tools)
+        return self.encoder.tokenizer.decode(
+            [token for token in ids if token not in self.stop_ids], skip_special=not has_tools
+        )
 
     def _replies(
         self, prompts: Prompts, rows: Sequence[int], opened: dict[int, Any], texts: Mapping[int, str], turn: int
@@ -142,37 +152,65 @@ class Turns:
         assert environments is not None
 
         def call(index: int, text: str) -> list[Any]:
-            row, row_id = prompts.columns[rows[index]], prompts.row_ids[rows[index]]
-            if index not in opened:
-                opened[index] = environments.new(row, row_id)
-            return list(environments.step(opened[index], text, row_id, turn))
+            row_id = prompts.row_ids[rows[index]]
+            return list(environments.reply(self._opened(prompts, rows, opened, index), text, row_id, turn))
 
         # Environments may return something else in each process.
         return [Reply(*one) for one in distributed.on_process_0(lambda: [call(*item) for item in texts.items()])]
 
+    def _opened(self, prompts: Prompts, rows: Sequence[int], opened: dict[int, Any], index: int) -> Any:
+        """The environment of an episode, which is made for its first call."""
+        assert self.environments is not None
+        if index not in opened:
+            opened[index] = self.environments.new(prompts.columns[rows[index]], prompts.row_ids[rows[index]])
+        return opened[index]
+
+    def _add_final_rewards(
+        self, prompts: Prompts, rows: Sequence[int], opened: dict[int, Any], found: Sequence[Trajectory]
+    ) -> None:
+        """Adds what whole episodes are worth, those that were truncated too."""
+        environments = self.environments
+        if environments is None or not environments.tools:
+            return
+
+        def rewards() -> list[float]:
+            made = [self._opened(prompts, rows, opened, index) for index in range(len(rows))]
+            return [
+                environments.final_reward(*one)
+                for one in zip(made, (prompts.row_ids[row] for row in rows), strict=True)
+            ]
+
+        for one, reward in zip(found, distributed.on_process_0(rewards), strict=True):
+            one.reward += reward
+
     def _goes_on(self, one: Trajectory, reply: Reply, prompts: Prompts, row: int, *, is_last: bool) -> bool:
-        """Adds an observation to an episode, if there is another turn and it has room for that."""
+        """Adds a reply to an episode, if there is another turn and it has room for that."""
         one.reward += reply.reward
+        one.calls += reply.calls
+        one.failures += reply.failures
         if reply.done or is_last:
             return False
         try:
-            ids = self._observation_ids(prompts.columns[row], one, reply.observation)
+            ids = self._reply_ids(prompts.columns[row], one, reply)
         except RowError as error:
-            message = f"the observation {reply.observation[:80]!r} cannot follow: {error}"
+            message = f"the observation {reply.messages[0]['content'][:80]!r} cannot follow: {error}"
             raise RunError(f"{prompts.row_ids[row]}: {message}") from error
         if len(one.ids) + len(ids) >= prompts.max_completion_length:
             one.is_truncated = True
             return False
-        one.add_observation(ids, reply.observation)
+        one.add_reply(ids, reply)
         return True
 
-    def _observation_ids(self, row: Mapping[str, Any], one: Trajectory, observation: str) -> list[int]:
-        """Ids behind a completion: the rest of its turn, the observation, and the beginning of the next turn."""
-        prompt = read_text_or_chat(row, "prompt")
-        text = self.encoder.guard.text(observation, "observation")
+    def _reply_ids(self, row: Mapping[str, Any], one: Trajectory, reply: Reply) -> list[int]:
+        """Ids behind a completion: the rest of its turn, the reply, and the beginning of the next turn."""
+        prompt, messages = read_text_or_chat(row, "prompt"), list(reply.messages)
+        texts = [self.encoder.guard.text(message["content"], "observation") for message in messages]
         if isinstance(prompt, str):
-            return self.encoder.tokenizer.encode(text)
+            return self.encoder.tokenizer.encode("".join(texts))
         chat = self.encoder.guard.chat(prompt, "prompt", "user")
-        messages = [*chat, *one.turns, {"role": "user", "content": text}]
-        ids = self.encoder.after_answer(messages, self.encoder.guard.tools(read_tools(row)))
-        return ids[1:] if ids[:1] == one.ids[-1:] else ids
+        last = {**one.turns[-1], **(reply.completion or {})}
+        assert self.environments is not None
+        tools = self.environments.tools or self.encoder.guard.tools(read_tools(row))
+        ids = self.encoder.after_answer([*chat, *one.turns[:-1], last, *messages], tools)
+        end = next((place for place, token in enumerate(ids) if token in self.stop_ids), -1)
+        return ids[end + 1 :]  # the policy has ended its turn itself

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -11,7 +10,7 @@ from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.dataset import Dataset
-from nnxdsl.data.loaders.build import load
+from nnxdsl.data.loaders.build import load_of
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
 from nnxdsl.data.pairs import Pairs
 from nnxdsl.data.prompts import Prompts
@@ -84,14 +83,21 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
     config = program.blueprint.config
     tokenizer = sources.open_tokenizer_of(experiment, home, config.vocab_size)
     _require_same_tokenizer(experiment, tokenizer, home)
-    loss_on = experiment.objective.loss_on
     cache = TokenCache(home / TOKENS, display)
     if not is_single_process():  # the first process tokenizes, and the others map what it has stored
         cache = attrs.evolve(cache, min_bytes=0)
 
     def read(data: Data, path: str) -> Dataset:
-        limits: dict[str, Any] = {"max_position": config.max_length, "vocabulary": config.vocab_size}
-        dataset = process_0_first(lambda: load(data, tokenizer, loss_on=loss_on, cache=cache, **limits))
+        dataset = process_0_first(
+            lambda: load_of(
+                experiment,
+                data,
+                tokenizer,
+                max_position=config.max_length,
+                vocabulary=config.vocab_size,
+                cache=cache,
+            )
+        )
         _require_cacheable(experiment, dataset, path)
         return dataset
 

@@ -286,7 +286,11 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
         fields["kl_estimator"] = "k3"
     if fields["beta"] == 0 or fields.get("kl_estimator") != "k3":
         fields |= {"use_bias_correction_kl": False} if "use_bias_correction_kl" in known else {}
-    rewards = draw(st.lists(of_family(Reward), min_size=1, max_size=3, unique_by=lambda reward: reward.name))
+    if fields["environment"] is None:
+        kinds = of_family(Reward).filter(lambda reward: not isinstance(reward, Reward.Environment))
+    else:
+        kinds = of_family(Reward)
+    rewards = draw(st.lists(kinds, min_size=1, max_size=3, unique_by=lambda reward: reward.name))
     return cls(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
 
 

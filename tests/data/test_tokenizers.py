@@ -108,6 +108,20 @@ def test_chat_template_of_its_own_file_goes_before_the_config(bpe_dir: Path, tmp
     assert given_source.fingerprint != given_file.fingerprint
 
 
+def test_a_chat_template_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ 2 }}")
+    found = open_tokenizer(Tokenizer.Bytes(chat_template=str(tmp_path / "mine.jinja")), None)
+    assert (
+        found.chat_template == "{{ 2 }}" == open_tokenizer(Tokenizer.Bytes(chat_template="{{ 2 }}"), None).chat_template
+    )
+    assert found.fingerprint != open_tokenizer(Tokenizer.Bytes(), None).fingerprint
+    with pytest.raises(DataError, match="chat_template: 'none' is neither jinja2 source nor a file"):
+        open_tokenizer(Tokenizer.Bytes(chat_template="none"), None)
+    (tmp_path / "bytes.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"chat_template: .*bytes.jinja cannot be read: "):
+        open_tokenizer(Tokenizer.Bytes(chat_template=str(tmp_path / "bytes.jinja")), None)
+
+
 NAMED = {"default": "default {{ messages[0].content }}", "tool_use": "{{ tools | length }} {{ messages[0].content }}"}
 
 

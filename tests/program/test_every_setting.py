@@ -318,6 +318,7 @@ ELSEWHERE = {
     "Tokenizer.Bytes.allow_mismatch": (
         "trainer/test_tokenizer_mismatch.py::test_bytes_over_a_model_with_its_own_tokenizer"
     ),
+    "Tokenizer.Bytes.chat_template": "data/test_tokenizers.py::test_a_chat_template_of_bytes",
     "Tokenizer.File.allow_mismatch": "trainer/test_tokenizer_mismatch.py::test_more_ids_than_the_embedding_has_rows",
     "Tokenizer.File.path": HUB,
     "Tokenizer.File.chat_template": "data/test_tokenizers.py::test_chat_template_of_its_own_file",

@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 from small_lab.model import Small
 
 TOKENIZER = BytesTokenizer()
+ENCODER = Encoder(TOKENIZER)
 STOPS = frozenset({TOKENIZER.end_of_turn_id, TOKENIZER.eos_id})
 
 
@@ -74,6 +75,11 @@ def episodes_reward(completion: str, environment_reward: float, turns: list[dict
     return environment_reward
 
 
+def playing(spec: Environment) -> Any:
+    """An objective with an environment."""
+    return Objective.GRPO(rewards=(Reward("episodes"),), environment=spec)
+
+
 def prompts_of(place: Path, rows: Sequence[dict[str, Any]], tokens: int = 64) -> Prompts:
     path = place / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -95,7 +101,7 @@ def played(prompts: Prompts, script: Sequence[Completion], max_turns: int = 8) -
         asked.append(turn)
         return [script[turn.number]]
 
-    turns = Turns(Encoder(TOKENIZER), STOPS, Environments(Environment("counts down")), max_turns)
+    turns = Turns(ENCODER, STOPS, Environments(playing(Environment("counts down")), ENCODER), max_turns)
     (found,) = turns.play(prompts, [0], sample)
     return found, asked
 
@@ -117,7 +123,7 @@ def test_an_episode_has_turns(tmp_path: Path) -> None:
     ]
     assert found.turns == chat[1:]
     # What the chat template gives for the whole chat, up to the end token of the last answer.
-    whole = Encoder(TOKENIZER).rendered(Encoder(TOKENIZER).template().render(chat))
+    whole = ENCODER.rendered(ENCODER.template().render(chat))
     assert [*prompt, *found.ids] == whole[: len(prompt) + len(found.ids)]
     assert found.ids[-1] == TOKENIZER.end_of_turn_id
     sampled = [token for token, is_sampled in zip(found.ids, found.is_sampled, strict=True) if is_sampled]
@@ -256,7 +262,7 @@ class Broken:
 def test_what_fails_is_named(tmp_path: Path, how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(environments, "broken", Broken)
     prompts = prompts_of(tmp_path, [{"prompt": CHAT, "how": how}], tokens=200)
-    turns = Turns(Encoder(TOKENIZER), STOPS, Environments(Environment("broken", timeout=0.2)), 3)
+    turns = Turns(ENCODER, STOPS, Environments(playing(Environment("broken", timeout=0.2)), ENCODER), 3)
     with pytest.raises(RunError, match=message):
         turns.play(prompts, [0], lambda turn: [said("one")])
 
@@ -265,15 +271,15 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled(
     trained: tuple[Any, Prompts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PlanError, match=r"no environment 'count down' is registered; did you mean 'counts down'\?"):
-        Environments(Environment("count down"))
+        Environments(playing(Environment("count down")), ENCODER)
     monkeypatch.setitem(environments, "no step", type("NoStep", (), {"reset": lambda self: None}))
-    with pytest.raises(PlanError, match="the class of 'no step' has no method 'step'"):
-        Environments(Environment("no step"))
+    with pytest.raises(PlanError, match="the class of 'no step' has neither a method 'step' nor one that is a tool"):
+        Environments(playing(Environment("no step")), ENCODER)
     monkeypatch.setitem(environments, "broken", Broken)
     with pytest.raises(DataError, match=r"^a:1: environment 'broken' reads 'how', which the row does not have"):
-        Environments(Environment("broken")).check([{"p": 1}], ["a:1"])
+        Environments(playing(Environment("broken")), ENCODER).check([{"p": 1}], ["a:1"])
     with pytest.raises(DataError, match=r"a:1: the column 'turns' has the name of what environments give; rename it"):
-        Environments(Environment("broken")).check([{"how": "x", "turns": 1}], ["a:1"])
+        Environments(playing(Environment("broken")), ENCODER).check([{"how": "x", "turns": 1}], ["a:1"])
     program, _ = trained
     most = program.blueprint.config.max_length
     long = prompts_of(tmp_path, [{"prompt": "x" * 20}], tokens=most // 2)

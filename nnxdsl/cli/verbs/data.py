@@ -150,22 +150,18 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
     use_cpu()
     config = architecture(experiment.model)
     tokenizer = sources.open_tokenizer_of(experiment, args.home, config.vocab_size)
-    limits = {
-        "loss_on": experiment.objective.loss_on,
-        "max_position": config.max_length,
-        "vocabulary": config.vocab_size,
-    }
+    limits = {"max_position": config.max_length, "vocabulary": config.vocab_size}
     summary: dict[str, Any] = {"id": experiment.id}
     held_out = experiment.evaluation and experiment.evaluation.data
     with Display() as display:
         cache = TokenCache(args.home / TOKENS, display)
-        train, refused = _load(experiment.data, tokenizer, limits, cache)
+        train, refused = _load(experiment, experiment.data, tokenizer, limits, cache)
         parts = {"data": (experiment.data, train, refused)}
         if experiment.test_size is not None:
             train, test = train_test_split(train, experiment.test_size)
             parts = {"data": (experiment.data, train, refused), "test_size": (experiment.data, test, refused)}
         if held_out is not None:
-            parts["evaluation.data"] = (held_out, *_load(held_out, tokenizer, limits, cache))
+            parts["evaluation.data"] = (held_out, *_load(experiment, held_out, tokenizer, limits, cache))
     for name, (data, dataset, refused) in parts.items():
         use = "trained on" if name == "data" else "held out"
         summary[name] = {**summarize(dataset, data, tokenizer, args.rows, use), "refused": refused}
@@ -177,17 +173,19 @@ def _of_experiment(args: Namespace) -> dict[str, Any]:
 
 
 def _load(
-    data: Data, tokenizer: TokenizerBase, limits: dict[str, Any], cache: TokenCache | None
+    experiment: Experiment, data: Data, tokenizer: TokenizerBase, limits: dict[str, Any], cache: TokenCache | None
 ) -> tuple[Dataset, str]:
     """The rows as training loads them, and why it refuses them; refused ones without bad and too long rows."""
-    from nnxdsl.data.loaders.build import load
+    from nnxdsl.data.loaders.build import load_of
     from nnxdsl.data.summary import counting_bad_rows
 
     try:
-        return load(data, tokenizer, **limits, cache=cache), ""
+        return load_of(experiment, data, tokenizer, **limits, cache=cache), ""
     except DataError as error:
         try:
-            whole = load(counting_bad_rows(data), tokenizer, **{**limits, "max_position": None}, cache=cache)
+            whole = load_of(
+                experiment, counting_bad_rows(data), tokenizer, **{**limits, "max_position": None}, cache=cache
+            )
             return whole, str(error)
         except DataError:
             raise error from None

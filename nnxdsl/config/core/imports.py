@@ -13,12 +13,14 @@ import operator
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import attrs
 
 from nnxdsl.config.core.base import Spec, declared, is_builtin, third_party
-from nnxdsl.errors import Problem, SpecError, join
+from nnxdsl.errors import Problem, SpecError, join, suggest
+
+T = TypeVar("T")
 
 VARIABLE = "NNXDSL_ALLOW"
 """Allowed names, separated by commas. They are kept only here, so that child processes allow what their parent does."""
@@ -121,6 +123,28 @@ def import_name(name: str) -> object:
     except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported
         hint = "put it in a module of its own" if module == "__main__" else "is its package installed?"
         raise ValueError(f"'{name}' cannot be imported: {error or type(error).__name__}; {hint}") from error
+
+
+def find_named(name: str, registered: Mapping[str, T], kind: str, form: str) -> T:
+    """What a name stands for: what is registered under it, or else what is imported as `module:name`.
+
+    Args:
+        name: The name.
+        registered: What the decorator of `nnxdsl` has registered.
+        kind: The name of the decorator.
+        form: What is imported, for messages.
+
+    Raises:
+        ValueError: There is none; the message has the remedy.
+    """
+    if name in registered:
+        return registered[name]
+    if ":" in name:
+        return cast("T", import_name(name))
+    raise ValueError(
+        f"no {kind} '{name}' is registered{suggest(name, registered)}; import the file that has "
+        f"@nnxdsl.{kind}('{name}'), or write 'module:{form}'"
+    )
 
 
 def _allowed() -> frozenset[str]:

@@ -21,8 +21,8 @@ class Environment(Spec):
     """What answers the policy's completions, so that an episode has several turns.
 
     Attributes:
-        name: What `@nnxdsl.environment(name)` registered, or `module:class`, which is imported where it is needed and
-            allowed; see `nnxdsl.allow_imports`.
+        name: What `@nnxdsl.environment(name)` or `nnxdsl.tools(name, ...)` registered, or `module:class`, which is
+            imported where it is needed and allowed; see `nnxdsl.allow_imports`.
         max_turns: Most completions of an episode. All of them and the observations between them share
             `max_completion_length`.
         timeout: Seconds that one call may take, after which the run ends with an error; None for no limit.
@@ -43,10 +43,16 @@ def environment(name: str) -> Callable[[EnvironmentT], EnvironmentT]:
     """Registers a class as the environment of this name.
 
     For each episode it is called without arguments. `reset(**row)` then gets the columns of the row that it has
-    parameters for. After each completion `step(text)` gets its text, without the end token, and returns
-    `(observation, reward, done)`: the text that the policy reads before its next turn, what the completion is worth,
-    and whether the episode is over. Both must depend on the row and the texts alone, otherwise a resumed run differs
-    from an uninterrupted one.
+    parameters for, and returns None. After each completion `step(text)` gets its text, without the end token, and
+    returns `(observation, reward, done)`: the text that the policy reads before its next turn, what the completion is
+    worth, and whether the episode is over.
+
+    A class without `step` is one of TRL's `environment_factory`: every other public method is a tool, whose type hints
+    and docstring in Google's format are in the prompt by the chat template. The calls of a completion are run, and the
+    policy reads the results, or `{"error": ...}` of what raises; a completion without a call ends the episode.
+    `get_reward()` then returns what it is worth; without that method, rewards are functions.
+
+    All must depend on the row and the texts alone, otherwise a resumed run differs from an uninterrupted one.
 
     >>> import nnxdsl
     >>> @nnxdsl.environment("guess a number")
@@ -71,3 +77,35 @@ def environment(name: str) -> Callable[[EnvironmentT], EnvironmentT]:
         return cls
 
     return register
+
+
+class _Tools:
+    """Functions as an environment that has no state."""
+
+    def reset(self) -> None:
+        """Nothing to begin with."""
+
+
+def tools(name: str, *functions: Callable[..., Any]) -> None:
+    """Registers functions as the environment of this name, in which the policy can call them.
+
+    >>> import nnxdsl
+    >>> def multiply(a: float, b: float) -> float:
+    ...     '''Multiplies two numbers.
+    ...
+    ...     Args:
+    ...         a: The first.
+    ...         b: The second.
+    ...     '''
+    ...     return a * b
+    >>> nnxdsl.tools("calculator", multiply)
+
+    Args:
+        name: The name, such as `Environment(name)` has; later functions take the place of earlier ones.
+        functions: Tools, each with type hints and a docstring; they may be `async`.
+
+    Raises:
+        SpecError: `Environment(name)` cannot have the name.
+    """
+    methods = {function.__name__: staticmethod(function) for function in functions}
+    environment(name)(type(name, (_Tools,), methods))

@@ -139,6 +139,8 @@ class PolicyGradient(Objective):
             if name in names[:index]:
                 other = "" if isinstance(self.rewards[index], Reward.Function) else ", or one of the two another name"
                 yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight{other}")
+            if self.environment is None and isinstance(self.rewards[index], Reward.Environment):
+                yield Problem(f"rewards.{index}", "there is no environment; set environment=Environment(name)")
 
     def _check_dynamic_sampling(self) -> Iterable[Problem]:
         if self.max_num_gen_batches > 1 and self.baseline == "none":

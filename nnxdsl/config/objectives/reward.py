@@ -37,6 +37,7 @@ class Reward(Spec):
     RepetitionPenalty: ClassVar[type[library.RepetitionPenalty]]
     CosineLength: ClassVar[type[library.CosineLength]]
     SoftOverlong: ClassVar[type[library.SoftOverlong]]
+    Environment: ClassVar[type[library.Environment]]
 
     default_member: ClassVar[str] = "Function"
     timeout: ClassVar[float | None] = None

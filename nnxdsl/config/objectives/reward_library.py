@@ -1,4 +1,4 @@
-"""Rewards that need no code: answers in mathematics, formats, repetition and lengths.
+"""Rewards that need no code: answers in mathematics, formats, repetition, lengths, and those of environments.
 
 `data/rewards/library.py` computes them.
 """
@@ -129,3 +129,10 @@ class SoftOverlong(Reward):
     def _check_cache(self) -> Iterable[Problem]:
         if self.max_length is not None and self.cache > self.max_length:
             yield Problem("cache", f"{self.cache:,} tokens are more than max_length={self.max_length:,}")
+
+
+@attrs.frozen(kw_only=True)
+class Environment(Reward):
+    """What the objective's environment gives for the whole episode: the sum of its rewards, or that of `get_reward`."""
+
+    name: str = attrs.field(default="environment", validator=filled)

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.data import Data, FileData
+from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.dataset import Dataset, TokenizedRows, digest_of
+from nnxdsl.data.environments.registered import tools_of
 from nnxdsl.data.loaders.convert import BYTE_PARTS, Conversion, Converted, Example, as_array
 from nnxdsl.data.loaders.layouts import Reading, find_reading
 from nnxdsl.data.loaders.parallel import convert_all, cpu_count
@@ -57,6 +59,41 @@ def load(
     """
     name = type(data).__name__
     raise DataError(f"{name}: nothing is registered to load it; add @nnxdsl.data.load.register({name})")
+
+
+def load_of(
+    experiment: Experiment,
+    data: Data,
+    tokenizer: TokenizerBase,
+    *,
+    max_position: int | None,
+    vocabulary: int,
+    cache: TokenCache | None = None,
+) -> Dataset:
+    """Loads `data` as an experiment reads it: its targets, and the tools of its environment.
+
+    Args:
+        experiment: The experiment.
+        data: Its training or evaluation data.
+        tokenizer: As of `load`.
+        max_position: As of `load`.
+        vocabulary: As of `load`.
+        cache: As of `load`.
+
+    Raises:
+        DataError: See `load`.
+        PlanError: The environment is not known, or a tool has no docstring or types.
+    """
+    tools = tools_of(experiment.objective)
+    return load(
+        data,
+        tokenizer,
+        max_position=max_position,
+        loss_on=experiment.objective.loss_on,
+        vocabulary=vocabulary,
+        cache=cache,
+        **({"tools": tools} if tools else {}),
+    )
 
 
 def build_dataset(

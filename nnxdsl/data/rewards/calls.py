@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
+from nnxdsl.data.daemon_thread import submit
 from nnxdsl.data.rewards.functions import COMPLETION, BoundReward
 from nnxdsl.errors import RunError
 
@@ -36,12 +37,14 @@ class Sampled:
         ids: Token ids, end token included.
         rows: Columns of the prompt's row.
         row_ids: What messages call that row.
+        turns: The messages of the episode; empty where there is no environment.
     """
 
     texts: Sequence[str]
     ids: Sequence[Sequence[int]]
     rows: Sequence[Mapping[str, Any]]
     row_ids: Sequence[str]
+    turns: Sequence[Sequence[Mapping[str, Any]]] = ()
 
 
 @attrs.define
@@ -224,10 +227,12 @@ def _given_to_all(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple
 
 
 def _as_prompts(sampled: Sampled, chosen: slice) -> list[Any]:
-    """Completions in the form of their prompts, as TRL gives them: text, or one message of the assistant in a list."""
+    """Completions in the form of their prompts, as TRL gives them: text, or a list of messages."""
+    texts = sampled.texts[chosen]
+    messages = sampled.turns[chosen] or [[{"role": "assistant", "content": text}] for text in texts]
     return [
-        text if isinstance(row.get("prompt"), str) else [{"role": "assistant", "content": text}]
-        for text, row in zip(sampled.texts[chosen], sampled.rows[chosen], strict=True)
+        text if isinstance(row.get("prompt"), str) else each
+        for text, each, row in zip(texts, messages, sampled.rows[chosen], strict=True)
     ]
 
 
@@ -288,17 +293,8 @@ def _in_thread(work: Callable[[], T], reward: BoundReward, sampled: Sampled, clo
     """The result of calls in a thread of their own, which ends with the process if a call never returns."""
     if reward.timeout is None:
         return work()
-    future = concurrent.futures.Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # SystemExit as well: whoever waits is told
-            future.set_exception(error)
-
     clock.tick(0)
-    threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()
-    return _waited(future, reward, sampled, clock, reward.timeout)
+    return _waited(submit(work, f"reward {reward.name}"), reward, sampled, clock, reward.timeout)
 
 
 def _collected(future: concurrent.futures.Future[T], reward: BoundReward, sampled: Sampled, clock: _Clock) -> T:

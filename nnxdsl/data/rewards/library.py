@@ -9,6 +9,7 @@ from typing import Any
 
 from nnxdsl.config.objectives.reward_library import (
     CosineLength,
+    Environment,
     MathAccuracy,
     OfMath,
     RepetitionPenalty,
@@ -106,6 +107,14 @@ def _soft_overlong(reward: SoftOverlong, max_completion_length: int | None) -> S
         return max(-1.0, min(0.0, (longest - reward.cache - len(completion_ids)) / reward.cache))
 
     return soft_overlong
+
+
+@function_of.register
+def _environment(reward: Environment, max_completion_length: int | None) -> Score:
+    def environment(completion: str, environment_reward: float) -> float:
+        return environment_reward
+
+    return environment
 
 
 def _longest(given: int | None, max_completion_length: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.tokenizer import Auto, Bytes, File, Tokenizer
-from nnxdsl.data.tokenizers.chat_template import TURNS
+from nnxdsl.data.tokenizers.chat_template import TURNS, template_source
 from nnxdsl.data.tokenizers.huggingface import HFTokenizer, SentencePieceTokenizer
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError
@@ -129,8 +129,8 @@ def open_tokenizer(spec: Tokenizer, weights_dir: Path | None) -> TokenizerBase:
         DataError: There is no tokenizer at the path, or it cannot be read.
     """
     match spec:
-        case Tokenizer.Bytes():
-            return BytesTokenizer()
+        case Tokenizer.Bytes(chat_template=template):
+            return BytesTokenizer(None if template is None else template_source(template))
         case Tokenizer.File(path=path, chat_template=template):
             return _from_files(Path(path).expanduser(), template)
         case Tokenizer.Auto():

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -70,6 +71,23 @@ class _Generation(jinja2.ext.Extension):
     @jinja2.pass_context
     def _block(self, context: jinja2.runtime.Context, caller: Callable[[], str]) -> str:
         return caller().join(_MARKS) if context.get(_MARKED) else caller()
+
+
+def template_source(template: str) -> str:
+    """The source of a template that is given as source or as a file.
+
+    Raises:
+        DataError: It is neither, or the file cannot be read.
+    """
+    if "{" in template:
+        return template
+    file = Path(template).expanduser()
+    if not file.is_file():
+        raise DataError(f"chat_template: {template!r} is neither jinja2 source nor a file")
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"chat_template: {file} cannot be read: {error}") from error
 
 
 class ChatTemplate:

@@ -153,10 +153,11 @@ class Encoder:
         return self.rendered(self.template(tools).render_prompt(self.with_system(prompt), tools=tools))
 
     def after_answer(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """Ids between the assistant's last message and its next one: the end of its turn, what follows, a new turn.
+        """Ids behind the text of the assistant's last message: the end of its turn, what follows, and a new turn.
 
         Args:
-            messages: A chat whose last message is of another role.
+            messages: A chat whose last message is of another role. Tool calls of the assistant's last message may come
+                before the end of its turn, without their arguments.
             tools: Of the row.
 
         Raises:
@@ -164,12 +165,19 @@ class Encoder:
         """
         whole = self.with_system(messages)
         last = max(index for index, message in enumerate(whole) if message["role"] == "assistant")
-        marked = [*whole[:last], {**whole[last], "content": _LAST_ANSWER}, *whole[last + 1 :]]
-        text = self.template(tools).render(marked, add_generation_prompt=True, tools=tools)
-        _, mark, after = text.rpartition(_LAST_ANSWER)
-        if not mark:
-            raise RowError("template", "the chat template leaves out the assistant's last message")
-        return self.tokenizer.encode(after)
+        marked = {**whole[last], "content": _LAST_ANSWER}
+        if calls := marked.pop("tool_calls", ()):  # some templates write content or calls, and take names from calls
+            named = [{**call, "function": {"name": call["function"]["name"], "arguments": {}}} for call in calls]
+            attempts = [{**marked, "tool_calls": named}, marked]
+        else:
+            attempts = [marked]
+        for answer in attempts:
+            chat = [*whole[:last], answer, *whole[last + 1 :]]
+            text = self.template(tools).render(chat, add_generation_prompt=True, tools=tools)
+            _, mark, after = text.rpartition(_LAST_ANSWER)
+            if mark:
+                return self.tokenizer.encode(after)
+        raise RowError("template", "the chat template leaves out the assistant's last message")
 
     def check_chat(
         self, messages: Sequence[Message], tools: Tools | None = None, *, is_prompt: bool = False

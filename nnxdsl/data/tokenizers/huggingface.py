@@ -16,6 +16,7 @@ import attrs
 import tokenizers
 
 from nnxdsl.data.loaders.files import kind_of
+from nnxdsl.data.tokenizers.chat_template import template_source
 from nnxdsl.errors import DataError
 
 _END_OF_TURN_TOKENS = ("<end_of_turn>", "<turn|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>")
@@ -334,7 +335,7 @@ def _read_tokenizer_config(directory: Path, template: str | None) -> _TokenizerC
         eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
         add_bos=add_bos,
         end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
-        chat_templates=_templates(directory) if template is None else {"default": _template_source(template)},
+        chat_templates=_templates(directory) if template is None else {"default": template_source(template)},
     )
 
 
@@ -388,13 +389,3 @@ def _named(file: Path, templates: list[Any]) -> dict[str, str]:
             )
         named[name] = template
     return named
-
-
-def _template_source(template: str) -> str:
-    """The source of a template that is given as source or as a file."""
-    if "{" in template:
-        return template
-    file = Path(template).expanduser()
-    if not file.is_file():
-        raise DataError(f"chat_template: {template!r} is neither jinja2 source nor a file")
-    return _read_text(file)

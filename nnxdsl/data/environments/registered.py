@@ -1,0 +1,72 @@
+"""Classes of environments by name: registered with `@nnxdsl.environment(name)`, or imported as `module:class`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from nnxdsl.config.core.imports import find_named
+from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.environment import Environment, environments
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.data.environments.tool_schema import tool_schema
+from nnxdsl.data.tokenizers.messages import Tools
+from nnxdsl.errors import PlanError, Problem
+
+NOT_TOOLS = ("reset", "step", "get_reward")
+"""Public methods that a model cannot call."""
+
+
+def class_of(spec: Environment) -> Callable[..., Any]:
+    """The class of an environment.
+
+    Raises:
+        PlanError: It is not known, or has no `reset`, or neither `step` nor a tool.
+    """
+    try:
+        found = find_named(spec.name, environments, "environment", "class")
+    except ValueError as error:
+        raise _refused(str(error)) from error
+    if not _has_method(found, "reset"):
+        raise _refused(f"the class of '{spec.name}' has no method 'reset'")
+    if not has_step(found) and not tool_names(found):
+        raise _refused(f"the class of '{spec.name}' has neither a method 'step' nor one that is a tool")
+    return found
+
+
+def has_step(cls: Any) -> bool:
+    """Whether its objects read each completion whole, and are no set of tools."""
+    return _has_method(cls, "step")
+
+
+def _has_method(cls: Any, name: str) -> bool:
+    return callable(getattr(cls, name, None))
+
+
+def tool_names(cls: Any) -> tuple[str, ...]:
+    """The methods that a model can call, in their order in the class."""
+    names = dict.fromkeys(name for each in reversed(inspect.getmro(cls)) for name in vars(each))
+    public = [name for name in names if not name.startswith("_") and name not in NOT_TOOLS]
+    return tuple(name for name in public if callable(getattr(cls, name)))
+
+
+def tools_of(objective: Objective) -> Tools:
+    """Schemas of the tools that an objective's environment gives to the policy; none if it has none.
+
+    Raises:
+        PlanError: The class is not known, or a tool has no docstring or types.
+    """
+    if not isinstance(objective, PolicyGradient) or objective.environment is None:
+        return []
+    cls = class_of(objective.environment)
+    if has_step(cls):
+        return []
+    try:
+        return [tool_schema(getattr(cls, name)) for name in tool_names(cls)]
+    except ValueError as error:
+        raise _refused(f"a tool of '{objective.environment.name}': {error}") from error
+
+
+def _refused(message: str) -> PlanError:
+    return PlanError([Problem("objective.environment.name", message)], "environment")
