@@ -26,6 +26,7 @@ MEASURES = {
     "kto_gemma": ("loss", "rewards/margins"),
     "distill_gemma": ("distill_loss", "mean_token_accuracy"),
     "grpo_gemma": ("reward", "rewards/kind/mean"),
+    "grpo_calculator": ("reward", "tools/call_frequency"),
 }
 FALLS = ("loss", "distill_loss")
 
