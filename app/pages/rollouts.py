@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -172,7 +173,14 @@ def _episode(completion: Mapping[str, Any]) -> str:
     turns = completion.get("turns")
     if not turns:
         return completion["text"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in turns)
+    return "\n\n".join(f"{message['role']}: {_message_text(message)}" for message in turns)
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, and the tools that it calls."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [f"{function['name']}({json.dumps(function['arguments'])})" for function in functions]
+    return "\n".join(filter(None, (message["content"], *calls)))
 
 
 def _begins(text: str) -> str:

@@ -121,10 +121,7 @@ COMPLETION: Mapping[str, Kind] = {
 EXTRA: Mapping[str, Kind] = {
     "turns": Kind(
         "a list of messages",
-        lambda value: (
-            isinstance(value, list)
-            and all(isinstance(one, dict) and all(isinstance(text, str) for text in one.values()) for one in value)
-        ),
+        lambda value: isinstance(value, list) and all(isinstance(one, dict) and _is_message(one) for one in value),
     ),
     "extra": Kind(
         "an object of text, numbers, true, false and null",
@@ -132,6 +129,22 @@ EXTRA: Mapping[str, Kind] = {
     ),
 }
 """Fields that it has if there is an environment, and if reward functions record something."""
+
+
+def _is_message(value: dict[str, Any]) -> bool:
+    """Whether an object has a role and text, and tool calls in the format of OpenAI if there are any."""
+    texts = {name: text for name, text in value.items() if name != "tool_calls"}
+    calls = value.get("tool_calls", [])
+    return (
+        {"role", "content"} <= texts.keys()
+        and all(isinstance(text, str) for text in texts.values())
+        and isinstance(calls, list)
+        and all(isinstance(call, dict) and _is_function(call.get("function")) for call in calls)
+    )
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("arguments"), dict)
 
 
 def _is_completion_list(value: Any) -> bool:

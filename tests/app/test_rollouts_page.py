@@ -132,6 +132,10 @@ def test_rewards_that_do_not_apply_and_recorded_values() -> None:
     assert [str(value) for value in table["Reward"]] == ["1.5", "nan"]
     turns = [{"role": "assistant", "content": "2?"}, {"role": "user", "content": "no"}]
     assert (page._episode(one), page._episode({**one, "turns": turns})) == ("a", "assistant: 2?\n\nuser: no")
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    result = {"role": "tool", "name": "add", "content": "2"}
+    turns = [{"role": "assistant", "content": "So:", "tool_calls": [call]}, result]
+    assert page._episode({**one, "turns": turns}) == 'assistant: So:\nadd({"a": 1})\n\ntool: 2'
     group = {"group": 0, "row": "x:1", "prompt": "p", "completions": [one, other]}
     for completions, mean in (([one, other], "1.5"), ([other, other], "nan")):
         (line,) = page._prompts([{**group, "completions": completions}]).to_dict("records")
@@ -139,6 +143,14 @@ def test_rewards_that_do_not_apply_and_recorded_values() -> None:
     good = {**group, "step": 0, "attempt": 1}
     for extra, is_good in (({"a": None, "b": 1, "c": "x"}, True), ({"a": [1]}, False), (3, False)):
         row = {**good, "completions": [{**one, "extra": extra}]}
+        assert (problem_in(row, ROLLOUT, required=tuple(ROLLOUT)) is None) == is_good
+    for changed, is_good in (
+        ({}, True),
+        ({"tool_calls": [3]}, False),
+        ({"content": None}, False),
+        ({"role": 1}, False),
+    ):
+        row = {**good, "completions": [{**one, "turns": [{**turns[0], **changed}]}]}
         assert (problem_in(row, ROLLOUT, required=tuple(ROLLOUT)) is None) == is_good
 
 

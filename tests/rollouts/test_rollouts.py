@@ -203,7 +203,7 @@ class AsksAgain:
 
 experiment = Experiment(
     name="grpo",
-    model=Model.Gemma3("tiny", weights=Weights.From(sft)),
+    model=Model.Llama3("tiny", weights=Weights.From(sft)),
     adapter=Adapter.LoRA(rank=4, alpha=8.0),
     objective=Objective.GRPO(
         rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1",

@@ -84,7 +84,7 @@ def test_a_model_with_all_weights_trained(finished: Any, base: Exported) -> None
         assert reader.dtype(path) == np.float32
         assert np.array_equal(reader.leaf(path), array)
     config = json.loads((place / "out" / "config.json").read_text())
-    assert (config["model_type"], config["bos_token_id"], config["eos_token_id"]) == ("gemma3_text", 257, [258, 260])
+    assert (config["model_type"], config["bos_token_id"], config["eos_token_id"]) == ("llama", 257, [258, 260])
     generation = json.loads((place / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [258, 260]
 
