@@ -32,7 +32,8 @@ from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.models.attention import row_layout
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
-from nnxdsl.program.batches import Rows, Targets
+from nnxdsl.models.logical_axes import sharding_hooks
+from nnxdsl.program.batches import Targets
 from nnxdsl.program.compile import build_step
 from nnxdsl.program.forward import Forward, ForwardOutput, Leaves
 from nnxdsl.program.heads import HeadInputs
@@ -65,7 +66,8 @@ class Twice(Forward):
         tokens = jnp.concatenate([jnp.concatenate([batch.prompt, batch.prompt]), ids], axis=1)
         rows, length = tokens.shape
         positions = positions_right_padded(jnp.full(rows, length, jnp.int32), length)
-        hidden, *_ = self._hidden(model, Rows(tokens, positions, row_layout.sequence(length)))
+        with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
+            hidden = self._decode(model, tokens, positions, row_layout.sequence(length)).hidden
         inputs = HeadInputs(model, batch, hidden, self.logprob_tokens, self.shard_context)
         stats = inputs.token_stats(Targets(hidden[:, -ids.shape[1] - 1 : -1], ids, jnp.ones(ids.shape, bool)))
         chosen, rejected = jnp.split(jnp.sum(stats.logp, axis=1), 2)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
-from nnxdsl.data.daemon_thread import submit
 from nnxdsl.data.environments.registered import class_of, tools_of
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.tool_calls import reader_of
+from nnxdsl.data.user_code import source_of, submit
 from nnxdsl.errors import DataError, RunError
 from nnxdsl.rollouts.reply import Contract, Reply, Stepped, finite
 from nnxdsl.rollouts.tool_use import ToolUse
@@ -28,6 +29,7 @@ class Environments:
         encoder: Of the policy's chats.
 
     Attributes:
+        name: Of the class.
         tools: Schemas of what the policy may call.
 
     Raises:
@@ -38,11 +40,17 @@ class Environments:
     def __init__(self, objective: PolicyGradient, encoder: Encoder) -> None:
         assert objective.environment is not None
         self._spec, self._class = objective.environment, class_of(objective.environment)
+        self.name = self._spec.name
         self._reads, self._needs = _columns_of(self._class)
         self.tools = tools_of(objective)
         self._contract: Contract = Stepped()
         if self.tools:
             self._contract = ToolUse(self.tools, reader_of(encoder.template(self.tools), self.tools), encoder.guard)
+
+    def fingerprint(self) -> str:
+        """sha256 hex over the sources of the class and its tools, as far as they can be read."""
+        tools = [getattr(self._class, tool["function"]["name"]) for tool in self.tools]
+        return hashlib.sha256("\n".join(map(source_of, (self._class, *tools))).encode()).hexdigest()
 
     def check(self, columns: Iterable[Mapping[str, Any]], row_ids: Sequence[str]) -> None:
         """Raises DataError for the first row that lacks what `reset` reads, or has a column of a reserved name."""

@@ -130,7 +130,10 @@ class Rollouts:
         last, rollout = self._last, None
         if last is not None and last.step < position < last.step + self.objective.num_iterations:
             rollout = last.stored()
+        environments = self._episodes.turns.environments
         added = {"rewards": self.rewards.fingerprint(), "rollout": rollout, "extra_batches": self._extra_batches}
+        if environments is not None:
+            added["environment"] = environments.fingerprint()
         return {**self._order.state(position), **added}
 
     def check(self, state: Mapping[str, Any]) -> int:
@@ -138,7 +141,7 @@ class Rollouts:
 
         Raises:
             DataError: File, rows, seed or batch size are others.
-            RunError: A reward's function is another by now.
+            RunError: A reward's function, or the class of the environment, is another by now.
         """
         position = self._order.check(state)
         if state.get("rewards") != self.rewards.fingerprint():
@@ -146,6 +149,12 @@ class Rollouts:
             raise RunError(
                 f"the source of a reward ({names}) has changed since the checkpoint of step {position}; put it back, "
                 f"or begin again with --restart"
+            )
+        environments = self._episodes.turns.environments
+        if environments is not None and state.get("environment", "") not in ("", environments.fingerprint()):
+            raise RunError(
+                f"the source of environment '{environments.name}' has changed since the checkpoint of step {position}; "
+                f"put it back, or begin again with --restart"
             )
         self._extra_batches = int(state.get("extra_batches", 0))
         if state.get("rollout") is not None:

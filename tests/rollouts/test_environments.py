@@ -222,6 +222,17 @@ def test_log_probs_of_all_turns_are_those_of_the_whole_row(trained: tuple[Any, P
     # The same in a row for each completion, and again after a restart.
     _, single = program.step(program.init(), batch)
     assert float(single["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-5)
+    resumed = rollouts_of(program, prompts)
+    assert resumed.check(made.state(2)) == 2
+    environments["says ok"] = CountsDown
+    try:
+        other = rollouts_of(program, prompts)
+    finally:
+        environments["says ok"] = SaysOk
+    with pytest.raises(
+        RunError, match=r"the source of environment 'says ok' has changed since the checkpoint of step 2"
+    ):
+        other.check(made.state(2))
     again = rollouts_of(program, prompts).at(0, program.init())
     assert all(np.array_equal(one, two) for one, two in zip(again.batch, batch, strict=True))
     held = made.evaluate(program.init(), prompts, np.arange(len(prompts)))

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from nnxdsl.data.daemon_thread import submit
 from nnxdsl.data.rewards.functions import COMPLETION, BoundReward
+from nnxdsl.data.user_code import submit
 from nnxdsl.errors import RunError
 
 T = TypeVar("T")

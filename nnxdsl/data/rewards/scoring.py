@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from nnxdsl.config.objectives.reward import Reward
 from nnxdsl.data.rewards.calls import Logged, Sampled, run_all
 from nnxdsl.data.rewards.functions import COMPLETION, BoundReward, bound
+from nnxdsl.data.user_code import source_of
 from nnxdsl.errors import DataError, PlanError, Problem
 
 
@@ -54,11 +54,7 @@ class Rewards:
         """sha256 hex over the sources of all functions, as far as they can be read."""
         digest = hashlib.sha256()
         for one in self._rewards:
-            try:
-                source = inspect.getsource(one.function)
-            except (OSError, TypeError):  # defined interactively, or not in Python
-                source = repr(getattr(one.function, "__qualname__", ""))
-            digest.update(f"{one.name}\n{source}\n".encode())
+            digest.update(f"{one.name}\n{source_of(one.function)}\n".encode())
         return digest.hexdigest()
 
     def check(self, columns: Sequence[Mapping[str, Any]], row_ids: Sequence[str]) -> None:

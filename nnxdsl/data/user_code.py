@@ -1,17 +1,18 @@
-"""Calls of users' functions in threads that end with the process, if a call never returns."""
+"""Users' functions and classes: their sources, and calls in threads that end with the process."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 def submit(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
-    """Starts a call in a thread of its own.
+    """Starts a call in a thread of its own, which ends with the process if the call never returns.
 
     Args:
         work: The call.
@@ -27,3 +28,11 @@ def submit(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def source_of(code: Any) -> str:
+    """The source of a function or class; its name if it was defined interactively, or not in Python."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return repr(getattr(code, "__qualname__", ""))
