@@ -309,7 +309,7 @@ def sum_chats(asked: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
         call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": text}}}
         with_tool = [
             {"role": "assistant", "tool_calls": [call]},
-            {"role": "tool", "name": "calculate", "content": str(total)},
+            {"role": "tool", "content": str(total)},
             {"role": "assistant", "content": str(total)},
         ]
         guess = [{"role": "assistant", "content": str(total + place % 9 - 4)}]

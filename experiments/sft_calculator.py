@@ -4,7 +4,7 @@ from nnxdsl import Data, Evaluation, Experiment, Model, Objective, Optimizer, Sc
 
 experiment = Experiment(
     name="sft-calculator",
-    model=Model.Gemma3("tiny", tokenizer=Tokenizer.Bytes(chat_template="experiments/data/tools.jinja")),
+    model=Model.Gemma3("tiny", tokenizer=Tokenizer.Bytes(chat_template="experiments/tools.jinja")),
     objective=Objective.SFT(loss_on="assistant"),
     data=Data.Conversations("experiments/data/sums.jsonl", max_length=256),
     optimizer=Optimizer.AdamW(schedule=Schedule.WarmupCosine(peak_lr=3e-3, warmup_ratio=0.1), weight_decay=0.01),

@@ -220,7 +220,7 @@ ALLOWED_GETATTR = {
     ("nnxdsl/storage/jsonl.py", "item"),  # a scalar of jax or numpy
     ("nnxdsl/storage/jsonl.py", "size"),  # a scalar of jax or numpy
     ("nnxdsl/formats/files.py", "strerror"),  # an exception that may be an OSError
-    ("nnxdsl/data/rewards/scoring.py", "__qualname__"),  # a user's function
+    ("nnxdsl/data/user_code.py", "__qualname__"),  # a user's function
     ("nnxdsl/sharding/mesh.py", "slice_index"),  # a jax device
     ("app/view.py", "host"),  # a client of starlette
 }

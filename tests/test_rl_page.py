@@ -32,7 +32,7 @@ def test_its_code_runs() -> None:
         game = space["Guess"]()
         game.reset(number=7)
         assert (game.step("5"), game.step(" 7 ")) == (("try again", 0.0, False), ("right", 1.0, True))
-        encoder = Encoder(BytesTokenizer(template_source(str(ROOT / "experiments" / "data" / "tools.jinja"))))
+        encoder = Encoder(BytesTokenizer(template_source(str(ROOT / "experiments" / "tools.jinja"))))
         assert not Environments(space["guess"].objective, encoder).tools
         for name, tool in (("calculator", "multiply"), ("bank", "pay")):
             played = attrs.evolve(space["guess"].objective, environment=Environment(name))

@@ -28,6 +28,9 @@ def chats(name: str) -> list[tuple[str, str]]:
     return [(row["messages"][0]["content"], row["messages"][1]["content"]) for row in rows(name)]
 
 
+SUM_PROMPTS = ("sum_prompts.jsonl", "sum_prompts_held_out.jsonl")
+
+
 def pairs(name: str) -> list[tuple[str, str, str]]:
     return [tuple(row[part][0]["content"] for part in ("prompt", "chosen", "rejected")) for row in rows(name)]
 
@@ -56,6 +59,10 @@ def test_rows_are_many_and_no_two_are_equal() -> None:
         "prompts_held_out.jsonl": 200,
         "quickstart.jsonl": 220,
         "quickstart_held_out.jsonl": 44,
+        "sums.jsonl": 1000,
+        "sums_held_out.jsonl": 128,
+        "sum_prompts.jsonl": 1000,
+        "sum_prompts_held_out.jsonl": 128,
     }
     for name in counts:
         lines = (FOLDER / name).read_text().splitlines()
@@ -101,6 +108,17 @@ def test_the_quickstart_holds_one_question_out_of_every_fact() -> None:
     assert not {question for question, _ in training} & {question for question, _ in held_out}
     assert sorted(answer for _, answer in training) == sorted(5 * [answer for _, answer in held_out])
     assert not [phrase for phrase in RUDE for _, answer in training if phrase in answer]
+
+
+def test_half_of_the_sums_are_guessed_and_no_held_out_one_is_asked_in_training() -> None:
+    asked = {name: {row["prompt"][0]["content"]: row["answer"] for row in rows(name)} for name in SUM_PROMPTS}
+    training, held_out = (asked[name] for name in SUM_PROMPTS)
+    assert not training.keys() & held_out.keys()
+    assert all(str(sum(map(int, text.split(" + ")))) == answer for text, answer in (training | held_out).items())
+    for name, sums in (("sums.jsonl", training), ("sums_held_out.jsonl", held_out)):
+        guessed = [row["messages"] for row in rows(name) if len(row["messages"]) == 2]
+        assert len(guessed) == len(sums) // 2
+        assert sum(sums[user["content"]] == answer["content"] for user, answer in guessed) < 0.12 * len(guessed)
 
 
 def test_the_quickstarts_prompts_are_held_out() -> None:

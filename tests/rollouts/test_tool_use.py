@@ -23,7 +23,7 @@ from nnxdsl.generate.sampler import Completion
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
 
-TEMPLATE = str(Path(__file__).parents[2] / "experiments" / "data" / "tools.jinja")
+TEMPLATE = str(Path(__file__).parents[2] / "experiments" / "tools.jinja")
 TOKENIZER = BytesTokenizer(template_source(TEMPLATE))
 STOPS = frozenset(stop_ids(TOKENIZER))
 CHAT = [{"role": "user", "content": "How much is 2 + 3?"}]
