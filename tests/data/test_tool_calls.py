@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nnxdsl.data.tokenizers.chat_template import ALL_OF_A_TURN, TURNS, ChatTemplate
 from nnxdsl.data.tokenizers.tool_calls import READERS, ToolCall, reader_of
@@ -51,6 +53,7 @@ def test_one_format_reads_what_a_template_of_trl_writes(template: str) -> None:
         ("llama", '{"name": "f", "parameters": {"a": 1}}', [("f", {"a": "1"})]),
         ("llama", 'It is {"name": "f", "parameters": {}}', []),
         ("python", "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>", [("f", None)]),
+        ("python", r"<|tool_call_start|>[f(a='\d')]<|tool_call_end|>", [("f", {"a": r"\d"})]),
     ],
 )  # fmt: skip
 def test_what_models_write(format: str, text: str, calls: list[tuple[str, dict[str, str] | None]]) -> None:
@@ -60,6 +63,69 @@ def test_what_models_write(format: str, text: str, calls: list[tuple[str, dict[s
 def test_where_a_call_begins() -> None:
     (call,) = READERS["hermes"]('So: <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     assert call.start == 4
+
+
+PIECES = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "</function>",
+        "<parameter=a>",
+        "</parameter>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+    ),
+    *(
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "call:f",
+        '<|"|>',
+    ),
+    *(
+        "to=functions.f",
+        "<|message|>",
+        "<|call|>",
+        "<|tool_call_start|>[",
+        "]<|tool_call_end|>",
+        "f(",
+        ")",
+        "a=",
+        "**a",
+    ),
+    *(
+        '{"name": "f", ',
+        '"arguments": ',
+        '"parameters": ',
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "'",
+        ",",
+        ":",
+        "\\",
+        "\n",
+        " ",
+        "f",
+        "1",
+    ),
+    *("[" * 5_000, "{'a':" * 2_000, "-" * 5_000, "9" * 5_000, "\0", "\ud800"),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join))
+def test_whatever_a_model_writes_is_read(text: str) -> None:
+    for read in READERS.values():
+        for call in read(text):
+            assert isinstance(call.name, str)
+            assert isinstance(call.arguments, dict | None)
+            assert 0 <= call.start <= len(text)
 
 
 HERMES = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -88,9 +89,12 @@ def _elements(pattern: str) -> Callable[[str], dict[str, Any] | None]:
 def _keywords(text: str) -> dict[str, Any] | None:
     """Arguments as in a call of Python, of literals alone."""
     try:
-        call = ast.parse("f({})".format(text.replace("\n", "\\n")), mode="eval").body  # templates quote no line breaks
-        assert isinstance(call, ast.Call)
-        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords} if not call.args else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes
+            call = ast.parse("f({})".format(text.replace("\n", "\\n")), mode="eval").body  # line breaks in texts
+        if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+            return None
+        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
