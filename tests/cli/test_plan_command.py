@@ -31,6 +31,9 @@ def place(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lab.place
 
 
+SEVERAL_BLOCKS = "model=Model.Gemma3('tiny')"
+
+
 class Terminal:
     """The command line in this process: what it printed, and what it was refused for."""
 
@@ -98,9 +101,8 @@ def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
 
 
 def test_the_plan_for_people(nnxdsl: Terminal) -> None:
-    model = "model=Model.Gemma3('tiny')"  # of several blocks
-    lines = nnxdsl("plan", "dpo.py", model).splitlines()
-    found = plan(cli.override(load("dpo.py", HERE), (model,)))
+    lines = nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS).splitlines()
+    found = plan(cli.override(load("dpo.py", HERE), (SEVERAL_BLOCKS,)))
     assert lines[0] == found["id"]
     assert any(line.startswith("computed in float32, on cpu, attention ") for line in lines)
     assert any(line.startswith("reference   cached: precomputed from the initial policy") for line in lines)
@@ -112,10 +114,12 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     assert f"remat       none (the device's memory is unknown); activations: {policies}" in lines
     assert len(lines) <= 24
     title = f"{len(found['arrays'])} arrays; those of all blocks with the same layout share a row"
-    listed = nnxdsl("plan", "dpo.py", model, "--arrays").splitlines()
+    listed = nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS, "--arrays").splitlines()
     assert title in listed
-    assert nnxdsl("plan", "dpo.py", model, "--match", "norm.scale", "--match", "embedding").startswith("\n2 of ")
-    assert nnxdsl("plan", "dpo.py", model, "--warnings") == "no warnings\n"
+    assert nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS, "--match", "norm.scale", "--match", "embedding").startswith(
+        "\n2 of "
+    )
+    assert nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS, "--warnings") == "no warnings\n"
     row = next(line for line in listed if " layers.blocks.*.mlp.up.kernel " in line)
     assert re.split(r"  +", row)[:6] == [
         "frozen", "layers.blocks.*.mlp.up.kernel", "1x128x384", "float32", "-, -, -", "1x128x384",
@@ -195,14 +199,14 @@ each cell is a device, with the number and colour of its block
   block 6: [:, 96:128, 0:192]
   block 7: [:, 96:128, 192:384]
 """
-EIGHT = ("mesh.fsdp=4", "mesh.tensor=2", "batch_size=8")
+EIGHT = (SEVERAL_BLOCKS, "mesh.fsdp=4", "mesh.tensor=2", "batch_size=8")
 
 
 @pytest.mark.extended
 def test_one_array_why_and_drawn(nnxdsl: Terminal) -> None:
     assert nnxdsl("plan", "dpo.py", *EIGHT, "--why", "mlp.up.kernel") == WHY + RULES
     assert nnxdsl("plan", "dpo.py", *EIGHT, "--draw", "mlp.up.kernel") == WHY + GRID
-    assert nnxdsl.refused("plan", "dpo.py", "--why", "mlp.up.kernell").startswith(
+    assert nnxdsl.refused("plan", "dpo.py", SEVERAL_BLOCKS, "--why", "mlp.up.kernell").startswith(
         "RunError: the plan has no array 'mlp.up.kernell'; nearest are:\n  layers.blocks.*.mlp.up.kernel\n"
     )
 
@@ -218,8 +222,8 @@ def test_the_layout_as_text(nnxdsl: Terminal) -> None:
 
 @pytest.mark.extended
 def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
-    found = json.loads(nnxdsl("plan", "dpo.py", QUICK, *EIGHT, "--device", "h100", "--json"))
-    assert found == plan(cli.override(load("dpo.py", HERE), (QUICK, *EIGHT)), "gpu", hardware.device("h100"))
+    found = json.loads(nnxdsl("plan", "dpo.py", QUICK, *EIGHT[1:], "--device", "h100", "--json"))
+    assert found == plan(cli.override(load("dpo.py", HERE), (QUICK, *EIGHT[1:])), "gpu", hardware.device("h100"))
 
 
 # So many devices
