@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
-from nnxdsl.data.environments.registered import class_of, tools_of
+from nnxdsl.data.environments.registered import class_of, has_method, tools_of
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.tool_calls import reader_of
 from nnxdsl.data.user_code import source_of, submit
@@ -31,6 +31,7 @@ class Environments:
     Attributes:
         name: Of the class.
         tools: Schemas of what the policy may call.
+        has_final_reward: Whether whole episodes have a reward, that of `get_reward`.
 
     Raises:
         PlanError: The class is not known, or has no `reset`, or neither `step` nor a tool.
@@ -42,7 +43,7 @@ class Environments:
         self._spec, self._class = objective.environment, class_of(objective.environment)
         self.name = self._spec.name
         self._reads, self._needs = _columns_of(self._class)
-        self.tools = tools_of(objective)
+        self.tools, self.has_final_reward = tools_of(objective), has_method(self._class, "get_reward")
         self._contract: Contract = Stepped()
         if self.tools:
             self._contract = ToolUse(self.tools, reader_of(encoder.template(self.tools), self.tools), encoder.guard)
@@ -89,13 +90,13 @@ class Environments:
         return self._call(lambda: self._contract.reply(environment, text), where)
 
     def final_reward(self, environment: Any, row_id: str) -> float:
-        """What an episode is worth beyond its completions.
+        """What `get_reward` returns for an episode.
 
         Raises:
-            RunError: `get_reward` raised, took longer than its time, or returned no finite number.
+            RunError: It raised, took longer than its time, or returned no finite number.
         """
         where = f"{row_id}: environment '{self._spec.name}'"
-        return self._call(lambda: finite(self._contract.final_reward(environment)), where)
+        return self._call(lambda: finite(environment.get_reward()), where)
 
     def _call(self, function: Callable[[], Any], where: str) -> Any:
         """The result of a call, in a thread of its own that ends with the process if the call never returns."""

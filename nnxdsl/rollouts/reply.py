@@ -38,10 +38,6 @@ class Contract(Protocol):
         """What an object returns for a completion."""
         ...
 
-    def final_reward(self, environment: Any) -> float:
-        """What the whole episode is worth beyond its completions."""
-        ...
-
 
 class Stepped:
     """Objects with `step(text) -> (observation, reward, done)`."""
@@ -59,10 +55,6 @@ class Stepped:
         if not isinstance(observation, str | None):
             raise RunError(f"returned the observation {observation!r:.80}, which is no text")
         return Reply([{"role": "user", "content": observation or ""}], finite(reward), bool(done))
-
-    def final_reward(self, environment: Any) -> float:
-        """None: each completion has its own."""
-        return 0.0
 
 
 def finite(reward: Any) -> float:

@@ -55,10 +55,6 @@ class ToolUse:
         }
         return Reply(messages, calls=len(calls), failures=sum(failed for _, failed in results), completion=written)
 
-    def final_reward(self, environment: Any) -> float:
-        """What `get_reward` returns once the episode is over; 0 without that method."""
-        return environment.get_reward() if hasattr(environment, "get_reward") else 0.0
-
     def _result(self, environment: Any, call: ToolCall) -> tuple[str, bool]:
         """The text of a result, and whether the call failed."""
         try:

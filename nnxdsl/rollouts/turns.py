@@ -170,7 +170,7 @@ class Turns:
     ) -> None:
         """Adds what whole episodes are worth, those that were truncated too."""
         environments = self.environments
-        if environments is None or not environments.tools:
+        if environments is None or not environments.has_final_reward:
             return
 
         def rewards() -> list[float]:

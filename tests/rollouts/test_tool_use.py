@@ -223,6 +223,33 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ).check()
 
 
+@environment("steps and a reward")
+class StepsAndReward:
+    def reset(self) -> None:
+        self.turns = 0
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        return "ok", 1.0, self.turns == 2
+
+    def get_reward(self) -> float:
+        return 10.0 * self.turns
+
+
+def test_a_class_with_step_has_a_reward_at_its_end_as_well(tmp_path: Path) -> None:
+    found = played(
+        prompts_of(tmp_path, [{"prompt": CHAT}], name="steps and a reward"), ["a", "b"], "steps and a reward"
+    )
+    assert (found.reward, found.calls) == (1.0 + 1.0 + 20.0, 0)
+
+
+def test_rows_are_read_where_a_class_is_not_known_and_nothing_is_played(tmp_path: Path) -> None:
+    assert tools_of(objective("gone")) == tools_of(objective("gone:Gone")) == []
+    assert len(prompts_of(tmp_path, [{"prompt": CHAT}], name="gone")) == 1
+    with pytest.raises(PlanError, match="no environment 'gone' is registered"):
+        Environments(objective("gone"), Encoder(TOKENIZER))
+
+
 def test_functions_are_tools(tmp_path: Path) -> None:
     def double(number: int) -> int:
         """Doubles.

@@ -50,7 +50,8 @@ def environment(name: str) -> Callable[[EnvironmentT], EnvironmentT]:
     A class without `step` is one of TRL's `environment_factory`: every other public method is a tool, whose type hints
     and docstring in Google's format are in the prompt by the chat template. The calls of a completion are run, and the
     policy reads the results, or `{"error": ...}` of what raises; a completion without a call ends the episode.
-    `get_reward()` then returns what it is worth; without that method, rewards are functions.
+
+    A method `get_reward()` of either kind returns what the episode is worth, once it is over.
 
     All must depend on the row and the texts alone, otherwise a resumed run differs from an uninterrupted one.
 

@@ -28,19 +28,15 @@ def class_of(spec: Environment) -> Callable[..., Any]:
         found = find_named(spec.name, environments, "environment", "class")
     except ValueError as error:
         raise _refused(str(error)) from error
-    if not _has_method(found, "reset"):
+    if not has_method(found, "reset"):
         raise _refused(f"the class of '{spec.name}' has no method 'reset'")
-    if not has_step(found) and not tool_names(found):
+    if not has_method(found, "step") and not tool_names(found):
         raise _refused(f"the class of '{spec.name}' has neither a method 'step' nor one that is a tool")
     return found
 
 
-def has_step(cls: Any) -> bool:
-    """Whether its objects read each completion whole, and are no set of tools."""
-    return _has_method(cls, "step")
-
-
-def _has_method(cls: Any, name: str) -> bool:
+def has_method(cls: Any, name: str) -> bool:
+    """Whether a class has a method, such as `step` where its objects are no set of tools."""
     return callable(getattr(cls, name, None))
 
 
@@ -54,13 +50,19 @@ def tool_names(cls: Any) -> tuple[str, ...]:
 def tools_of(objective: Objective) -> Tools:
     """Schemas of the tools that an objective's environment gives to the policy; none if it has none.
 
+    A class that is not known gives none, since rows are also read where nothing is played, by processes that have not
+    imported a run's code; whoever plays asks for it by `class_of`.
+
     Raises:
-        PlanError: The class is not known, or a tool has no docstring or types.
+        PlanError: A tool has no docstring or types.
     """
     if not isinstance(objective, PolicyGradient) or objective.environment is None:
         return []
-    cls = class_of(objective.environment)
-    if has_step(cls):
+    try:
+        cls = class_of(objective.environment)
+    except PlanError:
+        return []
+    if has_method(cls, "step"):
         return []
     try:
         return [tool_schema(getattr(cls, name)) for name in tool_names(cls)]

@@ -82,7 +82,7 @@ def load_of(
 
     Raises:
         DataError: See `load`.
-        PlanError: The environment is not known, or a tool has no docstring or types.
+        PlanError: A tool of the environment has no docstring or types.
     """
     tools = tools_of(experiment.objective)
     return load(
