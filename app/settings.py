@@ -81,3 +81,8 @@ class Settings:
     def own(self) -> Path:
         """Directory of the app's own files: launches, drafts, queue, cached outputs."""
         return self.home / ".app"
+
+    @property
+    def demo(self) -> Path:
+        """Directory of the demo's rows."""
+        return self.own / "demo"

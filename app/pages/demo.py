@@ -65,7 +65,7 @@ def experiment(place: Path) -> Experiment:
 
 def written(site: Site) -> tuple[Experiment, Path]:
     """Writes the app's demo with its data, and returns its experiment and file."""
-    place = site.settings.own / "demo"
+    place = site.settings.demo
     demo_data.write(place)
     made, file = experiment(place), place / "dpo_demo.py"
     text = to_python(made).encode()

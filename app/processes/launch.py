@@ -36,6 +36,7 @@ from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 from ..client import CLIENT
 from ..settings import Settings
 from ..store.experiments import stored
+from ..store.own_files import require_no_own_files
 from ..store.run_paths import run_path
 from ..words import whole
 from .jobs import environment
@@ -131,8 +132,10 @@ class Launcher:
         """Starts or resumes an experiment's run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
         Raises:
-            RunError: the run is running or has finished, or the recipe cannot be changed into this experiment.
+            RunError: the run is running or has finished, the recipe cannot be changed into this experiment, or it names
+                files of the app itself.
         """
+        require_no_own_files(self._settings, experiment)
         run = experiment.id
         argv = self._presets.command(recipe, experiment, READ_SECONDS) if recipe else ()
         with self._lock:  # a second click is rejected, since it waits for the first one
@@ -301,6 +304,7 @@ class Launcher:
             raise RunError(f"{experiment.id} is already queued")
         if len(waiting) >= self._settings.limits.queued:
             raise RunError(f"{len(waiting)} runs are queued already; the queue is full")
+        require_no_own_files(self._settings, experiment)
         self._require_free(experiment.id)
         if recipe:
             self._presets.command(recipe, experiment, READ_SECONDS)

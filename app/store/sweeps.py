@@ -22,7 +22,9 @@ from nnxdsl.sweep import results
 from nnxdsl.sweep.spec_file import FILE
 from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
 
+from ..settings import Settings
 from .index import Index, Row
+from .own_files import require_no_own_files
 from .run_paths import directory_path
 from .series import Series
 
@@ -130,7 +132,7 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
     return Found(path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
 
 
-def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, limit: int) -> Path:
+def created(settings: Settings, base: Experiment, text: str, *, zipped_values: bool) -> Path:
     """Returns the directory of a new sweep over an experiment, of which nothing is started.
 
     Each line `path=value, value, ...` is a field. The first values of all fields make a point, then the second ones,
@@ -138,7 +140,7 @@ def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, lim
 
     Raises:
         SpecError: A line or a point is invalid, or names code that is not allowed.
-        RunError: The directory cannot be written.
+        RunError: The directory cannot be written, or a point names files of the app itself.
     """
     axes: dict[str, list[object]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -149,12 +151,13 @@ def created(home: Path, base: Experiment, text: str, *, zipped_values: bool, lim
     if not axes:
         raise SpecError([Problem("fields", "expected at least one line path=value, value, ...")])
     count = len(next(iter(axes.values()))) if zipped_values else math.prod(map(len, axes.values()))
-    if count > limit:
+    if count > (limit := settings.limits.queued):
         raise SpecError([Problem("fields", f"make {count:,} points; expected at most {limit:,}")])
     sweep = Sweep(base, zipped(axes) if zipped_values else product(axes))
     for one in sweep:
         require_allowed(one)
-    return SweepDirectory.open(sweep, home).path
+        require_no_own_files(settings, one)
+    return SweepDirectory.open(sweep, settings.home).path
 
 
 def _values(text: str) -> list[object]:

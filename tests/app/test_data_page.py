@@ -11,12 +11,17 @@ import pytest
 
 from app.client import CLIENT
 from app.components.token_runs import token_runs
+from app.pages import demo
 from app.pages.data import page as data_page
+from app.pages.new import form_texts
 from app.processes.jobs import MOST_OF_A_CLIENT
 from app.state import Site
+from app.store.own_files import require_no_own_files
+from app.store.sweeps import created
 from app.view import EVERY
-from nnxdsl import RunError
+from nnxdsl import Data, Evaluation, RunError, Tokenizer, evolve, to_dict
 from tests.app import native
+from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 from tests.waiting import wait_until
 
@@ -72,24 +77,75 @@ def test_what_is_wrong_is_told(site: Site) -> None:
     assert "there is no" in shown(site, of="exp:gone")["Markdown 1"]
 
 
-def test_files_of_the_app_itself_are_not_read(site: Site) -> None:
-    own = site.settings.own
+REFUSED = "is a file of the app itself"
+
+
+@pytest.fixture
+def names(site: Site) -> list[str]:
+    """Paths of files of the app itself, from the project: plain ones, by links, globs, folders, and absolute ones."""
+    project, own = site.settings.project, site.settings.own
     own.mkdir(parents=True, exist_ok=True)
     for name in ("session.key", "audit.jsonl"):
         (own / name).write_text('{"text": "a secret"}\n')
-    inside = own.relative_to(site.settings.project)
-    for name in (
-        own,
-        inside,
-        f"{inside}/audit.jsonl",
-        f"{inside}/*",
-        "runs/.a*/*.jsonl",
-        "./runs/../runs/.app/session.key",
-    ):
-        values = shown(site, file=str(name))
-        assert "is a file of the app itself" in values["Markdown 1"], name
+    (project / "linked.jsonl").symlink_to(own / "audit.jsonl")
+    (project / "linked").symlink_to(own)
+    (project / "folder").mkdir()
+    (project / "folder" / "rows.jsonl").symlink_to(own / "audit.jsonl")
+    (project / "saved").mkdir()
+    (project / "saved" / "state.json").write_text('{"_data_files": [{"filename": "../runs/.app/audit.jsonl"}]}')
+    plain = ["runs/.app", "runs/.app/session.key", "runs/.app/audit.jsonl", "./runs/../runs/.app/session.key"]
+    links = ["linked.jsonl", "linked", "linked/audit.jsonl", "linked.*", "folder", "folder/*.jsonl", "saved"]
+    return [*plain, *links, "runs/.app/*", "runs/.a*/*.jsonl", "**/.app/*.key", str(own), str(own / "session.key")]
+
+
+def test_files_of_the_app_itself_are_not_read(site: Site, names: list[str]) -> None:
+    for name in names:
+        values = shown(site, file=name)
+        assert REFUSED in values["Markdown 1"], name
         assert "secret" not in values["Markdown"], name
-    assert "is a file of the app itself" in shown(site, file="x.jsonl", tokenizer=str(inside))["Markdown 1"]
+    assert REFUSED in shown(site, file="x.jsonl", tokenizer="runs/.app")["Markdown 1"]
+    hub = shown(site, file="hf://runs/.app")  # datasets reads a directory of that name
+    assert "hf://runs/.app: is a directory here" in hub["Markdown"]
+    assert "secret" not in str(hub)
+
+
+def test_no_experiment_names_a_file_of_the_app_itself(site: Site, names: list[str]) -> None:
+    """As a draft shows its rows, and as a run or a sweep would train on them; the rows of the demo are no such file."""
+    made = experiment(1)
+
+    def refused(**changes: Any) -> None:
+        changed = evolve(made, {name.replace("__", "."): value for name, value in changes.items()})
+        draft = site.drafts.new(form_texts.texts_of(changed), to_dict(changed), "a draft")
+        assert REFUSED in shown(site, of=f"draft:{draft.id}")["Markdown 1"], changes
+        for start in (site.launcher.launch, site.launcher.enqueue):
+            with pytest.raises(RunError, match=REFUSED):
+                start(changed)
+
+    for name in names:
+        refused(data__path=name)
+    key = "runs/.app/session.key"
+    refused(data__path=("x.jsonl", key))
+    refused(data=Data.Mixture({made.data: 1, attrs.evolve(made.data, path=key): 1}))
+    refused(evaluation=Evaluation(data=attrs.evolve(made.data, path=key)))
+    refused(model__tokenizer=Tokenizer.File("linked"))
+    refused(model__tokenizer=Tokenizer.Bytes(chat_template="linked/audit.jsonl"))
+    run = write_run(site.settings.home, evolve(made, {"data.path": "linked.jsonl"}), "finished", 3).name
+    assert REFUSED in shown(Site(attrs.evolve(site.settings, read_only=True)), of=f"run:{run}")["Markdown 1"]
+    with pytest.raises(RunError, match=REFUSED):
+        created(site.settings, made, "data.path='x.jsonl', 'linked.jsonl'", zipped_values=False)
+    assert not (site.settings.home / "sweeps").exists()
+    assert list(site.launcher.launches()) == site.launcher.waiting() == []
+    demo.written(site)
+    require_no_own_files(site.settings, demo.experiment(site.settings.demo))
+
+
+def test_an_experiment_is_no_file_of_rows(site: Site) -> None:
+    """It would be imported, or name data outside of the project."""
+    project, run = site.settings.project, write_run(site.settings.home, experiment(1), "finished", 3)
+    (project / "own.py").write_text("raise SystemExit('executed')")
+    (project / "own.json").write_text(json.dumps(to_dict(experiment(1))))
+    for name in ("own.py", "own.json", f"runs/{run.name}", run.name):
+        assert "has no rows, it is an experiment" in shown(site, file=name)["Markdown 1"], name
 
 
 def test_a_read_only_app_shows_data_of_runs_and_recipes_alone(site: Site) -> None:

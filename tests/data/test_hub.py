@@ -70,3 +70,13 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     with pytest.raises(DataError) as error:
         load(Data.Text("hf://lab/texts"), BytesTokenizer())
     assert str(error.value) == "hf://lab/texts: datasets of the Hub need datasets: pip install 'nnxdsl[datasets]'"
+
+
+def test_a_directory_of_the_same_name_is_not_read_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab" / "texts").mkdir(parents=True)
+    (tmp_path / "lab" / "texts" / "rows.jsonl").write_text('{"text": "local"}\n')
+    for path, place in (("hf://lab/texts", tmp_path), ("hf://../lab", tmp_path / "lab")):
+        monkeypatch.chdir(place)
+        with pytest.raises(DataError) as error:
+            load(Data.Text(path), BytesTokenizer())
+        assert str(error.value).startswith(f"{path}: is a directory here")

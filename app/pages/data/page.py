@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from nnxdsl.cli.verbs.data import is_source
 from nnxdsl.data.sources.paths import files_of
 from nnxdsl.errors import DataError, RunError
 
@@ -14,8 +16,10 @@ from ...components.token_runs import token_runs
 from ...markdown import plain
 from ...page import Page
 from ...processes.jobs import Job
+from ...settings import Settings
 from ...state import Site
 from ...store.experiments import written
+from ...store.own_files import require_no_own_files
 from ...view import Done, Query, Values, if_any, is_narrow
 from ...words import whole
 from ..demo import choices
@@ -103,11 +107,8 @@ def rows_job(site: Site, query: Query, *, again: bool = False) -> Job | None:
     if target := query.get("file", ""):
         if settings.read_only:
             raise RunError("file: a read-only app shows the data of recipes and runs alone")
-        file, tokenizer = within(settings, target), query.get("tokenizer", "")
+        file, tokenizer = _file(settings, target), query.get("tokenizer", "")
         within(settings, tokenizer)
-        with contextlib.suppress(DataError):  # which the child process tells
-            for one in files_of([str(settings.project / target)]):
-                within(settings, str(one.path))
         argv += ["--tokenizer", tokenizer] if tokenizer else []
         with contextlib.suppress(OSError):
             stat = file.stat()  # a changed file is read again
@@ -116,11 +117,28 @@ def rows_job(site: Site, query: Query, *, again: bool = False) -> Job | None:
         experiment = source(site, {kind: name}).experiment
         if experiment is None:  # the recipe is being read
             return Job("", ())
+        require_no_own_files(settings, experiment)
         target = str(written(site.settings.own / "plans", experiment))
     else:
         return None
     key = f"data {argv} {target} {stamp}"
     return (None if again else site.jobs.get(key)) or site.jobs.start(key, ["-m", "nnxdsl", "data", target, *argv])
+
+
+def _file(settings: Settings, target: str) -> Path:
+    """The path of rows in the project.
+
+    Raises:
+        RunError: It is outside of the project, of the app itself, or an experiment's.
+    """
+    file = within(settings, target)
+    with contextlib.suppress(DataError):  # which the child process tells
+        for one in files_of([str(settings.project / target)]):
+            within(settings, str(one.path))
+    is_there = file.exists() or (settings.home / target).exists()
+    if is_there and not is_source(target, settings.home, settings.project):
+        raise RunError(f"{target[:200]} has no rows, it is an experiment; choose recipes and runs under Data of")
+    return file
 
 
 def _rows(query: Query) -> int:

@@ -71,8 +71,7 @@ class Actions(Part):
         experiment = stored(site.run(run or "").path / "experiment.json")
         if experiment is None:
             raise RunError(f"{run}: its experiment is damaged, or names code that is not allowed (--allow)")
-        limit = site.settings.limits.queued
-        path = created(site.settings.home, experiment, text or "", zipped_values=points == ZIPPED, limit=limit)
+        path = created(site.settings, experiment, text or "", zipped_values=points == ZIPPED)
         site.launcher.sweep(path, parallel=parallel or 1)
         return Done(f"Started {path.name}.", query={"of": path.name})
 

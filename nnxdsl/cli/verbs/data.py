@@ -53,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Prints the statistics."""
-    is_file = args.experiment is None and _is_source(args.target, args.home)
+    is_file = args.experiment is None and is_source(args.target, args.home)
     if args.experiment is None and args.tokenizer is not None and not is_file:
         raise UsageError("--tokenizer has no effect on an experiment, which has its own; set model.tokenizer=...")
     summary = _of_file(args) if is_file else _of_experiment(args)
@@ -64,9 +64,9 @@ def run(args: Namespace) -> int:
     return REFUSED if any(isinstance(part, dict) and part.get("refused") for part in summary.values()) else 0
 
 
-def _is_source(target: str, home: Path) -> bool:
-    """Whether an argument names rows, and no experiment."""
-    path = Path(target)
+def is_source(target: str, home: Path, cwd: Path = Path()) -> bool:
+    """Whether an argument of a command in `cwd` names rows, and no experiment."""
+    path = cwd / target
     if path.suffix == ".json" and path.is_file():
         with path.open("rb") as file:
             return b'"type": "Experiment"' not in file.read(1000)

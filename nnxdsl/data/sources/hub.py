@@ -79,9 +79,13 @@ def open_hub(name: str, config: str | None, split: str | None, revision: str | N
 
     Raises:
         DataError: The library is missing; or there is no such dataset, configuration or split, it is empty, or the Hub
-            cannot be reached.
+            cannot be reached; or a directory has its name.
     """
     path = f"hf://{name}"
+    if Path(name).is_dir():  # which the library would read instead
+        raise DataError(
+            f"{path}: is a directory here, which hides the dataset of the Hub; write {name!r} for its files"
+        )
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
