@@ -163,9 +163,9 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER
     dense = config.dense
-    first, pattern, periods = config.dense_layers, config.period, config.periods
+    first, pattern, periods = len(config.prefix_layers), config.period, config.periods
     for block, kind in enumerate(config.prefix_layers):
-        for ours, own in _layer(config, kind, model_type, dense=True).items():
+        for ours, own in _layer(config, kind, model_type, dense=dense[block]).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
             sources[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
     for block, kind in enumerate(config.pattern if periods else ()):

@@ -10,8 +10,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.context import Context
-from nnxdsl.models.attention.indexer import INDEXER_STATS, IndexerStats
+from nnxdsl.models.attention.indexer import INDEXER_STATS, SELECTIONS, IndexerStats
 from nnxdsl.models.attention.max_logits import layer_max_logits
+from nnxdsl.models.attention.view import View
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.feed_forward import feed_forward_class
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
@@ -23,18 +24,20 @@ from nnxdsl.models.remat import named
 
 
 class LayerStats(NamedTuple):
-    """Statistics of a layer's tokens.
+    """Statistics of a layer's tokens, and the tokens that it has selected.
 
     Attributes:
         router: of its router; None without experts.
         max_logits: the largest attention score of each query head, `[N]` float32; None where these are not recorded
             (see `recording_max_logits`) or there are none.
         indexer: of its indexer; None without one, and where these are not recorded (see `INDEXER_STATS`).
+        selection: the view that it attends in; None without an indexer, and where no layer shares it (`SELECTIONS`).
     """
 
     router: RouterStats | None
     max_logits: jax.Array | None
     indexer: IndexerStats | None = None
+    selection: View | None = None
 
 
 class Block(nnx.Module):
@@ -100,7 +103,11 @@ class Block(nnx.Module):
         """
         view, new, stats = context.views[self.kind], None, None
         x = named(x, "layer_input")
-        with layer_max_logits() as max_logits, INDEXER_STATS.layer() as indexer_stats:
+        with (
+            layer_max_logits() as max_logits,
+            INDEXER_STATS.layer() as indexer_stats,
+            SELECTIONS.layer() as selections,
+        ):
             if self.attention is not None:
                 mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
                 x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
@@ -113,7 +120,8 @@ class Block(nnx.Module):
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         x = constrain(x, "batch", "length", "activation_embed")
         indexing = indexer_stats[0] if indexer_stats else None
-        return x, new, LayerStats(stats, max_logits[0] if max_logits else None, indexing)
+        selection = selections[0] if selections else None
+        return x, new, LayerStats(stats, max_logits[0] if max_logits else None, indexing, selection)
 
     def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
         x = _normed(norm, x)

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.context import Context, context
 from nnxdsl.models.attention.dot_product import apply_soft_cap
-from nnxdsl.models.attention.indexer import IndexerStats
+from nnxdsl.models.attention.indexer import SELECTIONS, IndexerStats
 from nnxdsl.models.attention.kernels import find_kernel
 from nnxdsl.models.attention.kv_cache import (
     KV,
@@ -65,6 +65,7 @@ class LayerGroup(nnx.Module):
         param_dtype: DTypeLike,
     ) -> None:
         self.shares_kv = shares_kv
+        self.shares_index = "shared_index" in kinds
         self.gives_kv: tuple[LayerKind, ...] = () if shares_kv else tuple(dict.fromkeys(config.sharing_layers))
         self.blocks = nnx.List(
             [
@@ -89,10 +90,15 @@ class LayerGroup(nnx.Module):
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
         context = context._replace(per_layer=None, shared_kv=None)
+        selected = context.views  # those of a layer that shares its tokens have the selection of the last that selects
         for number, (block, run) in enumerate(zip(self.blocks, _runners(self.blocks), strict=True)):
             cached = None if past is None else past[number]
             vectors = None if given is None else given[:, :, number]
-            x, new, stats = run(x, context, shared.get(block.kind, cached), vectors)
+            seen = context._replace(views=selected) if block.kind == "shared_index" else context
+            with SELECTIONS.recording(self.shares_index):
+                x, new, stats = run(x, seen, shared.get(block.kind, cached), vectors)
+            if stats.selection is not None:
+                selected = context.views | {"shared_index": stats.selection}
             routing, indexing = add_stats(routing, stats.router), add_stats(indexing, stats.indexer)
             max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
@@ -193,7 +199,7 @@ class Decoder(nnx.Module):
 
     Attributes:
         embed: the embedding.
-        lead: a LayerGroup of the dense layers before the stack; None without any.
+        lead: a LayerGroup of the layers before the stack; None without any.
         layers: a LayerGroup whose Variables have a leading axis "layers" of `config.periods`; None without periods.
         tail: a LayerGroup of the remaining layers; None without any.
         kv_sharing: a LayerGroup as `layers`, of `config.sharing_periods`; None without such layers.
@@ -221,11 +227,9 @@ class Decoder(nnx.Module):
         vocab, embed = config.vocab_size, config.embed_dim
         factor, norm_eps = config.embedding.factor(embed), config.norm_eps if config.embedding.norm else None
         self.embed = Embedding(vocab, embed, factor=factor, norm_eps=norm_eps, rngs=rngs, param_dtype=param_dtype)
-        flags, tail = config.dense_pattern, config.suffix_layers
+        flags, tail, first = config.dense_pattern, config.suffix_layers, len(config.prefix_layers)
         self.lead = (
-            period(config.prefix_layers, (True,) * config.dense_layers, nnx.Rngs(params=rngs.params()))
-            if config.prefix_layers
-            else None
+            period(config.prefix_layers, config.dense[:first], nnx.Rngs(params=rngs.params())) if first else None
         )
         self.layers = (
             _stack(lambda key: period(config.pattern, flags, nnx.Rngs(params=key)), rngs.params(), config.periods)
@@ -296,14 +300,14 @@ class Decoder(nnx.Module):
                 return shared
             return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
 
-        config = self.config
+        config, lead = self.config, len(self.config.prefix_layers)
         past = None if cache is None else cache.pasts()
 
         def own_past(first: int, count: int) -> tuple[Any, ...] | None:
             return None if past is None else past[first : first + count]
 
         updates: list[Any] = []
-        routing = last = indexing = None
+        first = routing = last = indexing = None
         last_kv: dict[LayerKind, KV] = {}
         max_logits: dict[str, jax.Array] = {}
 
@@ -313,16 +317,15 @@ class Decoder(nnx.Module):
 
         if self.lead is not None:
             with at_layer(LEAD):
-                given = of_layers(0, config.dense_layers)
                 run = _group_runner(self.lead, remat, return_kv)
-                cached = own_past(0, config.dense_layers)
-                x, new, _, _, found, indexing = run(nnx.state(self.lead), x, given, cached)
+                given, cached = of_layers(0, lead), own_past(0, lead)
+                x, new, first, _, found, indexing = run(nnx.state(self.lead), x, given, cached)
                 updates += new or ()
                 note("lead", found)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            scanned = config.dense_layers, config.periods * config.period
+            scanned = lead, config.periods * config.period
             given = of_layers(*scanned)
             rows, length = tokens.shape
             for kind in self.layers.gives_kv:
@@ -354,7 +357,7 @@ class Decoder(nnx.Module):
             x = x / self.config.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
         update = CacheUpdate(tuple(updates), positions) if return_kv else None
-        return DecoderOutput(hidden, update, add_stats(routing, last), max_logits, indexing)
+        return DecoderOutput(hidden, update, add_stats(first, add_stats(routing, last)), max_logits, indexing)
 
     def mtp_hidden(
         self,

@@ -110,7 +110,12 @@ def _indexers(blueprint: Blueprint, lengths: BatchLengths) -> tuple[float, float
 
 def _index_width(blueprint: Blueprint, indexer: IndexerConfig) -> int:
     """The sum over layers of the widths of all heads of an indexer."""
-    return indexer.num_heads * indexer.head_dim * (blueprint.config.num_layers + len(blueprint.mtp_layer_kinds))
+    return indexer.num_heads * indexer.head_dim * len(_selecting_layers(blueprint))
+
+
+def _selecting_layers(blueprint: Blueprint) -> list[LayerKind]:
+    """The kinds of the layers that have an indexer, where any has."""
+    return [kind for kind in blueprint.config.layers + blueprint.mtp_layer_kinds if kind != "shared_index"]
 
 
 def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
@@ -226,7 +231,7 @@ def _executed_indexers(blueprint: Blueprint, length: int, tokens: int, again: fl
     if not is_trained:
         return (products + index_scores) * (1 + again)
     # The scores of its heads, and those of attention that it learns from, are computed again in the backward pass.
-    config, kinds = blueprint.config, blueprint.config.layers + blueprint.mtp_layer_kinds
+    config, kinds = blueprint.config, _selecting_layers(blueprint)
     target = 2.0 * config.num_heads * sum(config.of(kind).head_widths[0] for kind in kinds) * pairs
     return products * (2 + again) + index_scores * (4 + again) + target * (2 + again)
 

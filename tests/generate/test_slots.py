@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.formats import hf
 from nnxdsl.generate import sampler as module
 from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling, filter_logits
@@ -37,6 +38,12 @@ CONFIGS = {
     "sliding windows": attrs.evolve(GEMMA3["tiny"], window=6),
     "recurrent layers and experts": QWEN3_NEXT["tiny"],
     "latent attention": DEEPSEEK_V3["tiny"],
+    "a selection that layers share": attrs.evolve(
+        hf.read_config(Path(__file__).parent.parent / "reference" / "families" / "glm_moe_dsa_shared"),
+        num_layers=6,
+        vocab_size=300,
+        **dict.fromkeys(("lead_pattern", "pattern"), ("global", "shared_index")),
+    ),
     "shared keys and values": GEMMA4["tiny-e"],
     "sinks": GPT_OSS["tiny"],
 }

@@ -38,6 +38,7 @@ LONG = {
         "glm4_moe_plain",
         "glm4_moe_lite",
         "glm_moe_dsa",
+        "glm_moe_dsa_shared",
     ),
     "qwen3_moe_dense_step",
     *("gemma4_e4b", "llama4_plain", "nemotron_h_dense"),

@@ -177,9 +177,6 @@ def test_what_cannot_be_says_so() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("glm_moe_dsa", {"indexer_types": ["full"] * 4 + ["shared"]}, "indexer_types: layers that share the selection"),
-        ("glm_moe_dsa", {"index_topk_freq": 4}, "index_topk_freq: layers that share the selection"),
-        ("glm_moe_dsa", {"index_topk_pattern": "FFSSS"}, "index_topk_pattern: layers that share the selection"),
         ("glm_moe_dsa", {"indexer_rope_interleave": False}, "indexer_rope_interleave: expected true"),
         ("deepseek_v32", {"indexer_rope_interleave": True}, "indexer_rope_interleave: expected false"),
         ("deepseek_v32", {"rope_interleave": False}, "rope_interleave: only true is implemented"),
@@ -191,7 +188,6 @@ def test_what_cannot_be_says_so() -> None:
 )
 def test_files_that_are_not_understood_say_so(kind: str, fields: dict[str, Any], message: str) -> None:
     stored = hf.read_fields(CHECKPOINT.with_name(kind))
-    stored = {name: value for name, value in stored.items() if name != "indexer_types"}
     assert from_hf(stored)  # without the field it is
     with pytest.raises(Exception, match=message):
         from_hf({**stored, **fields})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.formats import hf
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
@@ -17,6 +20,8 @@ from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.nemotron_h import NEMOTRON_H
 from nnxdsl.models.params import abstract, flatten
 from nnxdsl.models.pipeline import Stages, idle_share, run_stages
+
+REFERENCE = Path(__file__).parent.parent / "reference"
 
 
 def affine(weights: jax.Array, x: jax.Array, context: jax.Array) -> jax.Array:
@@ -43,6 +48,13 @@ def test_stages_are_the_stack(stages: int, parts: int) -> None:
         np.testing.assert_allclose(mine, expected, rtol=2e-6, atol=2e-6)
 
 
+# Two periods with a selection each, which the layers before them and the last one have for themselves.
+SHARED_INDEX = attrs.evolve(
+    hf.read_config(REFERENCE / "families" / "glm_moe_dsa_shared"),
+    num_layers=7,
+    vocab_size=300,
+    **dict.fromkeys(("lead_pattern", "pattern"), ("global", "shared_index")),
+)
 # Two periods, and a last layer that no stage has.
 NEMOTRON = attrs.evolve(NEMOTRON_H["tiny"], num_layers=7, pattern=("linear", "nope", "none"), tail_pattern=("none",))
 
@@ -61,8 +73,12 @@ def test_time_that_a_pipeline_waits() -> None:
         attrs.evolve(LLAMA3["tiny"], num_layers=4, pattern=("nope", "global")),
         pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow),
         pytest.param(NEMOTRON, marks=pytest.mark.slow),
+        pytest.param(SHARED_INDEX, marks=pytest.mark.slow),
     ],
-    ids=["a stack of layers", "layers without positions", "one period, so one stage", "layers of one sub-block"],
+    ids=[
+        *("a stack of layers", "layers without positions", "one period, so one stage", "layers of one sub-block"),
+        "layers that share a selection",
+    ],
 )
 def test_a_decoder_in_stages(config: DecoderConfig) -> None:
     stages = config.periods

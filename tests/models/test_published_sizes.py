@@ -21,7 +21,7 @@ PUBLISHED = {
     "Gemma4": {"12b": 11.9e9, "26b-a4b": 25.2e9, "31b": 30.7e9},
     "GLM4MoE": {"4.5-air": 106.9e9},
     "GLM4MoELite": {"4.7-flash": 29.9e9},
-    "GLM5": {"744b": 743.91e9},
+    "GLM5": {"744b": 743.91e9, "5.2-744b": 743.38e9},  # of the latter 57 of 78 layers have no indexer
     "Granite": {"3.3-2b": 2.53e9, "3.3-8b": 8.17e9},
     "Kimi": {"moonlight-16b-a3b": 15.96e9, "k2": 1.026e12},
     "Ministral3": {"3b": 3.43e9, "8b": 8.49e9, "14b": 13.51e9},

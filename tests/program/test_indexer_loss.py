@@ -88,8 +88,9 @@ def check_indexers(found: dict[str, np.ndarray], name: str, stage: str, coef: fl
             "deepseek_v32", {"microbatch_size": 2, "memory": Memory(remat="attention")}, marks=pytest.mark.slow
         ),
         pytest.param("glm_moe_dsa", {"microbatch_size": 4}, marks=pytest.mark.slow),
+        pytest.param("glm_moe_dsa_shared", {"memory": Memory(remat="full")}, marks=pytest.mark.slow),
     ],
-    ids=["padded", "packed-chunked-remat", "micro-batches-remat", "micro-batches"],
+    ids=["padded", "packed-chunked-remat", "micro-batches-remat", "micro-batches", "shared-remat"],
 )
 def test_sparse_stage_equals_the_reference(
     experiment: Callable[..., Experiment], name: str, fields: dict[str, Any]
@@ -114,6 +115,7 @@ def test_sparse_stage_equals_the_reference(
     [
         ("glm_moe_dsa", {"microbatch_size": 2}),
         pytest.param("deepseek_v32", {"batching": Batching.Packed()}, marks=pytest.mark.slow),
+        pytest.param("glm_moe_dsa_shared", {}, marks=pytest.mark.slow),
     ],
 )
 def test_dense_warmup_equals_the_reference(

@@ -414,6 +414,11 @@ FAMILIES |= {
         "mlp_bias": True,
         "mlp_hidden_act": "gelu",
     },
+    # As in GLM-5.2 two layers with experts share the selection of the dense one, before periods of three and a rest.
+    "glm_moe_dsa_shared": {**LATENT, **INDEXER, "num_hidden_layers": 11, "q_lora_rank": 16, "n_routed_experts": 4,
+                           "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+                           "index_topk_freq": 3, "index_skip_topk_offset": 1,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }  # fmt: skip
 BIASED: dict[str, Any] = {"attention_bias": True, "hidden_act": "gelu"}
 # Fields that few files have; each is of the family of the same first word, and nothing of them is stored.
@@ -500,7 +505,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     }
 }
 """By class, fields of encoders in families whose text decoder transformers has in a multimodal model alone."""
-SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105, "muse_glimmer": 41}
+SEEDS = {"deepseek_v32": 101, "glm_moe_dsa": 105, "glm_moe_dsa_shared": 107, "muse_glimmer": 41}
 """Where the seed is not the family's number: that draws index scores that are nearly equal, or was another once."""
 SCALES = {"gemma4_e2b": 0.5, "gemma4_e4b": 0.5, "olmo_hybrid": 0.5}
 """Scale of matrices where it is not 1, with which these models would enlarge a change of weights by 1e-7 to 1e-3."""

@@ -1,13 +1,15 @@
 """Makes the stored figures of the loss of indexers (DeepSeek-V3.2, arXiv:2512.02556, section 2.1.1) with torch.
 
-Run it in an environment that has torch and transformers (figures stored here: torch 2.14, transformers 5.23):
+Run it in an environment that has torch and transformers (figures stored here: torch 2.14, transformers 5.23, and 5.24
+where layers share a selection):
 
-    python tests/reference/make_indexer.py
+    python tests/reference/make_indexer.py [NAME ...]
 
 The models are the stored checkpoints of tests/reference/families, in float64. transformers runs its indexers without a
 gradient and has no loss of them; index scores, their rotary positions and the loss are written here from the paper's
 formulas, over the inputs and the attention weights that its layers have. In the dense warm-up the indexers select all
-tokens. Each row is computed by itself, without padding. It writes tests/reference/indexer/<name>.npz with
+tokens. A layer that shares the selection of another one has no indexer, and no loss. Each row is computed by itself,
+without padding. It writes tests/reference/indexer/<name>.npz with
 
 - tokens [B, T], lengths [B] (rows are right-padded);
 - <stage>/indexer_loss: the mean over tokens and layers of KL(p || softmax(I)), in nats; <stage>/to.*: its gradient with
@@ -18,6 +20,7 @@ tokens. Each row is computed by itself, without padding. It writes tests/referen
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,8 @@ from make_families import selections
 
 HERE = Path(__file__).parent / "indexer"
 LENGTHS = (20, 13, 3, 17, 9, 1, 14, 6)
-INTERLEAVED = {"deepseek_v32": False, "glm_moe_dsa": True}
-SEEDS = {"deepseek_v32": 5, "glm_moe_dsa": 6}
+INTERLEAVED = {"deepseek_v32": False, "glm_moe_dsa": True, "glm_moe_dsa_shared": True}
+SEEDS = {"deepseek_v32": 5, "glm_moe_dsa": 6, "glm_moe_dsa_shared": 7}
 """Of the rows: those whose index scores are well apart, so that no selection hangs on rounding."""
 
 
@@ -77,7 +80,7 @@ def divergence(attention: torch.Tensor, scores: torch.Tensor, topk: int) -> torc
 
 def figures(name: str, model: Any, rows: list[torch.Tensor], topk: int) -> dict[str, np.ndarray]:
     """The figures of one stage."""
-    layers, found = [layer.self_attn for layer in model.model.layers], {}
+    layers, found = [layer.self_attn for layer in model.model.layers if layer.self_attn.indexer is not None], {}
     for number, layer in enumerate(layers):
         layer.indexer.index_topk = topk
         layer.register_forward_hook(
@@ -112,16 +115,17 @@ def figures(name: str, model: Any, rows: list[torch.Tensor], topk: int) -> dict[
     }
 
 
-def main() -> None:
-    """Writes the figures of both families."""
+def main(names: list[str]) -> None:
+    """Writes the figures of the models of these names, all of them if there are none."""
     HERE.mkdir(exist_ok=True)
-    for name, seed in SEEDS.items():
+    for name in names or SEEDS:
+        seed = SEEDS[name]
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, 96, (len(LENGTHS), max(LENGTHS)), generator=generator)
         rows = [row[:n] for row, n in zip(tokens, LENGTHS, strict=True)]
         stored = {"tokens": tokens.numpy().astype(np.int32), "lengths": np.array(LENGTHS, np.int32)}
         for stage, topk in (("sparse", 4), ("dense_warmup", max(LENGTHS))):
-            kind = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}[name]
+            kind = "DeepseekV32" if name == "deepseek_v32" else "GlmMoeDsa"
             load = getattr(transformers, f"{kind}ForCausalLM").from_pretrained
             options = {"attn_implementation": "eager", "experts_implementation": "eager"}
             model = load(FAMILIES / name, dtype=torch.float64, **options).eval()
@@ -135,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -48,6 +48,8 @@ class IndexerStats(NamedTuple):
 
 
 INDEXER_STATS: Recorder[IndexerStats] = Recorder("indexer_stats")
+SELECTIONS: Recorder[View] = Recorder("selections")
+"""The view of a layer with an indexer, in which it attends to what it has selected; later layers may share it."""
 
 
 class Index(NamedTuple):

@@ -148,7 +148,7 @@ def init_cache(
 def empty_prefixes(
     config: DecoderConfig, prefixes: int, rows: int, batch: int, length: int, dtype: DTypeLike
 ) -> Prefixes | None:
-    """Prefixes without tokens; None where no layer can share them: rings, states and indexers keep all of a row.
+    """Prefixes without tokens; None where no layer can share them: rings, states and selections are of all of a row.
 
     Args:
         config: the decoder's config.
@@ -161,7 +161,11 @@ def empty_prefixes(
     kinds = config.layers[: config.own_layers]
     layers = init_cache(config, prefixes, length, dtype).layers
     pairs = zip(kinds, layers, strict=True)
-    shared = tuple(one if isinstance(one, KV) and config.layer(kind).window is None else None for kind, one in pairs)
+
+    def is_whole(kind: LayerKind, kv: Any) -> bool:
+        return isinstance(kv, KV) and config.layer(kind).window is None and kind != "shared_index"
+
+    shared = tuple(one if is_whole(kind, one) else None for kind, one in pairs)
     if not any(shared):
         return None
     number = jnp.zeros((prefixes, rows), jnp.int32)

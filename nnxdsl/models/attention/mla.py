@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.attention.indexer import Indexer, record_indexer_loss, select_tokens
+from nnxdsl.models.attention.indexer import SELECTIONS, Indexer, record_indexer_loss, select_tokens
 from nnxdsl.models.attention.kv_cache import KV, IndexedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
@@ -130,6 +130,7 @@ class LatentAttention(nnx.Module):
             index, cached = self.indexer(x, compressed, view), None if past is None else past.index_key
             choice = {"topk": config.indexer.topk, "selects": config.indexer.selects, "cached": cached}
             view, scores = select_tokens(index, view, **choice)
+            SELECTIONS.record(lambda: view)
             record_indexer_loss(query, key, view, scores, self.query_scale)
             index_key = index.key
         mixed, new = self_attention(query, key, value, view, past, scale=self.query_scale)  # [B, T, N, V]

@@ -24,9 +24,10 @@ from nnxdsl.models.config.parts import (
 from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 
 EntryT = TypeVar("EntryT")
-LayerKind = Literal["local", "global", "linear", "nope", "none"]
-"""A layer's token mixer: attention within a sliding window, to all tokens before, linear attention, attention to all
-tokens before without rotary positions (NoPE), or none: a layer that is a feed-forward alone."""
+LayerKind = Literal["local", "global", "shared_index", "linear", "nope", "none"]
+"""A layer's token mixer: attention within a sliding window, to all tokens before, to those that the indexer of the last
+global layer has selected (IndexShare), linear attention, attention to all tokens before without rotary positions
+(NoPE), or none: a layer that is a feed-forward alone."""
 Sublayers = Literal["both", "one"]
 NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
@@ -85,36 +86,46 @@ def with_tail(layers: Sequence[EntryT]) -> tuple[tuple[EntryT, ...], tuple[Entry
 def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str, Any]:
     """The fields of DecoderConfig for layers with experts among layers without.
 
-    Of all splits into leading dense layers and a repeated period, it selects the one that compiles the fewest layers.
+    Of all splits into leading layers and a repeated period, it selects the one that compiles the fewest layers. All
+    leading layers are dense ones of the first kinds of the period, but where layers share a selection of tokens: there
+    a period begins with the layer that selects, and what is before the first one leads.
 
     Args:
         kinds: of every layer.
         dense: whether each layer has the gated MLP; at least one has experts.
 
     Returns:
-        `dense_layers`, `pattern` and `dense_pattern`.
+        `dense_layers`, `lead_pattern`, `pattern` and `dense_pattern`.
     """
     layers = list(zip(kinds, dense, strict=True))
+    first, shares_index = list(dense).index(False), "shared_index" in kinds
     splits: list[tuple[int, int, tuple[tuple[LayerKind, bool], ...]]] = []
-    for lead in range(list(dense).index(False) + 1):
+    for lead in range(len(layers) if shares_index else first + 1):
         period = period_of(layers[lead:])
-        if all(kind == period[layer % len(period)][0] for layer, kind in enumerate(kinds[:lead])):
+        may_lead = kinds[lead] != "shared_index" and not any(dense[first:lead])
+        if may_lead if shares_index else _begins(period, kinds[:lead]):
             splits.append((lead + len(period) + (len(layers) - lead) % len(period), lead, period))
     _, lead, period = min(splits, key=lambda split: split[:2])
     flags = tuple(is_dense for _, is_dense in period)
     return {
-        "dense_layers": lead,
+        "dense_layers": min(lead, first),
+        "lead_pattern": () if lead <= first and _begins(period, kinds[:lead]) else tuple(kinds[:lead]),
         "pattern": tuple(kind for kind, _ in period),
         "dense_pattern": flags if any(flags) else (),
     }
+
+
+def _begins(period: Sequence[tuple[LayerKind, bool]], kinds: Sequence[LayerKind]) -> bool:
+    """Whether layers are of the kinds that a period begins with."""
+    return all(kind == period[layer % len(period)][0] for layer, kind in enumerate(kinds))
 
 
 @attrs.frozen(kw_only=True)
 class DecoderConfig:
     """The architecture of a decoder; defaults are those of Gemma 3.
 
-    The first `dense_layers` are the prefix. The layers after them repeat `pattern`; those of an incomplete last period
-    are the suffix.
+    The first `dense_layers`, or those of `lead_pattern`, are the prefix. The layers after them repeat `pattern`; those
+    of an incomplete last period are the suffix.
 
     Attributes:
         vocab_size: rows of the embedding.
@@ -128,6 +139,8 @@ class DecoderConfig:
         window_kind: "sliding": that; "chunks": sequences are divided into chunks of `window` tokens, and a local layer
             attends to the tokens of the same chunk alone (Llama 4).
         pattern: the kinds of the layers of one period.
+        lead_pattern: the kinds of the prefix, where these are not the first `dense_layers` of the pattern; empty where
+            they are. Of its layers the first `dense_layers` are dense.
         tail_pattern: the kinds of the last layers, where these do not go on with the pattern; empty where they do.
         sublayers: "both": a layer is a token mixer and a feed-forward, each added to the residual stream; "one": it is
             one of them: a feed-forward in layers of the kind "none", a mixer in all others (Nemotron-H,
@@ -176,7 +189,7 @@ class DecoderConfig:
         mla: multi-head latent attention in place of grouped-query attention; None for the latter.
         feed_forward: the feed-forward of a layer, such as a mixture of experts; by default the gated MLP of `mlp_dim`.
         dense_layers: so many layers at the beginning have the gated MLP in place of `feed_forward`; they are of the
-            first kinds of `pattern`.
+            first kinds of `lead_pattern`, or of `pattern`.
         dense_pattern: for each layer of `pattern`, whether it has the gated MLP in place of `feed_forward`; empty where
             none has.
         tied_head: the embedding is the output head; else the head has its own weights.
@@ -197,6 +210,7 @@ class DecoderConfig:
     window: int | None
     window_kind: WindowKind = "sliding"
     pattern: tuple[LayerKind, ...] = local_then_global(6)
+    lead_pattern: tuple[LayerKind, ...] = ()
     tail_pattern: tuple[LayerKind, ...] = ()
     sublayers: Sublayers = "both"
     rope_local: Rope | None = Rope(theta=10_000.0)  # noqa: RUF009 - frozen
@@ -278,7 +292,7 @@ class DecoderConfig:
             if self.mla is not None or "global" not in self.pattern:
                 raise ValueError("global_heads: expected global layers, and no mla")
             self.of("global")  # which must be possible
-        kinds = self.pattern + self.tail_pattern
+        kinds = self.lead_pattern + self.pattern + self.tail_pattern
         if not self.pattern or not set(kinds) <= set(get_args(LayerKind)):
             raise ValueError(f"pattern: expected one or more of {get_args(LayerKind)}, got {kinds!r}")
         if (self.linear_attention is None) == ("linear" in kinds):
@@ -286,6 +300,8 @@ class DecoderConfig:
         if self.window is None and "local" in kinds:
             raise ValueError(f"pattern={kinds} has local layers, which need a window")
         self._check_sublayers(kinds)
+        if "shared_index" in kinds:
+            self._check_shared_index(kinds)
         if self.mtp_layers not in (0, 1):
             raise ValueError(f"mtp_layers={self.mtp_layers}: expected 0 or 1")
         if self.mtp_layers and (self.kv_sharing or self.per_layer_embedding):
@@ -300,8 +316,23 @@ class DecoderConfig:
             raise ValueError("sublayers='one': not with mtp_layers, kv_sharing or per_layer_embedding")
         if self.tail_pattern and (self.dense_pattern or self.kv_sharing):
             raise ValueError("tail_pattern: not with dense_pattern or kv_sharing")
-        if self.dense_layers + len(self.tail_pattern) > self.num_layers:
-            raise ValueError(f"tail_pattern: expected at most {self.num_layers - self.dense_layers} layers")
+        if self.lead_pattern and (len(self.lead_pattern) < self.dense_layers or self.kv_sharing):
+            raise ValueError("lead_pattern: expected a kind for each of dense_layers, and no kv_sharing")
+        first = len(self.prefix_layers)
+        if first > self.num_layers:
+            raise ValueError(f"lead_pattern: expected at most {self.num_layers} layers")
+        if first + len(self.tail_pattern) > self.num_layers:
+            raise ValueError(f"tail_pattern: expected at most {self.num_layers - first} layers")
+
+    def _check_shared_index(self, kinds: tuple[LayerKind, ...]) -> None:
+        if self.mla is None or not set(kinds) <= {"global", "shared_index"}:
+            raise ValueError("pattern: shared_index layers need mla, and global layers alone beside them")
+        groups = (self.prefix_layers, self.pattern, self.suffix_layers)
+        if any(group[:1] == ("shared_index",) for group in groups):
+            raise ValueError(
+                f"pattern: expected that prefix, period and suffix begin with a global layer, whose selection "
+                f"shared_index layers share; got {groups}"
+            )
 
     def _check_long_rope(self, scaling: LongRope, frequencies: int) -> None:
         for name in ("short_factor", "long_factor"):
@@ -336,7 +367,7 @@ class DecoderConfig:
     @property
     def periods(self) -> int:
         """Whole periods: the length of the scan over layers."""
-        return (self.own_layers - self.dense_layers - len(self.tail_pattern)) // self.period
+        return (self.own_layers - len(self.prefix_layers) - len(self.tail_pattern)) // self.period
 
     @property
     def own_layers(self) -> int:
@@ -346,12 +377,12 @@ class DecoderConfig:
     @property
     def prefix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the prefix layers."""
-        return tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
+        return self.lead_pattern or tuple(self.pattern[layer % self.period] for layer in range(self.dense_layers))
 
     @property
     def suffix_layers(self) -> tuple[LayerKind, ...]:
         """The kinds of the suffix layers."""
-        later = self.own_layers - self.dense_layers - len(self.tail_pattern)
+        later = self.own_layers - len(self.prefix_layers) - len(self.tail_pattern)
         return self.pattern[: later % self.period] + self.tail_pattern
 
     @property
@@ -383,8 +414,9 @@ class DecoderConfig:
         if isinstance(self.feed_forward, MLPConfig):
             return (True,) * self.num_layers
         flags = self.dense_pattern or (False,) * self.period
-        later = range(self.num_layers - self.dense_layers)
-        return (True,) * self.dense_layers + tuple(flags[layer % self.period] for layer in later)
+        first = len(self.prefix_layers)
+        later = tuple(flags[layer % self.period] for layer in range(self.num_layers - first))
+        return (True,) * self.dense_layers + (False,) * (first - self.dense_layers) + later
 
     @property
     def short_length(self) -> int | None:
@@ -443,6 +475,8 @@ class DecoderConfig:
         if self.kv_sharing is not None:
             own = attrs.evolve(self, kv_sharing=None).of(kind)
             return attrs.evolve(own, values="shared", mlp_dim=self.kv_sharing.mlp_dim) if shares_kv else own
+        if kind == "shared_index" and self.mla is not None and self.mla.indexer is not None:
+            return attrs.evolve(self, mla=attrs.evolve(self.mla, indexer=None)).of(kind)
         if kind == "linear" and self.linear_norms is not None:
             return attrs.evolve(self, norms=self.linear_norms, linear_norms=None)
         if kind == "nope" and self.query_key_norm == "rotated":
@@ -460,15 +494,15 @@ class DecoderConfig:
             kind: of the layer.
             dense: whether it has the MLP of `mlp_dim`, whatever `feed_forward` is.
         """
-        feed_forward = MLPConfig() if dense else self.feed_forward
+        feed_forward, own = MLPConfig() if dense else self.feed_forward, self.of(kind)
         is_alone = self.sublayers == "one" and kind != "none"
-        parts = {"feed_forward": None if is_alone else feed_forward, "norms": self.of(kind).norms}
-        attention = self.mla or GQAConfig()
+        parts = {"feed_forward": None if is_alone else feed_forward, "norms": own.norms}
+        attention = own.mla or GQAConfig()
         match kind:
             case "local":
                 rope = self.rope_local or self.rope_global
                 return LayerSpec(mixer=attention, window=self.window, rope=rope, **parts)
-            case "global":
+            case "global" | "shared_index":
                 return LayerSpec(mixer=attention, rope=self.rope_global, **parts)
             case "nope":
                 return LayerSpec(mixer=attention, **parts)
@@ -484,7 +518,7 @@ class DecoderConfig:
 
     def layer_path(self, layer: int) -> tuple[str, int | None]:
         """The path of a layer's block, and its position in the stack; None outside of the stack."""
-        later, sharing = layer - self.dense_layers, layer - self.own_layers
+        later, sharing = layer - len(self.prefix_layers), layer - self.own_layers
         if sharing >= 0:
             period = len(self.sharing_pattern)
             return f"kv_sharing.blocks.{sharing % period}", sharing // period

@@ -245,10 +245,6 @@ class Experts(MoE):
 _TYPES = {"dense": True, "sparse": False}
 
 
-def _kinds(layers: int) -> tuple[LayerKind, ...]:
-    return ("global",) * layers
-
-
 @attrs.frozen(kw_only=True)
 class TypedExperts(Experts):
     """Experts of the layers that `mlp_layer_types` names.
@@ -256,14 +252,16 @@ class TypedExperts(Experts):
     Attributes:
         counts_dense: whether without it those after `first_k_dense_replace` have them, of which transformers knows
             nothing in other families; else all but the first.
+        shares_index: whether layers may share the selection of an earlier one; all others are global.
     """
 
     counts_dense: bool = False
+    shares_index: bool = False
     names: ClassVar[tuple[str, ...]] = (*Experts.names, "mlp_layer_types")
-    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "pattern", "dense_layers", "dense_pattern")
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "pattern", "lead_pattern", "dense_layers", "dense_pattern")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, found = file.numbers["num_hidden_layers"], super().read(file, decoder)
+        layers, pattern, found = file.numbers["num_hidden_layers"], decoder["pattern"], super().read(file, decoder)
         dense = min(found["dense_layers"], layers) if self.counts_dense else 1
         types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
         if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(_TYPES):
@@ -272,7 +270,8 @@ class TypedExperts(Experts):
         if "sparse" not in types:
             file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
             return found
-        return found | dense_fields(_kinds(layers), [_TYPES[name] for name in types])
+        kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
+        return found | dense_fields(kinds, [_TYPES[name] for name in types])
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         found = super().write(config)
@@ -282,7 +281,9 @@ class TypedExperts(Experts):
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if all(config.dense):
             return super().expected(config)
-        return super().expected(config) | dense_fields(_kinds(config.num_layers), config.dense)
+        shares = [self.shares_index and kind == "shared_index" for kind in config.layers]
+        kinds: list[LayerKind] = ["shared_index" if is_shared else "global" for is_shared in shares]
+        return super().expected(config) | dense_fields(kinds, config.dense)
 
 
 _DEFAULTS = transformers_defaults(layers=61, embed=7168, mlp=18_432, heads=128, kv_heads=None, head_dim=None,

@@ -49,6 +49,7 @@ CHOICES: dict[str, Any] = {
     "window": None,
     "window_kind": "sliding",
     "pattern": ("global",),
+    "lead_pattern": (),
     "tail_pattern": (),
     "sublayers": "both",
     "rope_local": None,
