@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,6 +48,16 @@ def fields_of(family: Family) -> dict[str, Any]:
 @pytest.mark.parametrize("flag", WITH_BIAS)
 def test_the_families_with_a_field_are_those_of_transformers(flag: str) -> None:
     assert {name for name, family in MEMBERS.items() if flag in family.layers.reads()} == WITH_BIAS[flag]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_lists_of_lists_are_refused(name: str) -> None:
+    fields = fields_of(MEMBERS[name])
+    layers = fields["num_hidden_layers"]
+    lists = [key for key, value in fields.items() if isinstance(value, list) and key != "architectures"]
+    for key in {*lists, "layer_types", "mlp_layer_types", "layer_rope_theta", "no_rope_layers", "attn_type_list"}:
+        with contextlib.suppress(WeightsError):  # where it is a field without effect it is not read
+            from_hf({**fields, key: [["full_attention"]] * layers})
 
 
 @pytest.mark.parametrize("name", MEMBERS)

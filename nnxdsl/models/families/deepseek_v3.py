@@ -264,7 +264,7 @@ class TypedExperts(Experts):
         layers, pattern, found = file.numbers["num_hidden_layers"], decoder["pattern"], super().read(file, decoder)
         dense = min(found["dense_layers"], layers) if self.counts_dense else 1
         types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
-        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(_TYPES):
+        if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(_TYPES) for one in types):
             file.problems.append(f"mlp_layer_types: expected {layers} of 'dense' and 'sparse', got {types!r}")
             return found
         if "sparse" not in types:

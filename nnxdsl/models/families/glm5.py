@@ -65,7 +65,7 @@ class IndexShare(SparseMLA):
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         layers, (name, types) = file.numbers["num_hidden_layers"], _indexer_types(file)
         problem = None
-        if not isinstance(types, Sequence) or len(types) != layers or any(one not in list(_TYPES) for one in types):
+        if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(_TYPES) for one in types):
             problem = f"expected {layers} of 'full' and 'shared', got {types!r}"
         elif types[0] != "full":
             problem = "expected 'full' for the first layer, which has no selection before it to share"

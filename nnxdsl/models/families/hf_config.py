@@ -202,7 +202,7 @@ class ConfigFile:
         layers, names = self.numbers["num_hidden_layers"], self.fields.get("layer_types")
         if names is None:
             return tuple(default)
-        if not isinstance(names, Sequence) or len(names) != layers or not set(names) <= set(kinds):
+        if not isinstance(names, Sequence) or len(names) != layers or any(one not in tuple(kinds) for one in names):
             *others, last = map(repr, kinds)
             self.problems.append(
                 f"layer_types: expected {layers} layers of the kinds {', '.join(others)} and {last}, got {names!r}"

@@ -111,12 +111,12 @@ class _Layers(Fields):
         if not flags:  # published files have an empty list
             flags = [int((layer + 1) % interval != 0) for layer in range(layers)]
         types = file.fields.get("layer_types")
-        if not isinstance(flags, Sequence) or len(flags) < layers or not set(flags) <= {0, 1}:
+        if not isinstance(flags, Sequence) or len(flags) < layers or any(one not in (0, 1) for one in flags):
             file.problems.append(f"no_rope_layers: expected 0 or 1 for each of {layers} layers, got {flags!r}")
             return ["nope"]
         if types is None:
             types = ["chunked_attention" if flag else "full_attention" for flag in flags]
-        if not isinstance(types, Sequence) or len(types) < layers or not set(types) <= set(_TYPES):
+        if not isinstance(types, Sequence) or len(types) < layers or any(one not in tuple(_TYPES) for one in types):
             file.problems.append(f"layer_types: expected {layers} of {list(_TYPES)}, got {types!r}")
             return ["nope"]
         kinds: list[LayerKind] = []

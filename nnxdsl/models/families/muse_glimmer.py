@@ -83,10 +83,10 @@ class _Layers(Fields):
             types = ["full_attention" if is_last else "sliding_attention" for is_last in every_fourth]
         if thetas is None:
             thetas = [0 if is_last else theta for is_last in every_fourth]
-        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(KINDS):
+        if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(KINDS) for one in types):
             file.problems.append(f"layer_types: expected {layers} of {list(KINDS)}, got {types!r}")
             types = ["full_attention"] * layers
-        if not isinstance(thetas, Sequence) or len(thetas) != layers or not set(thetas) <= {0, theta}:
+        if not isinstance(thetas, Sequence) or len(thetas) != layers or any(one not in (0, theta) for one in thetas):
             # transformers reads no more of them than whether they are 0
             file.problems.append(f"layer_rope_theta: expected 0 or {theta:g} for each of {layers} layers, got {thetas}")
             thetas = [theta] * layers

@@ -240,7 +240,7 @@ def _read_letters(file: ConfigFile) -> str:
         listed, letters = file.fields.get(name), {letter: letter for letter in _KINDS}
     else:
         listed, letters = file.fields[name], _TYPES
-    if not listed or not isinstance(listed, Sequence) or not all(kind in letters for kind in listed):
+    if not listed or not isinstance(listed, Sequence) or any(kind not in tuple(letters) for kind in listed):
         kinds = ", ".join(map(repr, letters))
         file.problems.append(f"{name}: expected one of {kinds} for each layer, got {listed!r}")
         return ""

@@ -68,7 +68,7 @@ class _Positions(Fields):
         types = file.fields.get("layer_types") or None
         if types is None:
             types = ["full_attention" if flag or window is None else "sliding_attention" for flag in flags]
-        if not isinstance(types, Sequence) or len(types) != layers or not set(types) <= set(KINDS):
+        if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(KINDS) for one in types):
             file.problems.append(f"layer_types: expected {layers} of {', '.join(map(repr, KINDS))}, got {types!r}")
             return {}
         with_window = {flag for flag, name in zip(flags, types, strict=True) if name == "sliding_attention"}
