@@ -269,6 +269,25 @@ def test_plans_count_the_selection_the_indexers_and_their_cache(experiment: Call
     assert held[1] > held[0]
 
 
+@pytest.mark.extended
+def test_plans_count_the_indexers_of_the_layers_that_select(experiment: Callable[..., Experiment]) -> None:
+    name, length = "glm_moe_dsa_shared", 20
+    tokens = np.zeros((1, length), np.int32)
+    batch = SequenceBatch(tokens, np.array([length], np.int32), tokens >= 0, np.ones(1, np.float32))
+    data = Data.Text("none.jsonl", max_length=length)
+    plain, learnt = (
+        build_blueprint(
+            experiment(model=model_of(name, indexer_loss_coef=coef), objective=SFT, data=data, batch_size=1)
+        )
+        for coef in (0.0, 1.0)
+    )
+    # 16 heads of 10 numbers, from compressed queries of 16 and states of 24; one key, one weight for each head.
+    products = 2 * 4 * (16 * 160 + 24 * 10 + 24 * 16) * length
+    scores = 2 * 4 * 160 * length * (length + 1) // 2
+    assert work(learnt, batch).model_flops == work(plain, batch).model_flops + products + 2 * scores
+    assert work(learnt, batch).executed >= work(learnt, batch).model_flops
+
+
 def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
     def problems(model: Model, **fields: Any) -> list[str]:
         with pytest.raises(SpecError) as raised:
