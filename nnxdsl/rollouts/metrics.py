@@ -16,7 +16,7 @@ from nnxdsl.storage.records import METRICS
 def episode_metrics(
     episodes: Sequence[Episode], rewards: Rewards, logged: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """Rewards and lengths of completions, and what reward functions gave `log_metric`, by name.
+    """Rewards and lengths of completions, and what reward functions gave `log_metric`, by name; no mean over nothing.
 
     Raises:
         RunError: A function logs a metric under a name that the run has itself.
@@ -34,7 +34,7 @@ def episode_metrics(
         found["environment/mean_turns"] = float(np.mean(turns))
     if calls := [one.calls for one in episodes if one.calls is not None]:
         found["tools/call_frequency"] = float(np.mean(calls))
-        found["tools/failure_frequency"] = sum(one.failures for one in episodes) / max(sum(calls), 1)
+        found |= {"tools/failure_frequency": sum(one.failures for one in episodes) / sum(calls)} if any(calls) else {}
     for index, name in enumerate(rewards.names):
         found |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
     if taken := logged.keys() & {*found, *METRICS, "frac_reward_zero_std"}:
@@ -69,7 +69,8 @@ def _mean_and_std(values: np.ndarray, mean: str, std: str) -> dict[str, float]:
 
 
 def _lengths(lengths: np.ndarray, name: str) -> dict[str, float]:
-    """Metrics of the lengths of completions; 0 if there are none, as in TRL."""
-    lengths = lengths if lengths.size else np.zeros(1)
+    """Metrics of the lengths of completions; none if there are none, where TRL has 0."""
+    if not lengths.size:
+        return {}
     each = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
     return {f"completions/{which}_{name}": float(value) for which, value in each.items()}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +208,55 @@ def test_a_label_that_most_batches_lack_has_the_mean_of_its_rows(
     assert found["eval/logps/rejected"] == pytest.approx(alone["logps/rejected"], rel=1e-5)
     assert found["eval/rewards/margins"] == found["eval/rewards/chosen"] - found["eval/rewards/rejected"]
     assert all(map(math.isfinite, [*lacks.values(), *found.values()]))
+
+
+LABELLED = {f"{kind}/rejected" for kind in ("rewards", "logps")} | {"rewards/margins"}
+"""Metrics that need an undesirable answer."""
+
+
+def assert_whole(found: dict[str, dict[str, float]], whole: dict[str, dict[str, float]]) -> None:
+    """Metrics by labels are those of the batch in one piece, and only that without undesirable answers lacks some."""
+    for labels, metrics in whole.items():
+        assert {name for name, value in metrics.items() if math.isnan(value)} == (
+            LABELLED if labels == "none" else set()
+        )
+        assert found[labels] == pytest.approx(metrics, rel=2e-4, abs=2e-6, nan_ok=True), labels
+    assert len({metrics["logps/chosen"] for metrics in whole.values()}) == len(whole)
+    assert whole["halves"]["rewards/margins"] != 0
+
+
+@pytest.fixture(scope="module")
+def by_layout(on_eight_devices: Callable[..., Any]) -> dict[str, Any]:
+    return on_eight_devices("losses/on_labels.py")
+
+
+@pytest.mark.extended
+def test_parts_of_a_batch_may_lack_a_label(by_layout: dict[str, Any]) -> None:
+    whole, *parts = by_layout.values()
+    assert len(parts) == 3  # micro-batches, devices, and both
+    for part in parts:
+        assert_whole(part, whole)
+
+
+@pytest.mark.extended
+def test_one_of_two_processes_may_lack_a_label(by_layout: dict[str, Any]) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    script = Path(__file__).with_name("on_labels.py")
+    flags = os.environ.get("XLA_FLAGS", "")
+    path = os.pathsep.join(map(str, (script.parents[1] / "packages", script.parents[2])))
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), port], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    printed = [rank.communicate()[0].splitlines()[-1:] for rank in ranks]  # gloo prints as well
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    for (line,) in printed:
+        assert_whole(json.loads(line)["devices"], by_layout["whole"])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -101,7 +102,12 @@ def test_a_mean_over_nothing_is_left_out(rollouts: Rollouts) -> None:
     found = episode_metrics(given, rollouts.rewards, {}) | group_metrics(given, rollouts.rewards, 3)
     assert [name for name in found if "reward" in name] == ["frac_reward_zero_std"]
     assert found["frac_reward_zero_std"] == 1
-    assert {found[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")} == {0.0}
+    assert not [name for name in found if "terminated" in name]
+    assert found["completions/clipped_ratio"] == 1
+    silent, calling = ([attrs.evolve(one, calls=calls, failures=1) for one in given] for calls in (0, 2))
+    assert "tools/failure_frequency" not in episode_metrics(silent, rollouts.rewards, {})
+    assert episode_metrics(silent, rollouts.rewards, {})["tools/call_frequency"] == 0
+    assert episode_metrics(calling, rollouts.rewards, {})["tools/failure_frequency"] == 1 / 2
     one = episode_metrics(episodes([[1.0, NONE]], [[END]]), rollouts.rewards, {})
     assert (one["reward"], one["reward_std"], one["rewards/exact_answer/std"]) == (2.0, 0.0, 0.0)
     assert "rewards/contains_answer/mean" not in one
