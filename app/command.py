@@ -24,6 +24,7 @@ SHORTEST_TOKEN = 16
 def run(args: Namespace) -> int:
     """Serves the app until SIGINT or SIGTERM, which end the process with exit code 0."""
     settings = settings_of(args)
+    sys.path.append(str(settings.recipes))  # classes beside a recipe, if --allow names their module
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -78,6 +78,11 @@ class Settings:
         return self.path if self.proxy is None else urlsplit(self.proxy).path.rstrip("/")
 
     @property
+    def recipes(self) -> Path:
+        """Directory of the project's recipes."""
+        return self.project / "experiments"
+
+    @property
     def own(self) -> Path:
         """Directory of the app's own files: launches, drafts, queue, cached outputs."""
         return self.home / ".app"

@@ -52,7 +52,7 @@ class Site:
         self.drafts = Drafts(own / "drafts")
         self.index, self.series, self.rollouts = Index(settings.home), Series(), Rollouts()
         self.usage = Usage(self._live_pids)
-        self.presets = Presets(project / "experiments", project)
+        self.presets = Presets(settings.recipes, project)
         self.launcher = Launcher(settings, self.presets)
         self.alerts = Alerts(settings, self.index)
         self.alert_sender = AlertSender(settings, self.alerts)

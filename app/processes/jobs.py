@@ -31,7 +31,7 @@ from ..client import CLIENT
 JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 PASSED_VARIABLES = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
     "XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -54,8 +54,9 @@ MOST_OF_A_CLIENT = 8
 
 
 def environment() -> dict[str, str]:
-    """Environment of child processes."""
-    return {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    """Environment of child processes, which find the modules that the app finds."""
+    variables = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    return {**variables, "PYTHONPATH": process_info.import_path()}
 
 
 @attrs.define

@@ -26,7 +26,6 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, RunError
 from nnxdsl.launch import process as run_process
-from nnxdsl.launch.job import import_path
 from nnxdsl.runs.lock import RunLock
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runs.status import Status, liveness_of, writer_of
@@ -122,7 +121,7 @@ class Launcher:
     def __init__(self, settings: Settings, presets: Presets | None = None) -> None:
         """Creates a launcher for the app's home."""
         self._settings = settings
-        self._presets = presets or Presets(settings.project / "experiments", settings.project)
+        self._presets = presets or Presets(settings.recipes, settings.project)
         self._home, self._own = settings.home, settings.own
         self._lock = threading.RLock()
 
@@ -185,8 +184,6 @@ class Launcher:
 
     def _start(self, directory: Path, run: str, argv: Sequence[str], recipe: str, verb: str) -> Launch:
         argv, cwd, variables = [*argv, "--home", str(self._home)], self._settings.project, environment()
-        if recipe and (cwd / "nnxdsl").is_dir():  # a checkout: `-m` finds the package there, a file does not
-            variables |= import_path(cwd)
         output = run_process.output_file(directory)
         child = run_process.start(argv, output, cwd=cwd, environment=variables, start_new_session=True)
         record = {

@@ -134,6 +134,37 @@ def test_jobs_of_one_client_leave_room_for_those_of_others(app: Any) -> None:
     assert refusal in shown(files[-2], "127.0.0.2")
 
 
+BESIDE = """
+import attrs
+from nnxdsl import Objective
+
+@attrs.frozen(kw_only=True)
+class Mine(Objective.DPO):
+    '''An objective of the project.'''
+"""
+
+
+def test_what_stands_beside_a_recipe_is_found_if_it_is_allowed(project: Path, environment: Any) -> None:
+    recipes = project / "experiments"
+    (recipes / "mine_beside.py").write_text(BESIDE)
+    own = (recipes / "tiny.py").read_text().replace("Objective.DPO", "mine_beside.Mine")
+    (recipes / "own.py").write_text(f"import mine_beside\n{own}")
+    app = RunningApp(project, environment, ("--allow", "mine_beside"))
+    app.start()
+
+    question = {"fn_index": functions(app, "/data")["load"], "data": ["{}", "?of=exp%3Aown", "{}"], "session_hash": "x"}
+
+    def has_rows() -> bool:
+        body = asked(app, "POST", PREDICT, question)[1].decode()
+        assert "mine_beside" not in body, body  # as errors name it
+        return "40 rows trained on" in body
+
+    try:
+        wait_until(has_rows)
+    finally:
+        app.end()
+
+
 def functions(app: Any, path: str, **headers: str) -> dict[str, int]:
     """Numbers of a page's functions, by id or else text of the button that calls them; `load` is that of all."""
     page = asked(app, "GET", path, **headers)[1].decode()
