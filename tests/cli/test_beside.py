@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,7 +73,9 @@ online = evolve(
     experiment,
     {
         "objective": Objective.GRPO(rewards=(Reward("mine_beside:my_reward"),), num_generations=2, beta=0.0),
-        "data": Data.Prompts(experiment.data.path, max_prompt_length=8, max_completion_length=8, columns={"text": "prompt"}),
+        "data": Data.Prompts(
+            experiment.data.path, max_prompt_length=8, max_completion_length=8, columns={"text": "prompt"}
+        ),
     },
 )
 sweep = Sweep(experiment, product({"seed": [1, 2]}))
