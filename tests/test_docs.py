@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,13 @@ def test_the_site_builds(tmp_path: Path) -> None:
     copied = (tmp_path / "site/repository/benchmarks/index.html").read_text()
     assert 'href="../repository/benchmarks/#on-one-gpu"' in (tmp_path / "site/benchmarks/index.html").read_text()
     assert 'href="../../guides/memory/#compared-with-xla"' in copied
+
+
+def test_pages_plot_with_nothing_that_no_extra_installs() -> None:
+    """pandas plots with matplotlib, which nnxdsl does not install."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert not any("matplotlib" in one for each in extras.values() for one in each)
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    code = {page: "\n".join(texts(page, "python")) for page in pages}
+    assert sum(".frame()" in text for text in code.values()) > 0
+    assert [page.name for page, text in code.items() if re.search(r"\)\.plot\(|\bdf\.plot\b|matplotlib", text)] == []

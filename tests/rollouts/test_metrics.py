@@ -10,13 +10,27 @@ import attrs
 import numpy as np
 import pytest
 
-from nnxdsl import Data, Experiment, Objective, Optimizer, Reward, RunError, Schedule, compile
+from nnxdsl import (
+    Data,
+    DataError,
+    Experiment,
+    Objective,
+    Optimizer,
+    Reward,
+    RunError,
+    Schedule,
+    compile,
+    evolve,
+    reward,
+)
 from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.log import group_rows, unscored
 from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
 from nnxdsl.rollouts.rollout import Rollout
 from nnxdsl.rollouts.rollouts import Rollouts
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
 
@@ -45,6 +59,25 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Rollouts:
         steps=2,
     )
     return Rollouts.of(compile(made), prompts, BytesTokenizer())
+
+
+@pytest.mark.parametrize("column", ["completion", "completions"])
+def test_a_column_with_the_name_of_the_answer_is_refused_before_a_run(
+    rollouts: Rollouts, tmp_path: Path, column: str
+) -> None:
+    @reward("all at once")
+    def all_at_once(completions: list[str], **columns: list[object]) -> list[float]:
+        return [0.0 for _ in completions]
+
+    rows = [{"prompt": f"Say {number}: ", "answer": "1", column: "noise"} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = Reward("all at once") if column == "completions" else Reward("exact_answer")
+    made = evolve(
+        rollouts.program.experiment, {"data.path": str(tmp_path / "rows.jsonl"), "objective.rewards": (chosen,)}
+    )
+    with pytest.raises(DataError, match=rf"rows.jsonl:1: the column '{column}' has the name of a parameter"):
+        run(made, tmp_path / "runs", Display(quiet=True))
+    assert not list(tmp_path.glob("runs/*/checkpoints"))
 
 
 VALUES = [[1.0, 1.0], [NONE, 4.0], [2.0, NONE], [1.0, 1.0], [NONE, NONE], [1.0, 1.0]]

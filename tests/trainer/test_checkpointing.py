@@ -101,6 +101,7 @@ def test_what_a_kill_has_cost_is_said_and_computed_again(
     assert [row["loss"] for row in killed] == [row["loss"] for row in whole]
 
 
-def test_a_time_of_zero_is_refused() -> None:
+def test_time_counts_unless_it_is_unset() -> None:
+    assert Checkpoint().every_minutes == 10.0
     with pytest.raises(SpecError, match="every_minutes"):
         Checkpoint(every_minutes=0.0)

@@ -76,6 +76,11 @@ def test_trees_that_others_saved(tmp_path: Path) -> None:
         assert all(found.dtype(path) == leaf.dtype for path, leaf in leaves.items())
     convert(tmp_path, tmp_path / "hub", "hub")
     assert differing(LLAMA, tmp_path / "hub") == []
+    odd = tmp_path / "läufe [v1] *?"  # of which orbax makes a glob
+    odd.mkdir()
+    (tmp_path / "params").rename(odd / "params")
+    (tmp_path / "config.json").rename(odd / "config.json")
+    assert differing(LLAMA, odd) == []
 
 
 def test_to_a_checkpoint_and_back(tmp_path: Path) -> None:
