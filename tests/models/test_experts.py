@@ -86,6 +86,29 @@ def drawn(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]
     }
 
 
+def test_limits_of_gpt_oss_are_those_of_its_settings() -> None:
+    """Of two equal experts, whose weights add up to 1."""
+    limits = {"swiglu_limit": 0.5, "swiglu_alpha": 1.2}
+    config = MoEConfig(**{**_SIZES, "num_experts": 2, "num_experts_per_tok": 2}, scoring="softmax_of_chosen",
+                       router_bias=True, expert_bias=True, **limits)  # fmt: skip
+    template = template_of(config)
+    values = {
+        path: value if path.startswith("router") else jnp.broadcast_to(value[:1], value.shape)
+        for path, value in drawn(template).items()
+    }
+    x = np.random.default_rng(1).normal(size=(1, 5, EMBED)).astype(np.float32)
+    module: Any = template.merge(values)
+    found, _ = module(jnp.asarray(x), jnp.ones((1, 5), bool))
+
+    def linear(name: str, inputs: np.ndarray) -> np.ndarray:
+        return inputs @ np.asarray(values[f"{name}.kernel"][0], float) + np.asarray(values[f"{name}.bias"][0], float)
+
+    gate, up = np.minimum(linear("gate", x), 0.5), np.clip(linear("up", x), -0.5, 0.5)
+    assert (np.abs(up) == 0.5).any()
+    assert (gate == 0.5).any()
+    np.testing.assert_allclose(found, linear("down", (up + 1) * gate / (1 + np.exp(-1.2 * gate))), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None:

@@ -133,3 +133,13 @@ def test_windows_of_smollm3_are_of_layers_with_or_without_positions() -> None:
         from_hf(fields | {"layer_types": ["sliding_attention"] * 4})
     with pytest.raises(WeightsError, match="'sliding_attention' needs use_sliding_window=true and a sliding_window"):
         from_hf(fields | {"layer_types": names, "use_sliding_window": False})
+
+
+def test_the_limits_of_gpt_oss_are_fields() -> None:
+    fields = fields_of(MEMBERS["gpt_oss"]) | {"swiglu_limit": 0.5, "swiglu_alpha": 1.2}
+    config = from_hf(fields)
+    assert config.moe is not None
+    assert (config.moe.swiglu_limit, config.moe.swiglu_alpha) == (0.5, 1.2)
+    written = to_hf(config, like="gpt_oss")
+    assert (written["swiglu_limit"], written["swiglu_alpha"]) == (0.5, 1.2)
+    assert from_hf(written) == config

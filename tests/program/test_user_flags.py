@@ -31,10 +31,17 @@ OTHERS = {
 FAMILIES = tuple(name for name, member in members(Model).items() if "size" in declared(member))
 
 
-def run(**cases: tuple[str, ...]) -> None:
+LATE = (
+    "import jax, runpy, sys; jax.devices(); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs a script where jax has read XLA's flags before nnxdsl is imported, as in many notebooks."""
+
+
+def run(*, is_late: bool = False, **cases: tuple[str, ...]) -> None:
     """Runs the cases in one process without the suite's flags and cache; fails with the case that ended it."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, str(SCRIPT), *(f"{family}={','.join(names)}" for family, names in cases.items())]
+    python = [sys.executable, *(("-c", LATE) if is_late else ())]
+    command = [*python, str(SCRIPT), *(f"{family}={','.join(names)}" for family, names in cases.items())]
     done = subprocess.run(command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1:] or ["the start"]
     how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
@@ -44,6 +51,12 @@ def run(**cases: tuple[str, ...]) -> None:
 
 def test_a_recurrent_family_runs_as_users_compile_it() -> None:
     run(**RECURRENT)
+
+
+@pytest.mark.extended
+def test_a_recurrent_family_runs_where_nnxdsl_is_imported_late() -> None:
+    """Its programs have the options that the flags came too late for."""
+    run(is_late=True, Qwen3Next=("48x2",))
 
 
 @pytest.mark.extended

@@ -76,7 +76,7 @@ def test_trees_that_others_saved(tmp_path: Path) -> None:
         assert all(found.dtype(path) == leaf.dtype for path, leaf in leaves.items())
     convert(tmp_path, tmp_path / "hub", "hub")
     assert differing(LLAMA, tmp_path / "hub") == []
-    odd = tmp_path / "läufe [v1] *?"  # of which orbax makes a glob
+    odd = tmp_path / "läufe [v1] *?\\b"  # orbax makes globs of such paths, tensorstore slashes of backslashes
     odd.mkdir()
     (tmp_path / "params").rename(odd / "params")
     (tmp_path / "config.json").rename(odd / "config.json")
