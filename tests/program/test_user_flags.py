@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -37,7 +38,7 @@ LATE = (
 """Runs a script where jax has read XLA's flags before nnxdsl is imported, as in many notebooks."""
 
 
-def run(*, is_late: bool = False, **cases: tuple[str, ...]) -> None:
+def run(cases: Mapping[str, tuple[str, ...]], *, is_late: bool = False) -> None:
     """Runs the cases in one process without the suite's flags and cache; fails with the case that ended it."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     python = [sys.executable, *(("-c", LATE) if is_late else ())]
@@ -50,22 +51,22 @@ def run(*, is_late: bool = False, **cases: tuple[str, ...]) -> None:
 
 
 def test_a_recurrent_family_runs_as_users_compile_it() -> None:
-    run(**RECURRENT)
+    run(RECURRENT)
 
 
 @pytest.mark.extended
 def test_a_recurrent_family_runs_where_nnxdsl_is_imported_late() -> None:
     """Its programs have the options that the flags came too late for."""
-    run(is_late=True, Qwen3Next=("48x2",))
+    run(RECURRENT, is_late=True)
 
 
 @pytest.mark.extended
 def test_one_family_of_each_other_mixer_runs_as_users_compile_it() -> None:
-    run(**OTHERS)
+    run(OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_shape_and_step_of_a_family_runs_as_users_compile_it(family: str) -> None:
-    run(**{family: (*FORWARD, *STEPS, "generate")})
+    run({family: (*FORWARD, *STEPS, "generate")})
