@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import re
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from app.store.sweeps import created
 from app.view import EVERY
 from nnxdsl import Data, Evaluation, RunError, Tokenizer, evolve, to_dict
 from tests.app import native
+from tests.app.conftest import ROOT
 from tests.app.many import experiment, write_run
 from tests.app.on_pages import EVIL
 from tests.waiting import wait_until
@@ -78,6 +80,8 @@ def test_what_is_wrong_is_told(site: Site) -> None:
 
 
 REFUSED = "is a file of the app itself"
+NAMED = r"Whoever is signed in may name any file .* as data, tokenizer or model, and sees its rows"
+OWN = r"own files in `HOME/\.app` are refused in all of these, by whatever path"
 
 
 @pytest.fixture
@@ -172,6 +176,19 @@ def test_jobs_of_a_client_are_bounded(site: Site) -> None:
     site.jobs.start("one more", ["-c", "print(1)"])
     for _ in range(2):
         site.jobs._slots.release()
+
+
+def test_the_guide_says_what_whoever_is_signed_in_may_name() -> None:
+    text = " ".join(
+        (ROOT / "docs" / "guides" / "app.md").read_text(encoding="utf-8").partition("Authentication\n")[2].split()
+    )
+    named, refused, limit = (
+        re.search(pattern, text) for pattern in (NAMED, OWN, r"(\w+) computations \(plans, data\) of one")
+    )
+    assert named is not None
+    assert refused is not None
+    assert limit is not None
+    assert limit[1] == {8: "Eight"}[MOST_OF_A_CLIENT]
 
 
 def test_a_row_is_shown_as_text() -> None:
