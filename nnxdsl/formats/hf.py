@@ -39,6 +39,11 @@ _OTHER_PARTS = (
     *("vision_adapter", "vision_projection", "multi_modal_projector", "mm_projector", "audio_tower", "embed_audio"),
 )
 _UNUSED = re.compile(rf"(model\.)?({'|'.join(_OTHER_PARTS)})\.|mtp\.|.*\.rotary_emb\.inv_freq$")
+_NOT_STORED = {
+    "mtp.join.kernel": "num_nextn_predict_layers has no multi-token-prediction (MTP) layer",
+    "lm_head.kernel": "a model for sequence classification, which has no output head",
+}
+"""Why files lack arrays that a model may need and that nothing draws."""
 _LAYER = re.compile(r"\blayers\.(\d{1,9})\.")
 
 
@@ -196,10 +201,8 @@ class HubReader:
         for path, leaf in template.variables.items():
             path = path.removesuffix(".array.qvalue")
             if path not in self._sources:
-                if path == "mtp.join.kernel":
-                    file = self.directory / "config.json"
-                    message = f"{file}: num_nextn_predict_layers has no multi-token-prediction (MTP) layer"
-                    problems.append(Problem(path, message))
+                if path in _NOT_STORED:
+                    problems.append(Problem(path, f"{self.directory / 'config.json'}: {_NOT_STORED[path]}"))
                 continue
             source = self._sources[path]
             shape = source.part_shape(leaf.shape)

@@ -67,7 +67,7 @@ class PeftAdapter:
         leaves: Its arrays by our path, in the dtype of the file.
         base: The `base_model_name_or_path` of its config: a name, a path or None.
         is_pissa: Whether it stands on a base without its principal components, see `adapters.pissa`.
-        whole: Embedding and head that replace those of the base (`modules_to_save`), by our path.
+        whole: Embedding and heads that replace those of the base (`modules_to_save`), by our path.
     """
 
     adapter: LowRank
@@ -186,6 +186,7 @@ def write(
     is_multimodal: bool = False,
     model_type: str | None = None,
     is_pissa: bool = False,
+    whole: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes an adapter that PEFT loads onto the base model.
 
@@ -198,6 +199,7 @@ def write(
         is_multimodal: Whether transformers loads the base as a multimodal model.
         model_type: The Hub's name of the family, for names that differ between families.
         is_pissa: Whether the adapter stands on a base without its principal components, which PEFT then computes.
+        whole: A head that was trained beside the adapter (`modules_to_save`), by path.
 
     Raises:
         WeightsError: A path is not that of a linear layer's adapter.
@@ -224,16 +226,18 @@ def write(
     linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
     parameters = {module for module, parts in own.items() if isinstance(sources[parts[0].path], ExpertParameter)}
     nested = nested_modules(module for module in matrices if module in parameters)
+    heads = {module: (whole or {})[path] for module, path in _WHOLE.items() if path in (whole or {})}
     tensors = {
         f"base_model.model.{nested.get(module, module)}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
         for module, each in matrices.items()
         for side, matrix in _to_peft(each, sources[own[module][0].path])
     }
+    tensors |= {f"base_model.model.{module}.weight": head for module, head in heads.items()}
     shapes = {name: (array.shape, array.dtype) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     settings = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "CAUSAL_LM" if config.num_labels is None else "SEQ_CLS",
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": _number(adapter.alpha),
@@ -249,13 +253,13 @@ def write(
         "alpha_pattern": {
             module: _number(each.alpha) for module, each in matrices.items() if each.alpha != adapter.alpha
         },
-        "modules_to_save": None,
+        "modules_to_save": list(heads) or None,
         "inference_mode": True,
     }
     (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-_WHOLE = {"embed_tokens": "embed.embedding", "lm_head": "lm_head.kernel"}
+_WHOLE = {"embed_tokens": "embed.embedding", "lm_head": "lm_head.kernel", "score": "score.kernel"}
 _TIED = (
     "the head of this model is its embedding, and the adapter replaces only one of them; set ensure_weight_tying=True "
     "where it is trained, or merge it with PEFT (merge_and_unload) and load that model"
@@ -271,19 +275,21 @@ def _whole(
 ) -> tuple[dict[str, safetensors.Tensor], dict[str, safetensors.Tensor]]:
     """The tensors of embedding and head by our path, and all others by name; `problems` are appended to."""
     found, others = {}, dict(tensors)
-    is_tied = "lm_head.kernel" not in sources
+    is_tied = "lm_head.kernel" not in sources and "score.kernel" not in sources
     for module in WHOLE_MODULES:
-        path = "embed.embedding" if is_tied else _WHOLE[module]
+        path = "embed.embedding" if is_tied and module == "lm_head" else _WHOLE[module]
         names = [name for name in tensors if re.fullmatch(rf"base_model\.model\.(.+\.)?{module}\.weight", name)]
         for name in names:
             tensor = found[path] = others.pop(name)
-            if tensor.shape != base[path].shape:
+            if path not in base:
+                problems.append(Problem(path, f"{name}: this model has no such head"))
+            elif tensor.shape != base[path].shape:
                 message = f"{name}: expected shape {base[path].shape}, got {tensor.shape}"
                 problems.append(Problem(path, message))
             elif not tensor.readable:
                 problems.append(Problem(path, f"{name}: dtype {tensor.dtype} is not supported"))
         is_named = any(str(one).rpartition(".")[2] == module for one in fields.get("modules_to_save") or ())
-        if is_named and not names and not is_tied:
+        if is_named and not names and not is_tied and path in base:
             message = f"expected a tensor base_model.model.(...){module}.weight, there is none"
             problems.append(Problem(path, message))
     if found and is_tied and not fields.get("ensure_weight_tying"):

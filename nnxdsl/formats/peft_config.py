@@ -13,8 +13,8 @@ from nnxdsl.formats.files import read_json
 
 CONFIG = "adapter_config.json"
 
-WHOLE_MODULES = ("embed_tokens", "lm_head")
-"""The embedding and the head, which `modules_to_save` may replace."""
+WHOLE_MODULES = ("embed_tokens", "lm_head", "score")
+"""The embedding and the heads, which `modules_to_save` may replace."""
 
 Scale = tuple[int, float]
 """Rank and alpha."""
@@ -23,7 +23,7 @@ Scale = tuple[int, float]
 # Supported values of fields; any other value would change the forward pass or the base weights.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM", None),
+    "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
     "bias": ("none",),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "pissa"),
 }

@@ -1,4 +1,4 @@
-"""Inference with a pretrained model from a Hugging Face Hub directory: logits and text, without an experiment."""
+"""Inference with a model of a run or of the Hugging Face Hub, without an experiment: logits, text, and rewards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
@@ -22,12 +23,15 @@ from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.attention.positions import TokenPositions
+from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.program import xla_options
 from nnxdsl.program.init import place
+from nnxdsl.weights.open import is_run
+from nnxdsl.weights.run_weights import RunWeights
+from nnxdsl.weights.sources import tokenizer_directory, tokenizer_owner
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A text to continue, or chat messages `{"role": ..., "content": ...}` to answer."""
@@ -50,14 +54,16 @@ class Pretrained:
         dtype: DTypeLike,
         directory: Path,
         tokenizer: Tokenizer,
+        tokenizer_directory: Path | None,
     ) -> None:
         self.config = config
         self.leaves = dict(leaves)
         self.dtype = jnp.dtype(dtype)
-        self._template, self._directory, self._spec = template, directory, tokenizer
+        self._template, self._directory = template, directory
+        self._spec, self._tokenizer_directory = tokenizer, tokenizer_directory
         self._tokenizer: TokenizerBase | None = None
         self._sampler: Sampler | None = None
-        self._logits = xla_options.jit(self._forward)
+        self._logits, self._rewards = xla_options.jit(self._forward), xla_options.jit(self._forward_rewards)
 
     @property
     def tokenizer(self) -> TokenizerBase:
@@ -67,8 +73,8 @@ class Pretrained:
             DataError: the tokenizer is missing or cannot be read, or is not that of the weights.
         """
         if self._tokenizer is None:
-            tokenizer = open_tokenizer(self._spec, self._directory)
-            if message := mismatch(self._spec, tokenizer, self._directory, self.config.vocab_size):
+            tokenizer = open_tokenizer(self._spec, self._tokenizer_directory)
+            if message := mismatch(self._spec, tokenizer, self._tokenizer_directory, self.config.vocab_size):
                 raise DataError(f"{self._directory}: {message}")
             self._tokenizer = tokenizer
         return self._tokenizer
@@ -100,6 +106,40 @@ class Pretrained:
         position = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int32)
         places = TokenPositions(*map(jnp.asarray, (position, real.astype(np.int32), np.zeros_like(position))))
         return self._logits(self.leaves, jnp.asarray(np.where(real, ids, 0), jnp.int32), places)
+
+    def rewards(
+        self, prompts: Sequence[Prompt], completions: Sequence[Prompt], *, batch_size: int = 16
+    ) -> npt.NDArray[np.float32]:
+        """Compute the rewards of completions, of a reward model: a model with a head of one label.
+
+        Prompts and completions become tokens as in the rows of `Data.Preferences`: each completion has one end token,
+        and the reward is read from the state of its last token.
+
+        Args:
+            prompts: texts, or lists of chat messages.
+            completions: of the prompts: texts, of chats the assistant's answer, or chat messages.
+            batch_size: completions that are computed at one time.
+
+        Returns:
+            `[N]`, float32.
+
+        Raises:
+            WeightsError: the model is no reward model.
+            DataError: no tokenizer, no chat template, or a text that cannot be tokenized or is too long.
+        """
+        if self.config.num_labels != 1:
+            raise WeightsError(f"{self._directory}: {NOT_A_REWARD_MODEL}")
+        rows = [self._encoded(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
+        found = np.zeros(len(rows), np.float32)
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # rows of a batch are about as long
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            width = 1 << max(len(rows[chosen[-1]]) - 1, 15).bit_length()  # few widths, each of which is compiled
+            tokens, lengths = np.zeros((batch_size, width), np.int32), np.ones(batch_size, np.int32)
+            for line, index in enumerate(chosen):
+                tokens[line, : len(rows[index])], lengths[line] = rows[index], len(rows[index])
+            found[chosen] = self._rewards(self.leaves, jnp.asarray(tokens), jnp.asarray(lengths))[: len(chosen)]
+        return found
 
     def generate(
         self,
@@ -143,6 +183,25 @@ class Pretrained:
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
         return [self.tokenizer.decode(answer) for answer in self._sampler(self.leaves, ids, sampling)]
 
+    def _encoded(self, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
+        encoder = Encoder(self.tokenizer)
+        try:
+            ids = encoder.whole(
+                *(each if isinstance(each, str) else list(map(dict, each)) for each in (prompt, completion))
+            )
+        except RowError as error:
+            raise DataError(f"completions.{index}: {error}") from error
+        if len(ids) > self.config.max_length:
+            most = self.config.max_length
+            raise DataError(f"completions.{index}: {len(ids):,} tokens with the prompt, of the model's {most:,}")
+        return ids
+
+    def _forward_rewards(self, leaves: dict[str, jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        decoder: Any = self._template.merge(leaves)
+        hidden = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=self.dtype).hidden
+        last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
+        return decoder.logits(last)[:, 0, 0]
+
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = self._template.merge(leaves)
         return decoder.logits(decoder(tokens, places, dtype=self.dtype).hidden)
@@ -155,6 +214,11 @@ def _encode(encoder: Encoder, index: int, prompt: Prompt) -> list[int]:
         raise DataError(f"prompts.{index}: {error}") from error
 
 
+NOT_A_REWARD_MODEL = (
+    "no reward model: expected a model for sequence classification with one label, as Objective.Reward trains"
+)
+
+
 def load(
     directory: str | Path,
     *,
@@ -163,13 +227,14 @@ def load(
     allow_non_finite: bool = False,
     mtp: bool = False,
 ) -> Pretrained:
-    """Load a model from a directory in the Hub's format, or from a repository on the Hub.
+    """Load a model from a run, a directory in the Hub's format, or a repository on the Hub.
 
     >>> model = nnxdsl.load("google/gemma-3-1b-it")                             # doctest: +SKIP
     >>> model.generate([[{"role": "user", "content": "What is DPO?"}]])         # doctest: +SKIP
 
     Args:
-        directory: directory with `config.json` and safetensors (as `nnxdsl export` writes), or a Hub repository name.
+        directory: run directory, or one step of it, whose adapter is merged; directory with `config.json` and
+            safetensors (as `nnxdsl export` writes); or a Hub repository name.
         dtype: dtype of arrays and activations.
         tokenizer: tokenizer to use; None for the one beside the weights.
         allow_non_finite: load weights that contain NaN or infinity instead of raising.
@@ -183,14 +248,31 @@ def load(
         WeightsError: a file is missing, damaged or unsupported, or tensors do not match the model or contain NaN or
             infinity; lists all of these tensors.
     """
+    if (run := Path(directory).expanduser()).is_dir() and is_run(run):
+        return _of_run(run, dtype, tokenizer, mtp=mtp)
     found = locate(str(directory))
     reader = HubReader(found, allow_non_finite=allow_non_finite)
-    if mtp and not reader.config.mtp_layers:
-        raise WeightsError(f"{found}: there is no multi-token-prediction (MTP) layer that can be loaded; leave mtp out")
-    config = reader.config if mtp else attrs.evolve(reader.config, mtp_layers=0)
-    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
+    config, template = _template(reader.config, dtype, found, mtp=mtp)
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
     leaves = {path: place(reader.mapped(path), dtype, here) for path in template.variables}
-    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto())
+    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto(), found)
+
+
+def _of_run(path: Path, dtype: DTypeLike, tokenizer: Tokenizer | None, *, mtp: bool) -> Pretrained:
+    """The newest undamaged checkpoint of a run, or one step of it; its tokenizer is that of the run."""
+    saved = RunWeights.open(path)
+    (config, template), here = _template(saved.config, dtype, path, mtp=mtp), jnp.zeros(()).sharding
+    leaves = {name: place(saved.merged(name), dtype, here) for name in template.variables}
+    owner = tokenizer_owner(saved.experiment)
+    directory = tokenizer_directory(owner, saved.directory.parent)
+    return Pretrained(template, config, leaves, dtype, path, tokenizer or owner.model.tokenizer, directory)
+
+
+def _template(stored: DecoderConfig, dtype: DTypeLike, path: Path, *, mtp: bool) -> tuple[DecoderConfig, AbstractModel]:
+    """The decoder, with its multi-token-prediction layer if that is asked for, and without arrays."""
+    if mtp and not stored.mtp_layers:
+        raise WeightsError(f"{path}: there is no multi-token-prediction (MTP) layer that can be loaded; leave mtp out")
+    config = stored if mtp else attrs.evolve(stored, mtp_layers=0)
+    return config, abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))

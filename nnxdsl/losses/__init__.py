@@ -3,7 +3,7 @@
 Importing the package registers the losses of all built-in objectives; `losses.build.register` adds others.
 """
 
-from nnxdsl.losses import distillation, kto, policy_gradient, preference
+from nnxdsl.losses import distillation, kto, policy_gradient, preference, reward_model
 from nnxdsl.losses.base import Loss, LossTerms, PairLogps, WeightedMean, build, derived_metrics, per_row, row_mean
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "per_row",
     "policy_gradient",
     "preference",
+    "reward_model",
     "row_mean",
 ]

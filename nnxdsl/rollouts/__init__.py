@@ -1,1 +1,8 @@
-"""Online training, from prompts to a batch to learn from: completions are sampled, rewarded and given advantages."""
+"""Online training, from prompts to a batch to learn from: completions are sampled, rewarded and given advantages.
+
+Importing the package registers the rewards that are computed by a model.
+"""
+
+from nnxdsl.rollouts import reward_model
+
+__all__ = ["reward_model"]

@@ -220,6 +220,7 @@ def _write_adapter(place: Path, saved: RunWeights, dtype: str, base: str | None,
     kind = model_type(saved.experiment)
     adapter = saved.adapter
     form: dict[str, Any] = {"is_multimodal": is_multimodal, "is_pissa": starts_from_pissa(saved.experiment)}
+    form["whole"] = {path: leaf.astype(DTYPES[dtype]) for path, leaf in saved.head_leaves().items()}
     peft.write(place, saved.config, leaves, adapter=adapter, base=base, model_type=kind, **form)
 
 
@@ -240,7 +241,7 @@ def _compare(
         if problems := list(read.unlike(saved.adapter, saved.adapter_leaves())):
             listed = "\n  ".join(map(str, problems))
             raise WeightsError(f"{target}: internal error: the files hold another adapter:\n  {listed}")
-        leaves = read.leaves
+        leaves = {**read.leaves, **read.whole}
         got = logits(saved.policy, lambda path: leaves[path] if path in leaves else saved.weight(path), tokens, forward)
     else:
         reader = hf.HubReader(place)

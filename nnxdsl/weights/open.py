@@ -138,10 +138,15 @@ def _is_checkpoint(path: Path) -> bool:
     return True
 
 
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run's with a checkpoint, or a checkpoint of one."""
+    return _is_checkpoint(path) and (find(path)[0].parent / "experiment.json").is_file()
+
+
 def _checkpoint(path: Path) -> Weights:
-    parent = find(path)[0].parent
-    if (parent / "experiment.json").is_file():
+    if is_run(path):
         return _run(path)
+    parent = find(path)[0].parent
     checkpoint = WeightsCheckpoint(path)
     config = hf.read_config(parent) if (parent / CONFIG).is_file() else None
     shapes = {name: array.shape for name, array in checkpoint.arrays.items()}

@@ -118,6 +118,10 @@ class RunWeights:
         """All arrays of the adapter, by path."""
         return {path: self.trained(path) for path in self._trained if lora_math.is_adapter(path)}
 
+    def head_leaves(self) -> dict[str, np.ndarray]:
+        """A head of labels that was trained beside the adapter, by path; empty without one."""
+        return {path: self.trained(path) for path in self._trained if path.startswith("score.")}
+
     def policy_leaf(self, path: str) -> ArrayLike:
         """An array of `policy`: a weight without the adapter, or an array of the adapter."""
         return self.trained(path) if path in self._trained else self.weight(path)

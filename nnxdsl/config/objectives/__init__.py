@@ -3,8 +3,26 @@
 Importing the package defines every member of `Objective`.
 """
 
-from nnxdsl.config.objectives import distillation, kto, policy_gradient, preference, reward_library, sft
+from nnxdsl.config.objectives import (
+    distillation,
+    kto,
+    policy_gradient,
+    preference,
+    reward_library,
+    reward_model,
+    sft,
+)
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.sft import SFT
 
-__all__ = ["SFT", "Objective", "distillation", "kto", "policy_gradient", "preference", "reward_library", "sft"]
+__all__ = [
+    "SFT",
+    "Objective",
+    "distillation",
+    "kto",
+    "policy_gradient",
+    "preference",
+    "reward_library",
+    "reward_model",
+    "sft",
+]

@@ -10,7 +10,7 @@ from nnxdsl.config.core.base import Spec
 
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
-    from nnxdsl.config.objectives import distillation, kto, sft
+    from nnxdsl.config.objectives import distillation, kto, reward_model, sft
     from nnxdsl.config.objectives import policy_gradient as online
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
@@ -53,6 +53,7 @@ class Objective(Spec):
     RLOO: ClassVar[type[online.RLOO]]
     ReinforcePlusPlus: ClassVar[type[online.ReinforcePlusPlus]]
     KTO: ClassVar[type[kto.KTO]]
+    Reward: ClassVar[type[reward_model.Reward]]
 
     batch_kind: ClassVar[str] = ""
     """The kind of batch that it reads: "pairs", "feedback", "sequences" or "prompts"."""

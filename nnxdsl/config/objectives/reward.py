@@ -38,6 +38,7 @@ class Reward(Spec):
     CosineLength: ClassVar[type[library.CosineLength]]
     SoftOverlong: ClassVar[type[library.SoftOverlong]]
     Environment: ClassVar[type[library.Environment]]
+    Model: ClassVar[type[library.Model]]
 
     default_member: ClassVar[str] = "Function"
     timeout: ClassVar[float | None] = None

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -136,3 +136,25 @@ class Environment(Reward):
     """What the objective's environment gives for the whole episode: the sum of its rewards, or that of `get_reward`."""
 
     name: str = attrs.field(default="environment", validator=filled)
+
+
+@attrs.frozen(kw_only=True)
+class Model(Reward):
+    """The reward of a reward model, such as `Objective.Reward` trains, for the prompt with its completion.
+
+    The model has its own tokenizer and chat template: a completion is read as text, or as messages where there is an
+    environment. It is computed on the first device of the first process, beside what the plan shows.
+
+    Attributes:
+        path: A run directory of ours, a directory in the Hub's format, or a repository's name on the Hub: a model for
+            sequence classification with one label.
+        dtype: Of the reward model's weights and activations.
+        batch_size: Completions that are computed at one time.
+    """
+
+    outside_identity: ClassVar[frozenset[str]] = frozenset({"batch_size"})
+
+    path: str = attrs.field(kw_only=False, validator=filled)
+    name: str = attrs.field(default="reward_model", validator=filled)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    batch_size: int = attrs.field(default=16, validator=positive)

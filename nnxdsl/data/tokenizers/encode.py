@@ -207,6 +207,20 @@ class Encoder:
             _require_prefix(opening, text)
         return self._split(self.rendered(opening), [self.rendered(text) for text in texts], is_rendered=True)
 
+    def whole(self, prompt: Prompt, completion: Prompt) -> list[int]:
+        """Ids of a prompt and its completion with one end token, both text, or a chat and what follows.
+
+        Raises:
+            RowError: The template cannot render the chat.
+        """
+        if isinstance(prompt, str) and isinstance(completion, str):
+            split = self.split_text(prompt, (completion,))
+            return [*split.prompt, *split.completions[0]]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        turns = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        chat = self.with_system([*with_answer(messages, turns[0]), *turns[1:]])
+        return self.ended(self.rendered(self.template().render(chat)), is_rendered=True)
+
     def split_common(self, chosen: str, rejected: str) -> Split:
         """Two texts with an implicit prompt: their common first tokens, BOS included."""
         texts = [self.text(chosen), self.text(rejected)]

@@ -106,6 +106,7 @@ FAMILY = register(
         spec=DeepSeekV2,
         sizes=DEEPSEEK_V2,
         architecture="DeepseekV2ForCausalLM",
+        classifier="DeepseekV2ForSequenceClassification",
         model_types=("deepseek_v2",),
         defaults=transformers_defaults(layers=32, embed=4096, mlp=11_008, heads=32, kv_heads=None, head_dim=None,
                                        vocab=102_400, length=2048, moe_intermediate_size=1407, n_shared_experts=2,

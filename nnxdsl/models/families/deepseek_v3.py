@@ -298,6 +298,7 @@ FAMILY = register(
         spec=DeepSeekV3,
         sizes=DEEPSEEK_V3,
         architecture="DeepseekV3ForCausalLM",
+        classifier="DeepseekV3ForSequenceClassification",
         model_types=("deepseek_v3",),
         defaults=_DEFAULTS,
         fixed={

@@ -159,6 +159,7 @@ class Family:
         spec: its spec class, which has a field `size`.
         sizes: the decoder of each size.
         architecture: the class of transformers, for `config.json`.
+        classifier: its class with a head of labels (sequence classification); None where it has none.
         model_types: the values of `model_type` that are read; the first is written.
         choices: fields of DecoderConfig that all its members share, where they differ from `CHOICES`.
         defaults: transformers' value of each number that a `config.json` may leave out, see `transformers_defaults`.
@@ -186,6 +187,7 @@ class Family:
     spec: type[Model]
     sizes: Mapping[str, DecoderConfig]
     architecture: str
+    classifier: str | None = None
     model_types: tuple[str, ...]
     choices: Mapping[str, Any] = attrs.Factory(dict)
     defaults: Mapping[str, Any]

@@ -68,6 +68,7 @@ FAMILY = register(
         spec=Gemma,
         sizes=GEMMA,
         architecture="GemmaForCausalLM",
+        classifier="GemmaForSequenceClassification",
         model_types=("gemma",),
         choices=CHOICES,
         defaults=_DEFAULTS,

@@ -52,6 +52,7 @@ FAMILY = register(
         spec=Gemma2,
         sizes=GEMMA2,
         architecture="Gemma2ForCausalLM",
+        classifier="Gemma2ForSequenceClassification",
         model_types=("gemma2",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

@@ -103,6 +103,7 @@ FAMILY = register(
         spec=Gemma3,
         sizes=GEMMA3,
         architecture="Gemma3ForCausalLM",
+        classifier="Gemma3TextForSequenceClassification",
         model_types=("gemma3_text",),
         wrappers=("gemma3",),
         choices=_CHOICES,

@@ -126,6 +126,7 @@ FAMILY = register(
         spec=GPTOSS,
         sizes=GPT_OSS,
         architecture="GptOssForCausalLM",
+        classifier="GptOssForSequenceClassification",
         model_types=("gpt_oss",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

@@ -54,6 +54,7 @@ FAMILY = register(
         spec=Llama3,
         sizes=LLAMA3,
         architecture="LlamaForCausalLM",
+        classifier="LlamaForSequenceClassification",
         model_types=("llama",),
         defaults=_DEFAULTS,
         fixed={"attention_dropout": 0.0},

@@ -115,6 +115,7 @@ FAMILY = register(
         spec=Ministral3,
         sizes=MINISTRAL3,
         architecture="Ministral3ForCausalLM",
+        classifier="Ministral3ForSequenceClassification",
         model_types=("ministral3",),
         wrappers=("mistral3",),
         defaults=transformers_defaults(layers=34, embed=4096, mlp=14_336, heads=32, kv_heads=8, head_dim=128,

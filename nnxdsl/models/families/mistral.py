@@ -49,6 +49,7 @@ FAMILY = register(
         spec=Mistral,
         sizes=MISTRAL,
         architecture="MistralForCausalLM",
+        classifier="MistralForSequenceClassification",
         model_types=("mistral",),
         defaults=_DEFAULTS,
         fixed={"attention_dropout": 0.0},

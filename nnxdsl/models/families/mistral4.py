@@ -102,6 +102,7 @@ FAMILY = register(
         spec=Mistral4,
         sizes=MISTRAL4,
         architecture="Mistral4ForCausalLM",
+        classifier="Mistral4ForSequenceClassification",
         model_types=("mistral4",),
         defaults=transformers_defaults(layers=36, embed=4096, mlp=12_288, heads=32, kv_heads=None, head_dim=None,
                                        vocab=131_072, length=1_048_576, moe_intermediate_size=2048, n_shared_experts=1,

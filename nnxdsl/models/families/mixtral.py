@@ -62,6 +62,7 @@ FAMILY = register(
         spec=Mixtral,
         sizes=MIXTRAL,
         architecture="MixtralForCausalLM",
+        classifier="MixtralForSequenceClassification",
         model_types=("mixtral",),
         defaults=_DEFAULTS,
         fixed={"attention_dropout": 0.0, "router_jitter_noise": 0.0},

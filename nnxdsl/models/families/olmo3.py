@@ -87,6 +87,7 @@ FAMILY = register(
         spec=Olmo3,
         sizes=OLMO3,
         architecture="Olmo3ForCausalLM",
+        classifier="Olmo3ForSequenceClassification",
         model_types=("olmo3",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

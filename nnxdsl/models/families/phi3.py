@@ -78,6 +78,7 @@ FAMILY = register(
         spec=Phi3,
         sizes=PHI3,
         architecture="Phi3ForCausalLM",
+        classifier="Phi3ForSequenceClassification",
         model_types=("phi3",),
         defaults=transformers_defaults(layers=32, embed=3072, mlp=8192, heads=32, kv_heads=None, head_dim=None,
                                        vocab=32_064, length=4096, norm_eps=1e-5),

@@ -52,6 +52,7 @@ FAMILY = register(
         spec=Qwen2,
         sizes=QWEN2,
         architecture="Qwen2ForCausalLM",
+        classifier="Qwen2ForSequenceClassification",
         model_types=("qwen2",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

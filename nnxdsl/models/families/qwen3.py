@@ -50,6 +50,7 @@ FAMILY = register(
         spec=Qwen3,
         sizes=QWEN3,
         architecture="Qwen3ForCausalLM",
+        classifier="Qwen3ForSequenceClassification",
         model_types=("qwen3",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

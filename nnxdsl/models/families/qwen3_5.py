@@ -76,6 +76,7 @@ FAMILY = register(
         spec=Qwen35,
         sizes=QWEN3_5,
         architecture="Qwen3_5ForCausalLM",
+        classifier="Qwen3_5TextForSequenceClassification",
         model_types=("qwen3_5_text",),
         wrappers=("qwen3_5",),
         choices=CHOICES,

@@ -58,6 +58,7 @@ FAMILY = register(
         spec=Qwen3MoE,
         sizes=QWEN3_MOE,
         architecture="Qwen3MoeForCausalLM",
+        classifier="Qwen3MoeForSequenceClassification",
         model_types=("qwen3_moe",),
         choices=_CHOICES,
         defaults=_DEFAULTS,

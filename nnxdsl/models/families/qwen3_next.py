@@ -137,6 +137,7 @@ FAMILY = register(
         spec=Qwen3Next,
         sizes=QWEN3_NEXT,
         architecture="Qwen3NextForCausalLM",
+        classifier="Qwen3NextForSequenceClassification",
         model_types=("qwen3_next",),
         choices=CHOICES,
         defaults=_DEFAULTS,

@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from nnxdsl.config.model import Model
 from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -80,7 +82,21 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
     if family is None:
         names = ", ".join(map(repr, sorted({n for family in FAMILIES for n in family.model_types + family.wrappers})))
         raise WeightsError(f"model_type: expected one of {names}, got {kind!r}{_near(config)}")
-    return family.read(config)
+    return attrs.evolve(family.read(config), num_labels=_num_labels(config))
+
+
+def _num_labels(config: Mapping[str, Any]) -> int | None:
+    """The labels of a sequence classifier, such as a reward model; None for a model with an output head.
+
+    transformers writes the labels' names, and of two labels, its default, nothing.
+    """
+    classes, names = config.get("architectures"), config.get("id2label")
+    if not isinstance(classes, list) or not any(str(name).endswith("ForSequenceClassification") for name in classes):
+        return None
+    count = len(names) if isinstance(names, Mapping) else config.get("num_labels", 2)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise WeightsError(f"num_labels: expected a number above 0, got {count!r}")
+    return count
 
 
 def _near(config: Mapping[str, Any]) -> str:
@@ -111,10 +127,9 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
         A dictionary of JSON values; `from_hf` of it is `config` again.
 
     Raises:
-        WeightsError: no family has a decoder like this; names what each would require. Or it has a head of labels.
+        WeightsError: no family has a decoder like this; names what each would require. Or it has a head of labels, and
+            transformers no class for that.
     """
-    if config.num_labels is not None:
-        raise WeightsError(f"a head of num_labels={config.num_labels} cannot be exported; output heads can")
     problems = []
 
     def order(family: Family) -> tuple[bool, bool]:
@@ -123,6 +138,20 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
     for family in sorted(FAMILIES, key=order):
         differences = family.differences(config)
         if not differences:
-            return {"architectures": [family.architecture], "torch_dtype": dtype, **family.write(config)}
+            return {**_class_fields(family, config), "torch_dtype": dtype, **family.write(config)}
         problems.append(f"{family.title} has {', '.join(differences)}")
     raise WeightsError("\n  ".join(["no family of the Hub has a decoder like this:", *problems]))
+
+
+def _class_fields(family: Family, config: DecoderConfig) -> dict[str, Any]:
+    """The fields for the class of transformers: a causal language model, or a sequence classifier with its labels."""
+    if config.num_labels is None:
+        return {"architectures": [family.architecture]}
+    if family.classifier is None:
+        raise WeightsError(
+            f"transformers has no class for {family.title} with a head of labels (ForSequenceClassification), so it "
+            "cannot be exported; the run itself can be used as a reward"
+        )
+    names = {number: f"LABEL_{number}" for number in range(config.num_labels)}
+    labels = {"id2label": {str(n): name for n, name in names.items()}, "label2id": {v: k for k, v in names.items()}}
+    return {"architectures": [family.classifier], **labels}

@@ -114,6 +114,7 @@ FAMILY = register(
         spec=SmolLM3,
         sizes=SMOLLM3,
         architecture="SmolLM3ForCausalLM",
+        classifier="SmolLM3ForSequenceClassification",
         model_types=("smollm3",),
         defaults=transformers_defaults(layers=36, embed=2048, mlp=11_008, heads=16, kv_heads=4, head_dim=None,
                                        vocab=128_256, length=32_768),

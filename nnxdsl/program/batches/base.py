@@ -163,6 +163,14 @@ class BatchKind(Generic[BatchT]):
         """The targets and the states that predict them, of final hidden states `[B, T, D]`."""
         raise NotImplementedError
 
+    def last_states(self, hidden: jax.Array, batch: BatchT) -> jax.Array:
+        """The final hidden states of the last token of both completions of each pair, `[B, 2, D]`.
+
+        Raises:
+            NotImplementedError: the rows are no pairs.
+        """
+        raise NotImplementedError
+
     def mtp_positions(self, positions: TokenPositions) -> TokenPositions:
         """The positions of the rows for the MTP layer, whose state depends on the next token."""
         return positions

@@ -35,6 +35,19 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         """The tokens of the completions of each block, `[G, C]`."""
         return Targets(gather_sources(hidden, batch.tokens, batch.source), batch.target, self.target_mask(batch))
 
+    def last_states(self, hidden: jax.Array, batch: PackedPairs) -> jax.Array:
+        """See `BatchKind.last_states`; `[G * K, 2, D]`, any state where there is no pair."""
+        blocks, pairs = batch.weight.shape
+        in_row = jnp.max(batch.segment, axis=-1)  # [G, r] pairs of a row; those of a block are numbered row by row
+        before = jnp.cumsum(in_row, axis=-1) - in_row
+        number = (batch.segment - 1 + before[..., None]).reshape(blocks, 1, 1, -1)  # [G, 1, 1, r * T]
+        is_real, branch = (part.reshape(blocks, 1, 1, -1) for part in (batch.segment > 0, batch.branch))
+        of_pair = is_real & (number == jnp.arange(pairs)[:, None, None]) & (branch == jnp.array([1, 2])[:, None])
+        slots = jnp.arange(number.shape[-1])
+        last = jnp.max(jnp.where(of_pair, slots, 0), axis=-1).reshape(blocks, -1)  # [G, 2K]
+        states = gather_sources(hidden, batch.tokens, last)
+        return states.reshape(blocks * pairs, 2, -1)
+
     def target_mask(self, batch: PackedPairs) -> jax.Array:
         """Which targets count, `[G, C]`."""
         return batch.owner < 2 * batch.weight.shape[1]

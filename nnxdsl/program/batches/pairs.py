@@ -109,6 +109,12 @@ class PairKind(AnyPairs[PairBatch]):
         predicting = jnp.concatenate([from_prompt, for_chosen, from_prompt, for_rejected], axis=1)  # [B, 2R, D]
         return Targets(predicting, jnp.concatenate([batch.chosen, batch.rejected], axis=1), self.target_mask(batch))
 
+    def last_states(self, hidden: jax.Array, batch: PairBatch) -> jax.Array:
+        """See `BatchKind.last_states`."""
+        prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
+        last = (prompt + batch.chosen_length - 1, prompt + response + batch.rejected_length - 1)
+        return jnp.take_along_axis(hidden, jnp.stack(last, axis=1)[..., None], axis=1)
+
     def target_mask(self, batch: PairBatch) -> jax.Array:
         """Which targets count, `[B, 2R]`."""
         if batch.chosen_mask is not None:

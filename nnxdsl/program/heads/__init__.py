@@ -3,8 +3,8 @@
 Importing the package registers the heads of all built-in objectives; `build.register` adds others.
 """
 
-from nnxdsl.program.heads import distillation
+from nnxdsl.program.heads import distillation, rewards
 from nnxdsl.program.heads.base import Head, HeadInputs, HeadOutput
 from nnxdsl.program.heads.logprobs import LogProbs, build
 
-__all__ = ["Head", "HeadInputs", "HeadOutput", "LogProbs", "build", "distillation"]
+__all__ = ["Head", "HeadInputs", "HeadOutput", "LogProbs", "build", "distillation", "rewards"]

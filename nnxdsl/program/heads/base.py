@@ -80,8 +80,11 @@ class Head:
     """What logits of tokens are divided by."""
 
     def network(self, config: DecoderConfig) -> DecoderConfig:
-        """The network that the head reads, from that of the model; another one where the head has its own weights."""
-        return config
+        """The network that the head reads, from that of the model: with an output head over the vocabulary.
+
+        Another one where the head has its own weights; the head that a directory has does not matter.
+        """
+        return config if config.num_labels is None else attrs.evolve(config, num_labels=None)
 
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """The inputs of the loss.
