@@ -7,19 +7,26 @@ import functools
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.preference import ChosenSFT
+from nnxdsl.config.objectives.reward_model import Reward
 from nnxdsl.config.optimizer import AdamW, Optimizer
 from nnxdsl.config.schedule import WarmupCosine
 
 EPOCHS = 1.0
 """Passes over the data; TRL's default of 3 is that of `transformers`, its examples and "LoRA Without Regret" take 1."""
 
-PEAK_LR = {"sequences": (2e-5, 2e-4), "pairs": (1e-6, 1e-5), "feedback": (1e-6, 1e-5), "prompts": (1e-6, 1e-5)}
+PEAK_LR = {
+    "sequences": (2e-5, 2e-4),
+    "rewards": (1e-5, 1e-4),
+    "pairs": (1e-6, 1e-5),
+    "feedback": (1e-6, 1e-5),
+    "prompts": (1e-6, 1e-5),
+}
 """Peak learning rates by what the objective reads: of all weights, and of an adapter.
 
 Those of all weights are the defaults of TRL 1.16: 2e-5 of SFTConfig (and GKDConfig); 1e-6 of DPOConfig, ORPOConfig,
-CPOConfig (SimPO), KTOConfig and GRPOConfig. Those of adapters are ten times as large: "LoRA Without Regret" (Schulman
-et al. 2025, https://thinkingmachines.ai/blog/lora) finds that factor for supervised and reinforcement learning alike,
-nearly independent of the rank.
+CPOConfig (SimPO), KTOConfig and GRPOConfig; for reward models that of its script reward_modeling.py. Those of adapters
+are ten times as large: "LoRA Without Regret" (Schulman et al. 2025, https://thinkingmachines.ai/blog/lora) finds that
+factor for supervised and reinforcement learning alike, nearly independent of the rank.
 """
 
 
@@ -29,7 +36,7 @@ def default_optimizer(objective: Objective, adapter: Adapter | None) -> Optimize
     AdamW's own settings, no weight decay and gradients clipped at a norm of 1 are TRL's defaults; a tenth of the steps
     as warm-up and a cosine are those of the published recipes (https://github.com/huggingface/alignment-handbook).
     """
-    kind = "sequences" if isinstance(objective, ChosenSFT) else objective.batch_kind
+    kind = {ChosenSFT: "sequences", Reward: "rewards"}.get(type(objective), objective.batch_kind)
     return None if kind not in PEAK_LR else _adamw(PEAK_LR[kind][adapter is not None])
 
 

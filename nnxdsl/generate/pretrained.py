@@ -19,6 +19,7 @@ from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, WeightsError
+from nnxdsl.formats.finite import require_finite
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
@@ -249,7 +250,7 @@ def load(
             infinity; lists all of these tensors.
     """
     if (run := Path(directory).expanduser()).is_dir() and is_run(run):
-        return _of_run(run, dtype, tokenizer, mtp=mtp)
+        return _of_run(run, dtype, tokenizer, allow_non_finite=allow_non_finite, mtp=mtp)
     found = locate(str(directory))
     reader = HubReader(found, allow_non_finite=allow_non_finite)
     config, template = _template(reader.config, dtype, found, mtp=mtp)
@@ -260,11 +261,20 @@ def load(
     return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto(), found)
 
 
-def _of_run(path: Path, dtype: DTypeLike, tokenizer: Tokenizer | None, *, mtp: bool) -> Pretrained:
+def _of_run(
+    path: Path, dtype: DTypeLike, tokenizer: Tokenizer | None, *, allow_non_finite: bool, mtp: bool
+) -> Pretrained:
     """The newest undamaged checkpoint of a run, or one step of it; its tokenizer is that of the run."""
     saved = RunWeights.open(path)
     (config, template), here = _template(saved.config, dtype, path, mtp=mtp), jnp.zeros(()).sharding
-    leaves = {name: place(saved.merged(name), dtype, here) for name in template.variables}
+
+    def leaf(name: str) -> np.ndarray:
+        found = saved.merged(name)
+        if not allow_non_finite:
+            require_finite({name: found}, path)
+        return found
+
+    leaves = {name: place(leaf(name), dtype, here) for name in template.variables}
     owner = tokenizer_owner(saved.experiment)
     directory = tokenizer_directory(owner, saved.directory.parent)
     return Pretrained(template, config, leaves, dtype, path, tokenizer or owner.model.tokenizer, directory)

@@ -7,6 +7,7 @@ steps train on the same completions, a checkpoint between them stores these: the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.episode_sampler import EpisodeSampler
 from nnxdsl.rollouts.metrics import episode_metrics, group_metrics, logp_metrics
+from nnxdsl.rollouts.reward_model import in_home
 from nnxdsl.rollouts.rollout import Rollout
 
 Logged = dict[str, list[float]]
@@ -63,8 +65,8 @@ class Rollouts:
         )
 
     @classmethod
-    def of(cls, program: Program, prompts: Prompts, tokenizer: TokenizerBase) -> Rollouts:
-        """Those of a program whose rewards are registered.
+    def of(cls, program: Program, prompts: Prompts, tokenizer: TokenizerBase, home: Path = Path("runs")) -> Rollouts:
+        """Those of a program whose rewards are registered; `home` is the directory of runs, with reward models.
 
         Raises:
             PlanError: A reward is not known or a setting of it has no effect, or `top_k` leaves nothing out.
@@ -75,7 +77,8 @@ class Rollouts:
         if objective.top_k is not None and objective.top_k >= vocab_size:
             message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
-        found = cls(program, prompts, tokenizer, Rewards(objective.rewards, prompts.max_completion_length))
+        rewards = [in_home(reward, home) for reward in objective.rewards]
+        found = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length))
         found.check_prompts(prompts)
         return found
 

@@ -111,7 +111,7 @@ def prepare(experiment: Experiment, home: Path, display: Display) -> Prepared:
         steps = experiment.steps_for(len(dataset))
         display.say(f"epochs={experiment.epochs:g}: {steps:,} steps on {len(dataset):,} rows")
         program = program.with_steps(steps)
-    rollouts = Rollouts.of(program, dataset, tokenizer) if isinstance(dataset, Prompts) else None
+    rollouts = Rollouts.of(program, dataset, tokenizer, home) if isinstance(dataset, Prompts) else None
     evaluator, evaluation = None, experiment.evaluation
     if evaluation is not None:
         held_out = split if evaluation.data is None else read(evaluation.data, "evaluation.data")

@@ -76,6 +76,8 @@ def _prepare(experiment: Experiment, home: Path, display: Display) -> Prepared |
         return stopped
     with display.phase("opening weights"):
         prepared.source = sources.open_source(prepared.program.blueprint, home)
+        if isinstance(prepared.sampler, Rollouts):
+            prepared.sampler.rewards.open()
     return prepared
 
 

@@ -51,6 +51,8 @@ def adamw(peak_lr: float) -> Optimizer:
         (Objective.DPO(), Adapter.DoRA(), 1e-5),
         (Objective.ORPO(), LORA, 1e-5),
         (Objective.ChosenSFT(), None, 2e-5),
+        (Objective.Reward(), None, 1e-5),
+        (Objective.Reward(), LORA, 1e-4),
         (Objective.Sum(terms=(Objective.DPO(), Objective.ChosenSFT()), weights=(1.0, 1.0)), None, 1e-6),
     ],
 )

@@ -94,10 +94,11 @@ OPTIMIZERS = (
 
 MERGED = Weights.Merged(Weights.HF("base"), adapters=(Weights.PEFT("adapter"),), coefficients=(0.5,))
 
-NEED_MORE = ("Function", "SoftOverlong")
+NEED_MORE = ("Function", "SoftOverlong", "Model")
 REWARDS = (
     Reward("a"),
     Reward.SoftOverlong(cache=2),
+    Reward.Model(Weights.HF("rated")),
     *(cls() for name, cls in members(Reward).items() if name not in NEED_MORE),
 )
 """An object of every class of rewards."""

@@ -30,11 +30,11 @@ OF_PAIRS: dict[str, Any] = {
     **{
         name: cls()
         for name, cls in members(Objective).items()
-        if cls.batch_kind == "pairs" and cls is not Objective.Sum
+        if cls.batch_kind == "pairs" and cls.reads_logps and cls is not Objective.Sum
     },
     "Sum": SUM,
 }
-"""An object of every class that learns from pairs, with its defaults."""
+"""An object of every class whose loss is one of log-probabilities of pairs, with its defaults."""
 REFERENCE_FREE = ("ORPO", "SimPO", "CPO", "ChosenSFT")
 
 
@@ -335,6 +335,9 @@ def test_sums_of_what_cannot_be_added() -> None:
         "  terms.1: Objective.Sum within Objective.Sum; write its terms here\n"
         "  weights.1: expected a value > 0, got -1.0\n"
         "  weights: 3 of them for 2 terms; write one for each"
+    )
+    assert said(lambda: Objective.Sum(terms=(Objective.DPO(), Objective.Reward()), weights=(1.0, 1.0))) == (
+        "1 problem in Objective.Sum\n  terms.1: Objective.Reward has another head than the other terms; train it alone"
     )
     assert said(lambda: Objective.Sum(terms=(), weights=())) == (
         "1 problem in Objective.Sum\n  terms: is empty; expected at least one objective"

@@ -170,6 +170,14 @@ def batches(objective: Any) -> list[Any]:
 def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.ndarray, length: np.ndarray) -> Any:
     """Float64 `[B, T - 1, V]`: of every word after each token of right-padded rows, by a plain forward pass."""
 
+    found = outputs(template, leaves, tokens, length)[:, :-1]
+    found -= found.max(-1, keepdims=True)
+    return found - np.log(np.exp(found).sum(-1, keepdims=True))
+
+
+def outputs(template: Any, leaves: dict[str, jax.Array], tokens: np.ndarray, length: np.ndarray) -> Any:
+    """Float64 `[B, T, V]`: what the head gives at each token."""
+
     @jax.jit
     def logits(leaves: dict[str, jax.Array]) -> jax.Array:
         decoder: Any = template.merge(leaves)
@@ -178,19 +186,33 @@ def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.nd
         )
         return decoder.logits(hidden.hidden)
 
-    found = np.asarray(logits(leaves), np.float64)[:, :-1]
-    found -= found.max(-1, keepdims=True)
-    return found - np.log(np.exp(found).sum(-1, keepdims=True))
+    return np.asarray(logits(leaves), np.float64)
 
 
-def answers_of(program: Program, state: TrainState, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of both completions the summed log-probability `[B]` and the number of tokens `[B]`."""
-    found = []
+def whole_rows(batch: PairBatch) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Of both completions the tokens with the prompt, right-padded `[B, T]`, and their own number `[B]`."""
     size = batch.prompt.shape[1]
     for ids, lengths in ((batch.chosen, batch.chosen_length), (batch.rejected, batch.rejected_length)):
         tokens = np.zeros((ROWS, size + ids.shape[1]), np.int32)
         for row, (first, own) in enumerate(zip(batch.prompt_length, lengths, strict=True)):
             tokens[row, : first + own] = [*batch.prompt[row, size - first :], *ids[row, :own]]
+        yield tokens, lengths
+
+
+def first_reward_loss(program: Program, state: TrainState, batch: PairBatch) -> float:
+    """The loss of a reward model from the rewards of whole rows, each computed without the other."""
+    sides = []
+    for tokens, lengths in whole_rows(batch):
+        length = batch.prompt_length + lengths
+        sides.append(outputs(*program.policy(state), tokens, length)[np.arange(ROWS), length - 1, 0])
+    margin = (sides[0] - sides[1])[np.asarray(batch.weight) > 0]
+    return float(np.mean(np.log1p(np.exp(-margin))))
+
+
+def answers_of(program: Program, state: TrainState, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of both completions the summed log-probability `[B]` and the number of tokens `[B]`."""
+    found = []
+    for tokens, lengths in whole_rows(batch):
         logp = log_probabilities(*program.policy(state), tokens, batch.prompt_length + lengths)
         sums = [
             sum(logp[row, place - 1, tokens[row, place]] for place in range(first, first + own))
@@ -245,6 +267,8 @@ def first_loss(program: Program, state: TrainState, batch: Batch) -> float:
     assert isinstance(batch, PairBatch)
     if isinstance(objective, Objective.KTO):
         return 0.5  # half the weights, which are 1
+    if isinstance(objective, Objective.Reward):
+        return first_reward_loss(program, state, batch)
     known = REFERENCED.get(type(objective).__name__)
     if known is not None:
         return known(objective)

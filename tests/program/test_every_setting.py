@@ -302,6 +302,17 @@ ELSEWHERE = {
     "Objective.ReinforcePlusPlus.beta": "rollouts/test_rollouts.py::test_the_divergence_is_in_the_reward",
     "Objective.ReinforcePlusPlus.baseline": "losses/test_advantages.py::test_of_reinforce_plus_plus_token_by_token",
     "Reference.Checkpoint.weights": "program/test_references.py::test_other_weights_are_asked_beside_the_policy",
+    "Objective.Reward.center_rewards_coefficient": "program/test_reward_model.py::test_each_step_equals_that_of_trl",
+    **{
+        f"Reward.Model.{name}": f"rollouts/test_reward_model.py::test_{test}"
+        for name, test in {
+            "weights": "what_is_no_reward_model_is_refused",
+            "name": "a_run_is_the_reward_of_sampled_completions",
+            "weight": "a_run_is_the_reward_of_sampled_completions",
+            "dtype": "a_run_is_the_reward_of_sampled_completions",
+            "batch_size": "rewards_are_those_of_training",
+        }.items()
+    },
     "Reward.Function.name": "data/test_rewards.py::test_rewards_that_are_there",
     "Reward.Function.weight": "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names",
     "Reward.Function.timeout": "data/test_rewards_in_time.py::test_a_function_that_hangs_ends_by_its_name",

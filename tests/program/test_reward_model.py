@@ -35,10 +35,9 @@ from nnxdsl.weights.export import export
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 FIGURES: dict[str, Any] = json.loads((REFERENCE / "reward_model" / "figures.json").read_text())
+ROWS = REFERENCE / "replay" / "pairs.jsonl"
 STORED = Weights.HF(str(REFERENCE / "reward_model" / "model"))
-PAIRS = Data.Preferences(
-    str(REFERENCE / "replay" / "pairs.jsonl"), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile()
-)
+PAIRS = Data.Preferences(str(ROWS), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile())
 SETTINGS = FIGURES["settings"]
 ADAMW = Optimizer.AdamW(
     schedule=Schedule.Constant(lr=SETTINGS["learning_rate"]),
@@ -90,7 +89,7 @@ def test_packed_pairs_and_micro_batches_have_the_same_first_step(fields: dict[st
 
 def test_rewards_of_a_stored_model_equal_those_of_transformers() -> None:
     found = nnxdsl.load(STORED.path)
-    rows = [json.loads(line) for line in Path(PAIRS.path).read_text().splitlines()]
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
     for row, expected in zip(rows, FIGURES["rewards"], strict=True):
         got = [
             float(found(np.array([row["prompt_ids"] + row[side]]))[0, -1, 0]) for side in ("chosen_ids", "rejected_ids")
@@ -134,7 +133,5 @@ def test_the_objective_decides_the_head(tmp_path: Path) -> None:
 
 
 def test_a_reward_model_samples_nothing() -> None:
-    with pytest.raises(
-        PlanError, match=r"evaluation\.prompts: Objective.Reward has no output head over the vocabulary"
-    ):
+    with pytest.raises(PlanError, match=r"prompts: Objective.Reward has no output head over the vocabulary"):
         build_blueprint(training(evaluation=Evaluation(every_steps=5, prompts=("Why?",), max_new_tokens=4)))

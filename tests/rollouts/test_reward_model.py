@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 import nnxdsl
-from nnxdsl import Data, Experiment, Objective, Optimizer, Order, PlanError, Reward, RolloutLog, Schedule, Weights
+from nnxdsl import (
+    Data,
+    Experiment,
+    Objective,
+    Optimizer,
+    Order,
+    PlanError,
+    Reward,
+    RolloutLog,
+    Schedule,
+    SpecError,
+    Weights,
+)
 from nnxdsl.errors import DataError, WeightsError
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -74,11 +86,13 @@ def test_rewards_are_those_of_training(rows: list[dict[str, Any]], tmp_path: Pat
 
 
 def test_a_run_is_the_reward_of_sampled_completions(tmp_path: Path) -> None:
-    _, directory = trained(CHATS, tmp_path)
+    reward, directory = trained(CHATS, tmp_path)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in CHATS))
+    rated = Reward.Model(Weights.From(reward))
+    rough = Reward.Model(Weights.Checkpoint(str(directory)), name="rough", weight=0.5, dtype="bfloat16")
     asked = Experiment(
         name="online",
-        objective=Objective.GRPO(rewards=(Reward.Model(str(directory)),), num_generations=2),
+        objective=Objective.GRPO(rewards=(rated, rough), num_generations=2),
         data=Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=32, max_completion_length=4),
         batch_size=4,
         steps=2,
@@ -92,13 +106,18 @@ def test_a_run_is_the_reward_of_sampled_completions(tmp_path: Path) -> None:
     for group in found:
         row = CHATS[int(group["row"].rsplit(":", 1)[1]) - 1]
         for one in group["completions"]:
-            expected = model.rewards([row["prompt"]], [one["text"]])
-            assert one["rewards"]["reward_model"] == pytest.approx(float(expected[0]), rel=1e-5, abs=1e-6)
+            expected = float(model.rewards([row["prompt"]], [one["text"]])[0])
+            assert one["rewards"]["reward_model"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+            assert 0 < abs(one["rewards"]["rough"] - expected) < 0.05
+            total = one["rewards"]["reward_model"] + 0.5 * one["rewards"]["rough"]
+            assert one["reward"] == pytest.approx(total, rel=1e-6)
             compared += 1
     assert compared >= 8
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"weights: Weights\.Random is no reward model; use Weights\.HF, "):
+        Reward.Model(Weights.Random())
     _, directory = trained(TEXTS, tmp_path, steps=1)
     model = nnxdsl.load(directory)
     with pytest.raises(WeightsError, match="gives scores of labels and no tokens"):
@@ -108,18 +127,20 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "Why?"}) + "\n")
     online = Experiment(
         name="online",
-        objective=Objective.GRPO(rewards=(Reward.Model(str(tmp_path)),), num_generations=2),
+        objective=Objective.GRPO(rewards=(Reward.Model(Weights.HF(str(tmp_path))),), num_generations=2),
         data=Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=32, max_completion_length=4),
         batch_size=2,
         steps=1,
         **FIELDS,
     )
-    with pytest.raises(PlanError, match=r"objective\.rewards\.0\.path: .*config\.json"):
+    with pytest.raises(PlanError, match=r"objective\.rewards\.0\.weights: .*config\.json"):
         run(online, tmp_path / "runs", Display(quiet=True))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "a text"}) + "\n")
     text = Data.Text(str(tmp_path / "texts.jsonl"), max_length=16)
     sft = Experiment(name="sft", objective=Objective.SFT(loss_on="all"), data=text, batch_size=2, steps=1, **FIELDS)
+    with pytest.raises(SpecError, match=r"weights\.experiment\.objective: Objective\.SFT trains no reward model"):
+        Reward.Model(Weights.From(sft))
     policy = run(sft, tmp_path / "runs", Display(quiet=True)).directory
-    refused = nnxdsl.evolve(online, {"objective.rewards.0.path": str(policy)})
-    with pytest.raises(PlanError, match=r"rewards\.0\.path: .*no reward model: expected a model for"):
+    refused = nnxdsl.evolve(online, {"objective.rewards.0.weights.path": str(policy)})
+    with pytest.raises(PlanError, match=r"rewards\.0\.weights: .*no reward model: expected a model for"):
         run(refused, tmp_path / "runs", Display(quiet=True))

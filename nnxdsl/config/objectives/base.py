@@ -59,6 +59,8 @@ class Objective(Spec):
     """The kind of batch that it reads: "pairs", "feedback", "sequences" or "prompts"."""
     needs_reference: ClassVar[bool] = False
     """Whether it compares the policy with a frozen reference model."""
+    reads_logps: ClassVar[bool] = True
+    """Whether its loss is one of log-probabilities of tokens; not that of a reward model."""
     of_difference: ClassVar[bool] = False
     """Where it has one: whether the loss of a pair is one of a difference of log-ratios, or of scores of them."""
     is_token_sum: ClassVar[bool] = False

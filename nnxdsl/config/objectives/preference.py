@@ -425,6 +425,8 @@ class Sum(WithMTP):
             elif term.batch_kind != "pairs":
                 remedy = "; use Objective.ChosenSFT()" if kind == "Objective.SFT" else ""
                 yield Problem(f"terms.{index}", f"{kind} reads {term.batch_kind}, a sum reads pairs{remedy}")
+            elif not term.reads_logps:
+                yield Problem(f"terms.{index}", f"{kind} has another head than the other terms; train it alone")
 
     def _check_weights(self) -> Iterable[Problem]:
         for index, weight in enumerate(self.weights):

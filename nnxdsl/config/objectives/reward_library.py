@@ -16,6 +16,7 @@ import attrs
 from nnxdsl.config.core.base import gather
 from nnxdsl.config.core.validators import Limit, filled, positive
 from nnxdsl.config.objectives.reward import Reward
+from nnxdsl.config.weights import HF, Checkpoint, From, Weights
 from nnxdsl.errors import Problem
 
 
@@ -146,15 +147,27 @@ class Model(Reward):
     environment. It is computed on the first device of the first process, beside what the plan shows.
 
     Attributes:
-        path: A run directory of ours, a directory in the Hub's format, or a repository's name on the Hub: a model for
-            sequence classification with one label.
+        weights: A model for sequence classification with one label: `Weights.HF`, `Weights.Checkpoint`, or
+            `Weights.From` an experiment with `Objective.Reward`, which is run first unless it has finished before.
         dtype: Of the reward model's weights and activations.
         batch_size: Completions that are computed at one time.
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset({"batch_size"})
 
-    path: str = attrs.field(kw_only=False, validator=filled)
+    weights: Weights = attrs.field(kw_only=False)
     name: str = attrs.field(default="reward_model", validator=filled)
     dtype: Literal["float32", "bfloat16"] = "float32"
     batch_size: int = attrs.field(default=16, validator=positive)
+
+    def problems(self) -> Iterable[Problem]:
+        """The weights are those of one model that has been trained."""
+        return gather(self._check_weights)
+
+    def _check_weights(self) -> Iterable[Problem]:
+        if not isinstance(self.weights, HF | Checkpoint | From):
+            kind = type(self.weights).__qualname__
+            yield Problem("weights", f"{kind} is no reward model; use Weights.HF, Weights.Checkpoint or Weights.From")
+        elif isinstance(self.weights, From) and self.weights.experiment.objective.reads_logps:
+            kind = type(self.weights.experiment.objective).__qualname__
+            yield Problem("weights.experiment.objective", f"{kind} trains no reward model; expected Objective.Reward")

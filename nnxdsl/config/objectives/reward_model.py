@@ -27,5 +27,6 @@ class Reward(Objective):
     """
 
     batch_kind: ClassVar[str] = "pairs"
+    reads_logps: ClassVar[bool] = False
 
     center_rewards_coefficient: float = attrs.field(default=0.0, validator=Limit(at_least=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -21,6 +21,19 @@ LOGS = ("log_metric", "log_extra")
 """Parameters for functions that report, given to functions that have them."""
 
 
+@runtime_checkable
+class Opened(Protocol):
+    """A function that reads something, such as a model, before the first step."""
+
+    def open(self) -> None:
+        """Reads it.
+
+        Raises:
+            PlanError: It is not there; paths from the reward.
+        """
+        ...
+
+
 @functools.singledispatch
 def function_of(reward: Reward, max_completion_length: int | None) -> Callable[..., Any]:
     """The function that computes a reward; other packages register theirs with `@function_of.register(MyReward)`.
@@ -32,7 +45,8 @@ def function_of(reward: Reward, max_completion_length: int | None) -> Callable[.
         max_completion_length: Most tokens of a completion; None if it is not known.
 
     Returns:
-        A function of one completion or of all at once, as `nnxdsl.reward` describes both.
+        A function of one completion or of all at once, as `nnxdsl.reward` describes both. One with a method `open`
+        (see `Opened`) is opened after the runs that the experiment starts from, and before its first step.
 
     Raises:
         PlanError: There is none, or a setting has no effect; paths from the reward.

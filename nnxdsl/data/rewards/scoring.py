@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nnxdsl.config.objectives.reward import Reward
 from nnxdsl.data.rewards.calls import Logged, Sampled, run_all
-from nnxdsl.data.rewards.functions import COMPLETION, BoundReward, bound
+from nnxdsl.data.rewards.functions import COMPLETION, Opened, bound
 from nnxdsl.data.user_code import source_of
 from nnxdsl.errors import DataError, PlanError, Problem
+
+T, U = TypeVar("T"), TypeVar("U")
 
 
 class Scores(NamedTuple):
@@ -38,17 +40,18 @@ class Rewards:
     """
 
     def __init__(self, rewards: Sequence[Reward], max_completion_length: int | None = None) -> None:
-        problems: list[Problem] = []
-        self._rewards: list[BoundReward] = []
-        for index, one in enumerate(rewards):
-            try:
-                self._rewards.append(bound(one, max_completion_length))
-            except PlanError as error:
-                problems += [problem.under(f"objective.rewards.{index}") for problem in error.problems]
-        if problems:
-            raise PlanError(problems, "rewards")
+        self._rewards = _each(rewards, lambda one: bound(one, max_completion_length))
         self.names = tuple(one.name for one in rewards)
         self.weights = tuple(one.weight for one in rewards)
+
+    def open(self) -> None:
+        """Opens the functions that read something, see `Opened`.
+
+        Raises:
+            PlanError: What they read is not there.
+        """
+        functions = [one.function for one in self._rewards]
+        _each(functions, lambda function: function.open() if isinstance(function, Opened) else None)
 
     def fingerprint(self) -> str:
         """sha256 hex over the sources of all functions, as far as they can be read."""
@@ -103,6 +106,19 @@ class Rewards:
         applies = ~np.isnan(each)
         sums = np.where(applies, each, 0.0) @ np.asarray(self.weights)
         return np.where(applies.any(axis=1), sums, np.nan)
+
+
+def _each(items: Sequence[T], act: Callable[[T], U]) -> list[U]:
+    """What `act` returns for each; a PlanError with the problems of all, by their place among the rewards."""
+    found, problems = list[U](), list[Problem]()
+    for index, one in enumerate(items):
+        try:
+            found.append(act(one))
+        except PlanError as error:
+            problems += [problem.under(f"objective.rewards.{index}") for problem in error.problems]
+    if problems:
+        raise PlanError(problems, "rewards")
+    return found
 
 
 def _columns(logs: Sequence[Logged]) -> dict[str, list[Any]]:
