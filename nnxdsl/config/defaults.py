@@ -7,7 +7,6 @@ import functools
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.preference import ChosenSFT
-from nnxdsl.config.objectives.reward_model import Reward
 from nnxdsl.config.optimizer import AdamW, Optimizer
 from nnxdsl.config.schedule import WarmupCosine
 
@@ -36,7 +35,11 @@ def default_optimizer(objective: Objective, adapter: Adapter | None) -> Optimize
     AdamW's own settings, no weight decay and gradients clipped at a norm of 1 are TRL's defaults; a tenth of the steps
     as warm-up and a cosine are those of the published recipes (https://github.com/huggingface/alignment-handbook).
     """
-    kind = {ChosenSFT: "sequences", Reward: "rewards"}.get(type(objective), objective.batch_kind)
+    kind = objective.batch_kind
+    if isinstance(objective, ChosenSFT):
+        kind = "sequences"
+    elif not objective.reads_logps:
+        kind = "rewards"
     return None if kind not in PEAK_LR else _adamw(PEAK_LR[kind][adapter is not None])
 
 

@@ -14,7 +14,7 @@ from nnxdsl.config.tokenizer import File, Tokenizer
 from nnxdsl.data.tokenizers.base import BytesTokenizer, TokenizerBase, open_tokenizer
 from nnxdsl.data.tokenizers.bytes_as_hf import byte_files
 from nnxdsl.data.tokenizers.encode import stop_ids
-from nnxdsl.data.tokenizers.huggingface import ADDITIONAL_TEMPLATES, FileTokenizer
+from nnxdsl.data.tokenizers.huggingface import ADDITIONAL_TEMPLATES, FileTokenizer, token_text
 from nnxdsl.data.tokenizers.missing_tokenizer import MissingTokenizer
 from nnxdsl.errors import DataError, NnxdslError
 from nnxdsl.formats.files import read_json
@@ -84,10 +84,20 @@ class TokenizerFiles:
         if self.tokenizer is None:
             return {}
         ids: dict[str, Any] = {"bos_token_id": self.tokenizer.bos_id}
-        if isinstance(self.tokenizer, BytesTokenizer):
-            ids["pad_token_id"] = self.tokenizer.pad_id
+        if (pad := self._pad()) is not None:
+            ids["pad_token_id"] = pad
         usable = {name: token for name, token in ids.items() if token is None or token < vocab_size}
         return {**usable, **self._stops(vocab_size)}
+
+    def _pad(self) -> int | None:
+        """The id of padding, without which transformers classifies no batches; None if the tokenizer names none."""
+        if isinstance(self.tokenizer, BytesTokenizer):
+            return self.tokenizer.pad_id
+        text = None if self.source is None else token_text(self.source / "tokenizer_config.json", "pad_token")
+        if text is None or self.tokenizer is None:
+            return None
+        ids = self.tokenizer.encode(text)
+        return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
 
     def _stops(self, vocab_size: int) -> dict[str, int | list[int]]:
         """`eos_token_id`: EOS first, a list if there are several; {} if the model's vocabulary has none of them."""

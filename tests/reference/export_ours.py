@@ -2,7 +2,8 @@
 
     python tests/reference/export_ours.py Gemma3 DIRECTORY && python tests/reference/make_peft.py check DIRECTORY
 
-A third word, `DoRA`, chooses another adapter than LoRA: with the scale of rsLoRA, and several ranks and alphas.
+A third word, `DoRA`, chooses another adapter than LoRA: with the scale of rsLoRA, and several ranks and alphas. With
+`Reward` LoRA is that of a reward model, whose head is trained beside it.
 It draws a model of the family's size "tiny", writes it to DIRECTORY/base, trains an adapter on it for a few steps of
 DPO, and writes DIRECTORY/model, DIRECTORY/adapter, and expected.npz with the logits of the run's own model.
 """
@@ -35,10 +36,11 @@ ADAPTERS = {
     "DoRA": Adapter.DoRA(
         rank=4, alpha=8.0, scaling="sqrt_rank", ranks=(("mlp.down", 6),), alphas=(("blocks.0.attention.query", 3.0),)
     ),
+    "Reward": Adapter.LoRA(rank=4, alpha=8.0),
 }
 
 
-def main(family: str, place: Path, adapter: Adapter) -> None:
+def main(family: str, place: Path, kind: str) -> None:
     """Writes everything."""
     place.mkdir(parents=True)
     (place / "texts.jsonl").write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(8)))
@@ -53,8 +55,8 @@ def main(family: str, place: Path, adapter: Adapter) -> None:
     second = Experiment(
         name="adapted",
         model=model("tiny", weights=weights),
-        adapter=adapter,
-        objective=Objective.DPO(beta=0.2),
+        adapter=ADAPTERS[kind],
+        objective=Objective.Reward() if kind == "Reward" else Objective.DPO(beta=0.2),
         data=Data.Preferences(str(place / "pairs.jsonl"), max_prompt_length=16, max_completion_length=8),
         **common,
     )
@@ -71,4 +73,4 @@ def main(family: str, place: Path, adapter: Adapter) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), ADAPTERS[(sys.argv[3:] or ["LoRA"])[0]])
+    main(sys.argv[1], Path(sys.argv[2]), (sys.argv[3:] or ["LoRA"])[0])

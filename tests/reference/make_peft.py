@@ -68,10 +68,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 ROWS, LENGTH = 2, 20
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A model, of the class that its config.json names."""
-    named = json.loads((directory / "config.json").read_text())["architectures"][0]
-    return getattr(transformers, named).from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+def load(directory: Path, dtype: torch.dtype = torch.float32, named: str | None = None) -> Any:
+    """A model, of the class that its config.json names, or of another one."""
+    named = named or json.loads((directory / "config.json").read_text())["architectures"][0]
+    labels = {"num_labels": 1} if named.endswith("ForSequenceClassification") else {}
+    options = {"dtype": dtype, "attn_implementation": "eager", **labels}
+    return getattr(transformers, named).from_pretrained(directory, **options).eval()
 
 
 def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
@@ -113,11 +115,15 @@ def main(names: list[str]) -> None:
 
 def check(directory: Path) -> None:
     """Prints how far logits are from the figures in a directory."""
-    expected = np.load(directory / "expected.npz")
+    expected = dict(np.load(directory / "expected.npz"))
+    named = json.loads((directory / "model" / "config.json").read_text())["architectures"][0]
+    if named.endswith("ForSequenceClassification"):  # which gives a row's last token alone
+        expected["logits"] = expected["logits"][:, -1]
     largest = np.abs(expected["logits"]).max()
 
     def adapted(dtype: torch.dtype) -> Any:
-        return PeftModel.from_pretrained(load(directory / "base", dtype), directory / "adapter").to(dtype).eval()
+        base = load(directory / "base", dtype, named)
+        return PeftModel.from_pretrained(base, directory / "adapter").to(dtype).eval()
 
     for name, make in (("merged", lambda dtype: load(directory / "model", dtype)), ("adapter", adapted)):
         single, double = make(torch.float32), make(torch.float64)

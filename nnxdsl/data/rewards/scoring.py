@@ -15,7 +15,8 @@ from nnxdsl.data.rewards.functions import COMPLETION, Opened, bound
 from nnxdsl.data.user_code import source_of
 from nnxdsl.errors import DataError, PlanError, Problem
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Scores(NamedTuple):

@@ -331,15 +331,15 @@ def _read_tokenizer_config(directory: Path, template: str | None) -> _TokenizerC
     if not isinstance(add_bos, bool | None):
         raise DataError(f"{config}: add_bos_token: expected true or false, got {kind_of(add_bos)}")
     return _TokenizerConfig(
-        bos_token=_token_text(config, "bos_token") or _token_text(special, "bos_token"),
-        eos_token=_token_text(config, "eos_token") or _token_text(special, "eos_token"),
+        bos_token=token_text(config, "bos_token") or token_text(special, "bos_token"),
+        eos_token=token_text(config, "eos_token") or token_text(special, "eos_token"),
         add_bos=add_bos,
         end_ids=_end_ids(generation if "eos_token_id" in _read_json(generation) else model),
         chat_templates=_templates(directory) if template is None else {"default": template_source(template)},
     )
 
 
-def _token_text(file: Path, name: str) -> str | None:
+def token_text(file: Path, name: str) -> str | None:
     """A token in the JSON files: its text, or an object with it as "content"."""
     value = _read_json(file).get(name)
     token = value.get("content") if isinstance(value, dict) else value
