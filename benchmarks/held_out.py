@@ -26,6 +26,8 @@ MEASURES = {
     "kto_gemma": ("loss", "rewards/margins"),
     "distill_gemma": ("distill_loss", "mean_token_accuracy"),
     "grpo_gemma": ("reward", "rewards/kind/mean"),
+    "reward_gemma": ("loss", "rewards/margins", "rewards/accuracies"),
+    "grpo_reward_model": ("reward", "rewards/reward_model/mean"),
     "grpo_calculator": ("reward", "tools/call_frequency"),
 }
 FALLS = ("loss", "distill_loss")
