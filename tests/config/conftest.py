@@ -166,6 +166,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return policy_gradients(cls)
     if cls is RolloutLog:
         return of_class(cls, every_steps=st.integers(1, 9)) | st.just(RolloutLog(every_steps=None))
+    if cls is Reward.Model:
+        return of_class(cls, weights=of_class(Weights.HF) | of_class(Weights.Checkpoint))
     if cls is Reward.SoftOverlong:
         return of_class(cls, cache=st.integers(1, 9), max_length=st.none() | st.integers(10, 99))
     if cls is Objective.Distill:

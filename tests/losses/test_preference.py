@@ -305,7 +305,8 @@ def test_parts_of_a_batch_add_up(name: str) -> None:
 def test_the_page_s_sums_are_sums() -> None:
     space: dict[str, Any] = {"Objective": Objective}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block, space)
+        if "Objective.Sum(" in block:
+            exec(block, space)
     assert space["mpo"] == SUM
     assert space["rpo"].needs_reference
 

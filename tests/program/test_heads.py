@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,7 +16,7 @@ from nnxdsl import Adapter, Evaluation, Experiment, Optimizer, Schedule, compile
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.errors import PlanError, WeightsError
 from nnxdsl.generate.sampler import Sampler
-from nnxdsl.models.families.registry import to_hf
+from nnxdsl.models.families.registry import family_named, to_hf
 from nnxdsl.planning.plan import plan
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.compile import TrainState
@@ -131,8 +132,10 @@ def test_a_scalar_head_under_micro_batches_and_beside_an_adapter(
 def test_what_needs_a_vocabulary_is_refused(ranking: Callable[..., Experiment]) -> None:
     with pytest.raises(PlanError, match=r"evaluation\.prompts: Ranking has no output head over the vocabulary"):
         build_blueprint(ranking(evaluation=Evaluation(every_steps=5, prompts=("Why?",))))
-    with pytest.raises(WeightsError, match="a head of num_labels=1 cannot be exported"):
-        to_hf(build_blueprint(ranking()).config)
+    glm = family_named("glm4_moe")
+    assert glm is not None
+    with pytest.raises(WeightsError, match=r"GLM-4\.5 has no class for sequence classification in transformers"):
+        to_hf(attrs.evolve(glm.sizes["tiny"], num_labels=1))
     blueprint = build_blueprint(ranking())
     with pytest.raises(WeightsError, match="gives scores of labels and no tokens, so it generates nothing"):
         Sampler(blueprint.base_template, blueprint.config, blueprint.compute, {0})

@@ -137,6 +137,8 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
 
     for family in sorted(FAMILIES, key=order):
         differences = family.differences(config)
+        if config.num_labels is not None and family.classifier is None:
+            differences.append("no class for sequence classification in transformers")
         if not differences:
             return {**_class_fields(family, config), "torch_dtype": dtype, **family.write(config)}
         problems.append(f"{family.title} has {', '.join(differences)}")
@@ -147,11 +149,6 @@ def _class_fields(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The fields for the class of transformers: a causal language model, or a sequence classifier with its labels."""
     if config.num_labels is None:
         return {"architectures": [family.architecture]}
-    if family.classifier is None:
-        raise WeightsError(
-            f"transformers has no class for {family.title} with a head of labels (ForSequenceClassification), so it "
-            "cannot be exported; the run itself can be used as a reward"
-        )
     names = {number: f"LABEL_{number}" for number in range(config.num_labels)}
     labels = {"id2label": {str(n): name for n, name in names.items()}, "label2id": {v: k for k, v in names.items()}}
     return {"architectures": [family.classifier], **labels}
