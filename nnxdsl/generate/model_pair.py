@@ -121,12 +121,14 @@ class ModelPair:
             tell: Progress callback, called with a message.
 
         Raises:
-            RunError: the run or step does not exist, the checkpoint is damaged, or the other run has another
-                architecture or tokenizer.
+            RunError: the run is a reward model, the run or step does not exist, the checkpoint is damaged, or the other
+                run has another architecture or tokenizer.
             WeightsError: the initial weights no longer exist.
             DataError: the held-out rows or the tokenizer cannot be read.
         """
         experiment = saved_experiment(directory)
+        if not experiment.objective.reads_logps:
+            raise RunError(f"{directory} is a reward model, which writes no text; see nnxdsl.load(...).rewards")
         with CheckpointReader(directory / "checkpoints") as checkpoints:
             steps = checkpoints.steps()
             if not steps:

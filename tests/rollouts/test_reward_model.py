@@ -24,7 +24,8 @@ from nnxdsl import (
     SpecError,
     Weights,
 )
-from nnxdsl.errors import DataError, WeightsError
+from nnxdsl.errors import DataError, RunError, WeightsError
+from nnxdsl.generate.model_pair import ModelPair
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights.export import export
@@ -122,6 +123,8 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     model = nnxdsl.load(directory)
     with pytest.raises(WeightsError, match="gives scores of labels and no tokens"):
         model.generate(["Why?"])
+    with pytest.raises(RunError, match=r"is a reward model, which writes no text; see nnxdsl\.load"):
+        ModelPair.open(directory, 1)
     with pytest.raises(DataError, match=r"completions\.0: .* of the model's 64"):
         model.rewards(["Why?"], ["x" * 80])
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "Why?"}) + "\n")
