@@ -226,7 +226,8 @@ def write(
     linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
     parameters = {module for module, parts in own.items() if isinstance(sources[parts[0].path], ExpertParameter)}
     nested = nested_modules(module for module in matrices if module in parameters)
-    heads = {module: (whole or {})[path] for module, path in _WHOLE.items() if path in (whole or {})}
+    whole = whole or {}
+    heads = {module: whole[path] for module, path in _WHOLE.items() if path in whole}
     tensors = {
         f"base_model.model.{nested.get(module, module)}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
         for module, each in matrices.items()

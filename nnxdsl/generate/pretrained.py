@@ -130,7 +130,8 @@ class Pretrained:
         """
         if self.config.num_labels != 1:
             raise WeightsError(f"{self._directory}: {NOT_A_REWARD_MODEL}")
-        rows = [self._encoded(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
+        encoder, pairs = Encoder(self.tokenizer), zip(prompts, completions, strict=True)
+        rows = [self._encoded(encoder, index, *pair) for index, pair in enumerate(pairs)]
         found = np.zeros(len(rows), np.float32)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # rows of a batch are about as long
         for start in range(0, len(order), batch_size):
@@ -184,8 +185,7 @@ class Pretrained:
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
         return [self.tokenizer.decode(answer) for answer in self._sampler(self.leaves, ids, sampling)]
 
-    def _encoded(self, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
-        encoder = Encoder(self.tokenizer)
+    def _encoded(self, encoder: Encoder, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
         try:
             ids = encoder.whole(
                 *(each if isinstance(each, str) else list(map(dict, each)) for each in (prompt, completion))

@@ -149,6 +149,6 @@ def _class_fields(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The fields for the class of transformers: a causal language model, or a sequence classifier with its labels."""
     if config.num_labels is None:
         return {"architectures": [family.architecture]}
-    names = {number: f"LABEL_{number}" for number in range(config.num_labels)}
-    labels = {"id2label": {str(n): name for n, name in names.items()}, "label2id": {v: k for k, v in names.items()}}
-    return {"architectures": [family.classifier], **labels}
+    labels = {f"LABEL_{number}": number for number in range(config.num_labels)}
+    names = {str(number): name for name, number in labels.items()}
+    return {"architectures": [family.classifier], "id2label": names, "label2id": labels}

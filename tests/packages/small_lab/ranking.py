@@ -43,10 +43,7 @@ class LastTokens(heads.Head):
 
     def read(self, inputs: heads.HeadInputs, teacher: Any = None) -> heads.HeadOutput:
         """`Scores`, and no statistics of tokens."""
-        batch = inputs.batch
-        prompt, response = batch.prompt.shape[1], batch.chosen.shape[1]
-        last = (prompt + batch.chosen_length - 1, prompt + response + batch.rejected_length - 1)
-        states = jnp.take_along_axis(inputs.hidden, jnp.stack(last, axis=1)[..., None], axis=1)  # [B, 2, D]
+        states = inputs.kind.last_states(inputs.hidden, inputs.batch)  # [B, 2, D]
         scores = jnp.einsum("bsd,ld->sb", states, inputs.model.head(), preferred_element_type=jnp.float32)
         return heads.HeadOutput(Scores(*scores))
 
