@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import json
 import re
+import shutil
 from typing import Any
 
 import attrs
@@ -148,7 +149,10 @@ def test_an_experiment_is_no_file_of_rows(site: Site) -> None:
     project, run = site.settings.project, write_run(site.settings.home, experiment(1), "finished", 3)
     (project / "own.py").write_text("raise SystemExit('executed')")
     (project / "own.json").write_text(json.dumps(to_dict(experiment(1))))
-    for name in ("own.py", "own.json", f"runs/{run.name}", run.name):
+    for number, end in enumerate(("there", "gone")):
+        (site.settings.home / end).symlink_to(write_run(project / "other", experiment(number), "finished", 3))
+    shutil.rmtree((site.settings.home / "gone").resolve())
+    for name in ("own.py", "own.json", f"runs/{run.name}", run.name, "there", "gone", "./there", f"{run.name}/../gone"):
         assert "has no rows, it is an experiment" in shown(site, file=name)["Markdown 1"], name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,10 @@ def _file(settings: Settings, target: str) -> Path:
     with contextlib.suppress(DataError):  # which the child process tells
         for one in files_of([str(settings.project / target)]):
             within(settings, str(one.path))
-    is_there = file.exists() or (settings.home / target).exists()
-    if is_there and not is_source(target, settings.home, settings.project):
+    first = next(iter(Path(target).parts), "")
+    # A link in the home is not followed: whether it leads to a run is not told.
+    is_run = not file.exists() and os.path.lexists(settings.home / first)
+    if is_run or (file.exists() and not is_source(target, settings.home, settings.project)):
         raise RunError(f"{target[:200]} has no rows, it is an experiment; choose recipes and runs under Data of")
     return file
 
