@@ -9,7 +9,8 @@ A loss is a function of log-probabilities and masks; it knows no model, adapter 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -105,6 +106,16 @@ def derived_metrics(means: Mapping[str, Any]) -> dict[str, Any]:
     if chosen is None or rejected is None or "rewards/margins" in means:
         return dict(means)
     return {**means, "rewards/margins": chosen - rejected}
+
+
+def means(batches: Iterable[Mapping[str, WeightedMean]]) -> dict[str, float]:
+    """The mean of each metric over batches on the host: its sums divided once, and none of nothing."""
+    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for ratios in batches:
+        for name, ratio in ratios.items():
+            totals[name][0] += float(ratio.total)
+            totals[name][1] += float(ratio.count)
+    return derived_metrics({name: total / count for name, (total, count) in totals.items() if count})
 
 
 def row_mean(value: Float[Array, " B"], weight: Float[Array, " B"]) -> WeightedMean:

@@ -20,6 +20,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jaxtyping import Array, Bool, Float
 
 from nnxdsl.config.objectives.distillation import JSD, Distance, Distill, ForwardKL, ReverseKL
+from nnxdsl.config.objectives.on_policy_distillation import OnPolicyDistill
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.selected_logits import merge_logsumexp, online_update
@@ -68,13 +69,22 @@ class DistillationInputs(NamedTuple):
 
 @build.register
 def _(objective: Distill) -> Loss:
-    hard, square = objective.hard_weight, objective.temperature**2
+    return _build(objective, objective.temperature**2)
+
+
+@build.register
+def _(objective: OnPolicyDistill) -> Loss:
+    return _build(objective, 1.0)  # it is the policy of this temperature that is trained
+
+
+def _build(objective: Distill | OnPolicyDistill, scale: float) -> Loss:
+    hard = objective.hard_weight
 
     def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
         counted = policy.stats.mask * weight[:, None]  # [B, N]
         count, divergence = jnp.sum(counted), jnp.sum(policy.divergence * counted)
         nll = -jnp.sum(policy.stats.logp * counted)
-        total = (1 - hard) * square * divergence
+        total = (1 - hard) * scale * divergence
         if hard:
             total = total + hard * nll
         metrics = {"distill_loss": WeightedMean(divergence, count), "nll_loss": WeightedMean(nll, count)}
@@ -85,6 +95,20 @@ def _(objective: Distill) -> Loss:
         return LossTerms(WeightedMean(total, count), metrics)
 
     return loss
+
+
+def sampled_reverse_kl(
+    logp: Float[Array, "B N"], teacher_logp: Float[Array, "B N"], mask: Bool[Array, "B N"]
+) -> Float[Array, "B N"]:
+    """`log q - log p` of sampled tokens, whose gradient is that times the gradient of `log q`; see `SampledReverseKL`.
+
+    Args:
+        logp: Log-probabilities of the tokens under the student, `q`, which sampled them.
+        teacher_logp: Those under the teacher, `p`.
+        mask: Which tokens count; zero where it is off.
+    """
+    estimate, constant = jax.lax.stop_gradient((logp - teacher_logp, logp))
+    return jnp.where(mask, estimate * (1 + logp - constant), 0.0)
 
 
 def feature_distance(
@@ -123,7 +147,7 @@ def divergence(
     head: Float[Array, "V D"],
     teacher: TeacherOutputs,
     mask: Bool[Array, "B N"],
-    objective: Distill,
+    objective: Distill | OnPolicyDistill,
     soft_cap: float | None = None,
     limit: int | None = None,
     shard_context: ShardContext | None = None,

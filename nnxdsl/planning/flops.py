@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import attrs
 
 from nnxdsl.adapters import lora_math
-from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.batch import Batch
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.config.indexer import IndexerConfig
@@ -209,7 +208,7 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     if blueprint.teacher is None:
         return layers, 2 * counts.head * targets * (heads + runs_reference + twice)
     objective, teacher = blueprint.experiment.objective, blueprint.teacher
-    labels = heads if isinstance(objective, Distill) and objective.hard_weight else 1
+    labels = heads if objective.hard_weight else 1
     if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
         return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
     # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).

@@ -15,7 +15,6 @@ from nnxdsl.adapters import targets
 from nnxdsl.adapters.weight_only_quant import QVALUE, SCALE
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.config.objectives.reference import Checkpoint, Synced
 from nnxdsl.errors import SpecError
 from nnxdsl.models.attention.row_layout import packed, sequence
@@ -183,11 +182,9 @@ def _precomputed_top_k(blueprint: Blueprint) -> str:
     experiment, size = blueprint.experiment, top_bytes(blueprint)
     rows, targets = (experiment.steps or 0) * experiment.batch_size, lengths(experiment.data).head
     total = f", at most {rows * targets * size / 2**20:,.1f} MiB for {rows:,} rows" if rows * targets else ""
-    assert isinstance(experiment.objective, Distill)
-    count = experiment.objective.top_k
     return (
-        f"precomputed top {count:,} tokens of each target (before step 0; then its weights are freed): {size:,} bytes "
-        f"for each target{total}"
+        f"precomputed top {experiment.objective.teacher_top_k:,} tokens of each target (before step 0; then its "
+        f"weights are freed): {size:,} bytes for each target{total}"
     )
 
 

@@ -17,7 +17,7 @@ from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.model import Model
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
@@ -238,7 +238,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     base = template(config, frozen_dtype)
     # MTP layers are neither adapted nor quantized.
     decoder = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
-    problems = targets.problems(adapter, quantization, decoder) + _length_problems(experiment, config)
+    problems = targets.problems(adapter, quantization, decoder) + _length_problems(experiment, experiment.model, config)
     problems += name_problems(experiment.memory.attention)
     if experiment.router_aux_loss_coef and config.moe is None:
         problems.append(Problem("model.router_aux_loss_coef", "has no effect: the model has no experts (MoE)"))
@@ -329,16 +329,15 @@ def _teacher(
         problems.append(
             Problem("objective.teacher", f"teacher and student vocabularies differ: the teacher has {sizes}")
         )
-    distill = experiment.objective
-    assert isinstance(distill, Distill)
-    if distill.feature_weight and teacher.embed_dim != config.embed_dim:
+    objective = experiment.objective
+    if objective.feature_weight and teacher.embed_dim != config.embed_dim:
         message = f"the teacher's embed_dim is {teacher.embed_dim:,}, the student's {config.embed_dim:,}; set 0"
         problems.append(Problem("objective.feature_weight", message))
-    if distill.top_k is not None and distill.top_k > teacher.vocab_size:
-        message = f"top_k={distill.top_k:,} exceeds the teacher's vocab_size {teacher.vocab_size:,}"
+    if objective.teacher_top_k is not None and objective.teacher_top_k > teacher.vocab_size:
+        message = f"top_k={objective.teacher_top_k:,} exceeds the teacher's vocab_size {teacher.vocab_size:,}"
         problems.append(Problem("objective.top_k", message))
-    problems += _length_problems(teacher_experiment, teacher)
-    return build_teacher(distill, teacher, template(teacher, frozen_dtype))
+    problems += _length_problems(experiment, teacher_experiment.model, teacher)
+    return build_teacher(objective, teacher, template(teacher, frozen_dtype))
 
 
 def template(
@@ -413,11 +412,11 @@ def _state_axes(param: ParamSpec, field: str, shape: tuple[int, ...]) -> Axes | 
     return tuple(param.axes[i] for i in axes) if tuple(param.shape[i] for i in axes) == shape else None
 
 
-def _length_problems(experiment: Experiment, config: DecoderConfig) -> list[Problem]:
+def _length_problems(experiment: Experiment, model: Model, config: DecoderConfig) -> list[Problem]:
     sources: list[tuple[str, Data]] = [("data", experiment.data)]
     if experiment.evaluation is not None and experiment.evaluation.data is not None:
         sources.append(("evaluation.data", experiment.evaluation.data))
-    limit, size = config.max_length, type(experiment.model).__qualname__
+    limit, size = config.max_length, type(model).__qualname__
     problems: list[Problem] = []
     for field, data in sources:
         tokens = sum(data.max_lengths())

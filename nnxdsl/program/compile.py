@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxdsl.config.diloco import worker_axis
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.dataset import Reads, Rows
 from nnxdsl.losses.base import WeightedMean
 from nnxdsl.models.params import AbstractModel
@@ -226,7 +225,7 @@ class Program:
                 self.batch_sharding(rows),
                 has_ref_logps=self.experiment.reference_mode == "cached" or objective.has_kl_in_reward,
                 has_old_logps=objective.num_iterations > 1,
-                teacher_top_k=objective.top_k if isinstance(objective, Distill) else None,
+                teacher_top_k=objective.teacher_top_k,
                 batching=self.experiment.batching,
                 blocks=self.blueprint.blocks,
                 num_generations=self.blueprint.num_generations,

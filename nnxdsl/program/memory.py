@@ -18,8 +18,7 @@ import jax.numpy as jnp
 
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
-from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
@@ -115,7 +114,7 @@ def memory(blueprint: Blueprint, trace: Trace | None = None) -> list[Part]:
 
 def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     """Memory of generating completions beyond that of the step that follows."""
-    if not isinstance(blueprint.experiment.objective, PolicyGradient):
+    if not isinstance(blueprint.experiment.objective, Online):
         return []
     usage = rollout_memory(blueprint, lengths(blueprint.experiment.data))
     freed = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
@@ -149,8 +148,8 @@ def top_bytes(blueprint: Blueprint) -> int:
 
     A token id and a log-probability for each of its top-k tokens, and the log-probability of all others.
     """
-    objective = blueprint.experiment.objective
-    return 8 * objective.top_k + 4 if isinstance(objective, Distill) and objective.top_k is not None else 0
+    top_k = blueprint.experiment.objective.teacher_top_k
+    return 0 if top_k is None else 8 * top_k + 4
 
 
 _RESIDUALS: dict[Remat, str] = {
@@ -453,7 +452,7 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
     arrays = jax.tree.leaves(jax.eval_shape(caches))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
     # The logits, and their exponentials; which tokens are kept is found from their order and the masked ones as well.
-    is_limited = isinstance(objective, PolicyGradient) and (objective.top_k, objective.top_p) != (None, None)
+    is_limited = isinstance(objective, Online) and (objective.top_k, objective.top_p) != (None, None)
     workspace = (4 if is_limited else 2) * on_device(slots) * (1 + drafts) * config.vocab_size * 4
     return RolloutMemory(on_device(slots), longest.trunk, cache, workspace, _weight_copies(blueprint))
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import attrs
 import jax
 
+from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.config.optimizer import SGD
 from nnxdsl.config.precision import Precision
@@ -21,7 +22,7 @@ from nnxdsl.models.params import AbstractModel, ParamSpec
 from nnxdsl.program.batches import kind_of
 from nnxdsl.program.forward import Forward, Leaves
 from nnxdsl.program.heads import Head
-from nnxdsl.program.heads.distillation import Distributions, TopK
+from nnxdsl.program.heads import build as build_head
 
 _NO_TEACHER = (
     "batch has no precomputed teacher top-k: give that of `nnxdsl.program.precomputed.with_teacher_top_k(program, "
@@ -94,23 +95,23 @@ class PrecomputedTeacher(Teacher):
         return top_k
 
 
-def build_teacher(objective: Distill, config: DecoderConfig, template: AbstractModel) -> Teacher:
+def build_teacher(objective: Objective, config: DecoderConfig, template: AbstractModel) -> Teacher:
     """The teacher of an objective."""
-    if objective.top_k is None:
-        return Teacher(config, template, Distributions())
-    return PrecomputedTeacher(config, template, TopK(objective))
+    head = build_head(objective).of_teacher()
+    kind = Teacher if objective.teacher_top_k is None else PrecomputedTeacher
+    return kind(config, template, head)
 
 
 def teacher_of(experiment: Experiment) -> Experiment | None:
     """An experiment that starts from the teacher's weights, on one device; None where there is no teacher."""
-    objective = experiment.objective
-    if not isinstance(objective, Distill):
+    teacher = experiment.objective.teacher
+    if teacher is None:
         return None
     return Experiment(
         name=experiment.name,
-        model=objective.teacher,
-        data=experiment.data,
-        objective=SFT(loss_on=objective.loss_on),
+        model=teacher,
+        data=Data.Text("none", max_length=2),  # it is built for its weights, and no row is read
+        objective=SFT(loss_on="all"),
         optimizer=SGD(schedule=Constant(lr=1.0)),
         steps=1,
         batch_size=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.program.compile import Program, TrainState
@@ -14,7 +14,7 @@ class Engine:
     """Samples with the policy of a program, as its objective says; a draw depends on weights, prompt and seed alone.
 
     Args:
-        program: Of an experiment whose objective is a `PolicyGradient`.
+        program: Of an experiment whose objective is `Online`.
         stop_ids: Token ids that end a completion.
     """
 
@@ -44,7 +44,7 @@ class Engine:
         """
         program = self._program
         objective, blueprint = program.experiment.objective, program.blueprint
-        assert isinstance(objective, PolicyGradient)
+        assert isinstance(objective, Online)
         template, leaves = program.policy(state)
         if self._sampler is None:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.data.environments.registered import class_of, has_method, tools_of
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.tool_calls import reader_of
@@ -38,7 +38,7 @@ class Environments:
         DataError: The chat template writes no tool calls that can be read.
     """
 
-    def __init__(self, objective: PolicyGradient, encoder: Encoder) -> None:
+    def __init__(self, objective: Online, encoder: Encoder) -> None:
         assert objective.environment is not None
         self._spec, self._class = objective.environment, class_of(objective.environment)
         self.name = self._spec.name

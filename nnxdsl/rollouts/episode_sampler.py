@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.rewards import Rewards, Sampled, Scores
 from nnxdsl.data.tokenizers.base import TokenizerBase
@@ -29,7 +29,7 @@ class EpisodeSampler:
     """Samples and scores with the policy of a program.
 
     Attributes:
-        program: Of an experiment whose objective is a `PolicyGradient`.
+        program: Of an experiment whose objective is `Online`.
         engine: Samples completions.
         turns: Plays episodes.
         rewards: The reward functions.
@@ -49,7 +49,7 @@ class EpisodeSampler:
             DataError: The chat template does not read what `experiment.data` gives it, or writes no tool calls.
         """
         objective, stops = program.experiment.objective, frozenset(stop_ids(tokenizer))
-        assert isinstance(objective, PolicyGradient)
+        assert isinstance(objective, Online)
         encoder, spec = Encoder.of(tokenizer, program.experiment.data), objective.environment
         turns = Turns(encoder, stops)
         if spec is not None:

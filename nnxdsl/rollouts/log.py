@@ -32,7 +32,8 @@ def group_rows(rollouts: Rollouts, rollout: Rollout, limit: int) -> list[dict[st
 
 def unscored(rollouts: Rollouts, rollout: Rollout) -> list[str]:
     """The prompts of completions that no reward applies to, whose advantage is 0."""
-    return [rollouts.prompts.row_ids[one.row] for one in rollout.episodes or () if all(map(np.isnan, one.rewards))]
+    episodes = rollout.episodes or ()
+    return [rollouts.prompts.row_ids[one.row] for one in episodes if one.rewards and all(map(np.isnan, one.rewards))]
 
 
 def _completion(rollouts: Rollouts, episode: Episode, advantage: float) -> dict[str, Any]:

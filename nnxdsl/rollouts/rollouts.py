@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import jax
 import numpy as np
 
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.data.batch import GroupBatch, RolloutBatch
 from nnxdsl.data.prompts import Prompts
@@ -21,6 +23,7 @@ from nnxdsl.data.sampler import BatchSampler, Rows
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.losses.advantages import token_advantages
+from nnxdsl.losses.base import WeightedMean, means
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
@@ -38,7 +41,7 @@ class Rollouts:
     """Generates completions with the policy of a program.
 
     Attributes:
-        program: Of an experiment whose objective is a `PolicyGradient`.
+        program: Of an experiment whose objective is `Online`.
         prompts: The training prompts.
         tokenizer: Of prompts and answers.
         rewards: The reward functions.
@@ -73,7 +76,7 @@ class Rollouts:
             DataError: A row lacks what a reward reads.
         """
         objective, vocab_size = program.experiment.objective, program.blueprint.config.vocab_size
-        assert isinstance(objective, PolicyGradient)
+        assert isinstance(objective, Online)
         if objective.top_k is not None and objective.top_k >= vocab_size:
             message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
@@ -91,10 +94,10 @@ class Rollouts:
         self._episodes.check(prompts)
 
     @property
-    def objective(self) -> PolicyGradient:
+    def objective(self) -> Online:
         """The program's objective."""
         objective = self.program.experiment.objective
-        assert isinstance(objective, PolicyGradient)
+        assert isinstance(objective, Online)
         return objective
 
     def at(self, step: int, state: TrainState) -> Rollout:
@@ -167,7 +170,9 @@ class Rollouts:
     def evaluate(
         self, state: TrainState, held_out: Prompts, order: Rows, should_stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Mean rewards of one completion of each held-out prompt, sampled as in training and always with the same seed.
+        """Means over one completion of each held-out prompt, sampled as in training and always with the same seed.
+
+        They are of rewards, and of the distance from a teacher.
 
         Args:
             state: Whose policy answers.
@@ -176,13 +181,18 @@ class Rollouts:
             should_stop: Called before each batch; once it returns True, the rest is left out and the result is None.
         """
         size = self.program.experiment.batch_size
-        episodes, logged = list[Episode](), Logged()
+        episodes, logged, compared = list[Episode](), Logged(), list[Mapping[str, WeightedMean]]()
         for start in range(0, len(order), size):
             if should_stop():
                 return None
             rows = order[start : start + size].tolist()
-            _extend(episodes, logged, self._episodes.sample(state, held_out, rows, "held out", size))
-        return episode_metrics(episodes, self.rewards, logged)
+            sampled = self._episodes.sample(state, held_out, rows, "held out", size)
+            _extend(episodes, logged, sampled)
+            if self.objective.teacher is not None:
+                ids, is_sampled = [one.ids for one in sampled[0]], [one.is_sampled for one in sampled[0]]
+                batch = held_out.rollout_batch(rows, ids, is_sampled, size)
+                compared.append(jax.device_get(self.program.evaluate(state, batch)))
+        return {**means(compared), **episode_metrics(episodes, self.rewards, logged)}
 
     def _rows(self, step: int, number: int = 0) -> list[int]:
         """The prompts of the first batch that a step samples, or of a later one."""
@@ -200,9 +210,11 @@ class Rollouts:
         rows = [one.row for one in episodes]
         ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
         batch = self._scored(state, self.prompts.rollout_batch(rows, ids, is_sampled))
-        log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
-        totals = np.where(counts, self._totals(episodes), np.nan)
-        advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
+        advantages = batch.advantages
+        if isinstance(objective, PolicyGradient):
+            log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
+            totals = np.where(counts, self._totals(episodes), np.nan)
+            advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
         if objective.mask_truncated_completions:
             counts = counts & ~np.array([one.is_truncated for one in episodes])
         if batch.old_logps is not None:
@@ -222,7 +234,9 @@ class Rollouts:
             if has_spread(self._totals(episodes), size).sum() >= self._groups:
                 break
         self._extra_batches += number
-        metrics = episode_metrics(episodes, self.rewards, logged) | group_metrics(episodes, self.rewards, size)
+        metrics = episode_metrics(episodes, self.rewards, logged)
+        if isinstance(objective, PolicyGradient):
+            metrics |= group_metrics(episodes, self.rewards, size)
         if objective.max_num_gen_batches > 1:
             metrics["sampling/num_gen_batches"] = float(number + 1)
         return episodes, metrics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, PlanError, Problem
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.losses.base import WeightedMean, derived_metrics
+from nnxdsl.losses.base import WeightedMean, means
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.forward import Leaves
@@ -92,23 +91,15 @@ class Evaluator:
             assert self.rollouts is not None
             metrics = self.rollouts.evaluate(state, self.dataset, self._order(), should_stop)
             return None if metrics is None else {f"eval/{name}": value for name, value in metrics.items()}
-        totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-
-        def add(ratios: dict[str, WeightedMean]) -> None:
-            for name, ratio in jax.device_get(ratios).items():
-                totals[name][0] += float(ratio.total)
-                totals[name][1] += float(ratio.count)
-
+        found: list[dict[str, WeightedMean]] = []
         computing: dict[str, WeightedMean] = {}
         for batch in self._batches():
             if should_stop():
                 return None
             following = self.program.evaluate(state, batch)
-            add(computing)  # read while the next one is computed
+            found.append(jax.device_get(computing))  # read while the next one is computed
             computing = following
-        add(computing)
-        means = {name: total / count for name, (total, count) in totals.items() if count}
-        return {f"eval/{name}": mean for name, mean in derived_metrics(means).items()}
+        return {f"eval/{name}": mean for name, mean in means([*found, jax.device_get(computing)]).items()}
 
     def samples(self, state: TrainState) -> list[Sample]:
         """Completions of the evaluation's prompts. Those of the reference are generated once, unless it is synced."""

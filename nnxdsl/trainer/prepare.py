@@ -8,7 +8,6 @@ import attrs
 
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.distillation import Distill
 from nnxdsl.data.dataset import Dataset
 from nnxdsl.data.loaders.build import load_of
 from nnxdsl.data.loaders.token_cache import TOKENS, TokenCache
@@ -149,8 +148,7 @@ def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, ho
 def _require_cacheable(experiment: Experiment, dataset: Dataset, path: str) -> None:
     """Refuses to precompute the reference or a teacher for rows of a kind that cannot hold the values."""
     kind = type(dataset).__qualname__
-    objective = experiment.objective
-    if isinstance(objective, Distill) and objective.top_k and not isinstance(dataset, Sequences):
+    if experiment.objective.teacher_top_k and not isinstance(dataset, Sequences):
         message = f"{path} yields {kind}, for which a teacher's top-k cannot be precomputed; unset it"
         raise PlanError([Problem("objective.top_k", message)], f"Experiment '{experiment.name}'")
     if experiment.reference_mode == "cached" and not isinstance(dataset, Pairs):

@@ -6,6 +6,7 @@ Importing the package defines every member of `Objective`.
 from nnxdsl.config.objectives import (
     distillation,
     kto,
+    on_policy_distillation,
     policy_gradient,
     preference,
     reward_library,
@@ -20,6 +21,7 @@ __all__ = [
     "Objective",
     "distillation",
     "kto",
+    "on_policy_distillation",
     "policy_gradient",
     "preference",
     "reward_library",

@@ -10,7 +10,7 @@ from nnxdsl.config.core.base import Spec
 
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
-    from nnxdsl.config.objectives import distillation, kto, reward_model, sft
+    from nnxdsl.config.objectives import distillation, kto, on_policy_distillation, reward_model, sft
     from nnxdsl.config.objectives import policy_gradient as online
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
@@ -42,6 +42,7 @@ class Objective(Spec):
     ChosenSFT: ClassVar[type[pairs.ChosenSFT]]
     Sum: ClassVar[type[pairs.Sum]]
     Distill: ClassVar[type[distillation.Distill]]
+    OnPolicyDistill: ClassVar[type[on_policy_distillation.OnPolicyDistill]]
     GRPO: ClassVar[type[online.GRPO]]
     DAPO: ClassVar[type[online.DAPO]]
     DrGRPO: ClassVar[type[online.DrGRPO]]
@@ -86,6 +87,12 @@ class Objective(Spec):
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None
     """The model that is distilled."""
+    teacher_top_k: ClassVar[int | None] = None
+    """Number of the teacher's most likely tokens that are precomputed for each target; None for none."""
+    hard_weight: ClassVar[float] = 0.0
+    """Weight of target tokens as labels, beside the teacher's distributions."""
+    feature_weight: ClassVar[float] = 0.0
+    """Weight of the distance of the teacher's hidden states."""
 
     divergence: ClassVar[Divergence | None] = None
     """How the distance from the reference is measured."""

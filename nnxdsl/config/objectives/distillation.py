@@ -30,6 +30,7 @@ class Distance(Spec):
     ForwardKL: ClassVar[type[members.ForwardKL]]
     ReverseKL: ClassVar[type[members.ReverseKL]]
     JSD: ClassVar[type[members.JSD]]
+    SampledReverseKL: ClassVar[type[members.SampledReverseKL]]
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +55,17 @@ class JSD(Distance):
     """
 
     beta: float = attrs.field(default=0.5, validator=inner)
+
+
+@attrs.frozen(kw_only=True)
+class SampledReverseKL(Distance):
+    """An estimate of `KL(q, p)` from the sampled tokens alone, for `Objective.OnPolicyDistill`.
+
+    It is `log q(token) - log p(token)`, and its gradient that times the gradient of `log q(token)`: the policy gradient
+    whose reward of a token is `log p - log q`, with no discounting of later ones (Lu 2025,
+    https://thinkingmachines.ai/blog/on-policy-distillation). Both are those of reverse KL in expectation. Of the
+    teacher it takes one log-probability for each token.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +114,9 @@ class Distill(WithMTP):
 
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and only its token probabilities can be precomputed."""
+        if isinstance(self.distance, SampledReverseKL):
+            message = "SampledReverseKL needs tokens that the model itself has sampled; use Objective.OnPolicyDistill"
+            yield Problem("distance", message)
         if self.top_k is not None and self.feature_weight:
             message = "hidden states cannot be precomputed, and top_k precomputes the teacher; unset one of them"
             yield Problem("feature_weight", message)
@@ -111,7 +126,17 @@ class Distill(WithMTP):
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
         yield from super().check(experiment)
-        yield from self.teacher.check_earlier("objective.teacher")
-        if self.teacher.mtp_layers:
-            message = "has no effect: a teacher's multi-token prediction (MTP) layer is not used; set 0"
-            yield Problem("objective.teacher.mtp_layers", message)
+        yield from check_teacher(self.teacher)
+
+    @property
+    def teacher_top_k(self) -> int | None:
+        """See `Objective.teacher_top_k`."""
+        return self.top_k
+
+
+def check_teacher(teacher: Model) -> Iterable[Problem]:
+    """A teacher is a model that other experiments may give, and predicts one token at a time."""
+    yield from teacher.check_earlier("objective.teacher")
+    if teacher.mtp_layers:
+        message = "has no effect: a teacher's multi-token prediction (MTP) layer is not used; set 0"
+        yield Problem("objective.teacher.mtp_layers", message)

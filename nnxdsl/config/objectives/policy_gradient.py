@@ -11,20 +11,14 @@ are exact over the optimizer step: how a batch is cut into micro-batches changes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import attrs
 
-from nnxdsl.config.batching import Padded
 from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
-from nnxdsl.config.objectives.base import Objective
-from nnxdsl.config.objectives.environment import Environment
-from nnxdsl.config.objectives.reward import Reward
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import Problem
-
-if TYPE_CHECKING:
-    from nnxdsl.config.experiment import Experiment
 
 KLEstimator = Literal["k1", "k2", "k3"]
 Scale = Literal["group", "batch", "none"]
@@ -43,20 +37,11 @@ _LOSS_TYPES = {
 
 
 @attrs.frozen(kw_only=True)
-class PolicyGradient(Objective):
-    """A loss of completions that the policy samples; fields of its members mean the same in all of them.
+class PolicyGradient(Online):
+    """A loss of the rewards of completions.
 
     Attributes:
-        rewards: The reward of a completion is the weighted sum of these.
-        num_generations: Completions of each prompt, a group. `batch_size` counts completions, so this divides it.
-        temperature: Of sampling. The policy that is trained is the one that divides its logits by it, as in TRL.
-        top_k: Sample from the k most likely tokens only; None for all.
-        top_p: Sample from the smallest set of most likely tokens whose probabilities sum to it or more (of those that
-            `top_k` leaves, if it is given); None for all.
-        num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
-            its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
         num_iterations: Optimizer steps that learn from the same completions, one after another.
-        environment: What answers a completion, so that an episode has several turns; None for single completions.
         max_num_gen_batches: Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a group whose completions all have
             the same reward teaches nothing, and the next prompts take its place, until the batch is full of groups with
             a spread or so many batches were sampled; the name is verl's. Groups that are missing then leave the batch
@@ -67,7 +52,6 @@ class PolicyGradient(Objective):
     """
 
     is_base: ClassVar[bool] = True
-    batch_kind: ClassVar[str] = "prompts"
     baseline: ClassVar[Baseline] = "mean"
     """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
     scale_rewards: ClassVar[Scale] = "none"
@@ -77,14 +61,7 @@ class PolicyGradient(Objective):
     off_policy_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that act only where the policy is no longer the one that sampled."""
 
-    rewards: tuple[Reward, ...]
-    num_generations: int = attrs.field(default=8, validator=Limit(at_least=2))
-    temperature: float = attrs.field(default=1.0, validator=positive)
-    top_k: int | None = attrs.field(default=None, validator=positive)
-    top_p: float | None = attrs.field(default=None, validator=inner)
-    num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     num_iterations: int = attrs.field(default=1, validator=positive)
-    environment: Environment | None = None
     max_num_gen_batches: int = attrs.field(default=1, validator=positive)
     mask_truncated_completions: bool = False
     beta: float = attrs.field(default=0.0, validator=not_negative)
@@ -105,42 +82,17 @@ class PolicyGradient(Objective):
 
     def problems(self) -> Iterable[Problem]:
         """There is a reward, none is there twice, and what is set takes effect."""
-        return gather(self._check_rewards, self._check_dynamic_sampling, self._check_off_policy, self._check_kl)
-
-    def check(self, experiment: Experiment) -> Iterable[Problem]:
-        """Groups fill batches, and their completions are sampled: in no file, and by the weights that are trained."""
         return gather(
-            lambda: self._check_groups(experiment),
-            lambda: self._check_batching(experiment),
-            lambda: self._check_workers(experiment),
+            super().problems,
+            self._check_rewards,
+            self._check_dynamic_sampling,
+            self._check_off_policy,
+            self._check_kl,
         )
-
-    def _check_groups(self, experiment: Experiment) -> Iterable[Problem]:
-        if experiment.batch_size % self.num_generations:
-            message = f"{self.num_generations} completions of a prompt do not divide batch_size={experiment.batch_size}"
-            yield Problem("objective.num_generations", message)
-
-    def _check_batching(self, experiment: Experiment) -> Iterable[Problem]:
-        if not isinstance(experiment.batching, Padded):
-            kind = type(experiment.batching).__qualname__
-            yield Problem("batching", f"{kind} arranges rows of a file, and completions are in none; leave it out")
-
-    def _check_workers(self, experiment: Experiment) -> Iterable[Problem]:
-        if experiment.outer is not None:
-            name = type(self).__qualname__
-            message = f"completions are sampled with the outer weights, and {name} trains workers with others; set None"
-            yield Problem("outer", message)
 
     def _check_rewards(self) -> Iterable[Problem]:
         if not self.rewards:
             yield Problem("rewards", "is empty; there is nothing to learn from")
-        names = [reward.name for reward in self.rewards]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                other = "" if isinstance(self.rewards[index], Reward.Function) else ", or one of the two another name"
-                yield Problem(f"rewards.{index}.name", f"'{name}' is named twice; give it one weight{other}")
-            if self.environment is None and isinstance(self.rewards[index], Reward.Environment):
-                yield Problem(f"rewards.{index}", "there is no environment; set environment=Environment(name)")
 
     def _check_dynamic_sampling(self) -> Iterable[Problem]:
         if self.max_num_gen_batches > 1 and self.baseline == "none":

@@ -9,7 +9,7 @@ from typing import Any
 from nnxdsl.config.core.imports import find_named
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.environment import Environment, environments
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.data.environments.tool_schema import tool_schema
 from nnxdsl.data.tokenizers.messages import Tools
 from nnxdsl.errors import PlanError, Problem
@@ -56,7 +56,7 @@ def tools_of(objective: Objective) -> Tools:
     Raises:
         PlanError: A tool has no docstring or types.
     """
-    if not isinstance(objective, PolicyGradient) or objective.environment is None:
+    if not isinstance(objective, Online) or objective.environment is None:
         return []
     try:
         cls = class_of(objective.environment)

@@ -87,7 +87,7 @@ class Rewards:
                 completion; names row, function and value.
         """
         found = run_all(self._rewards, sampled)
-        values = [list(each) for each in zip(*(values for values, _ in found), strict=True)]
+        values = [[values[index] for values, _ in found] for index in range(len(sampled.texts))]
         metrics: dict[str, list[float]] = {}
         extra: dict[str, list[Any]] = {}
         for _, logs in found:
@@ -103,7 +103,7 @@ class Rewards:
         Args:
             values: [completions, rewards]
         """
-        each = np.asarray(values, np.float64).reshape(-1, len(self.weights))
+        each = np.atleast_2d(np.asarray(values, np.float64))
         applies = ~np.isnan(each)
         sums = np.where(applies, each, 0.0) @ np.asarray(self.weights)
         return np.where(applies.any(axis=1), sums, np.nan)

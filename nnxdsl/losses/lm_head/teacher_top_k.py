@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from nnxdsl.config.objectives.distillation import Distill
+from nnxdsl.config.objectives.on_policy_distillation import OnPolicyDistill
 from nnxdsl.losses.distillation import token_divergence
 from nnxdsl.losses.lm_head.selected_logits import SelectedLogits, selected_logits
 from nnxdsl.losses.lm_head.tiling import LOWEST, Tiling, num_tiles, scan, split_vocab, tile_logits, vocab_tile
@@ -38,7 +39,7 @@ def teacher_top_k(
     hidden: Float[Array, "B N D"],
     head: Float[Array, "V D"],
     mask: Bool[Array, "B N"],
-    objective: Distill,
+    objective: Distill | OnPolicyDistill,
     soft_cap: float | None = None,
     limit: int | None = None,
     shard_context: ShardContext | None = None,
@@ -49,17 +50,17 @@ def teacher_top_k(
         hidden: The teacher's final hidden states, at the positions that predict the targets.
         head: Its output embedding.
         mask: Which targets count; the others have no distribution.
-        objective: Its `top_k` and temperature.
+        objective: Its `teacher_top_k` and temperature.
         soft_cap: Of its logits, before the temperature; None for none.
         limit: The most tokens whose logits exist at one time, over all devices; None for the platform's default.
         shard_context: Platform and sharding of logits; None for one CPU.
     """
-    assert objective.top_k is not None
+    assert objective.teacher_top_k is not None
     shard_context = shard_context or ShardContext()
     hidden, head = jax.lax.stop_gradient((hidden, head.astype(hidden.dtype)))
     chunks = Chunks.of(mask, head.shape, limit, shard_context)
     states, tiling = _states(hidden, chunks, objective, soft_cap, shard_context)
-    token_ids = _top_k(states, head, objective.top_k, tiling)
+    token_ids = _top_k(states, head, objective.teacher_top_k, tiling)
     logp = _class_logps(selected_logits(states, head, token_ids, tiling))
     join = jax.vmap(chunks.join, in_axes=-1, out_axes=-1)
     return TeacherTopK(join(token_ids).astype(jnp.int32), join(logp))
@@ -70,7 +71,7 @@ def top_k_divergence(
     head: Float[Array, "V D"],
     top: TeacherTopK,
     mask: Bool[Array, "B N"],
-    objective: Distill,
+    objective: Distill | OnPolicyDistill,
     soft_cap: float | None = None,
     limit: int | None = None,
     shard_context: ShardContext | None = None,
@@ -99,7 +100,11 @@ def top_k_divergence(
 
 
 def _states(
-    hidden: jax.Array, chunks: Chunks, objective: Distill, soft_cap: float | None, shard_context: ShardContext
+    hidden: jax.Array,
+    chunks: Chunks,
+    objective: Distill | OnPolicyDistill,
+    soft_cap: float | None,
+    shard_context: ShardContext,
 ) -> tuple[jax.Array, Tiling]:
     """States `[n, g, l, c, d]` whose products with the head's rows are logits / T; and the tiles."""
     # Of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t)).

@@ -86,6 +86,14 @@ class Head:
         """
         return config if config.num_labels is None else attrs.evolve(config, num_labels=None)
 
+    def of_teacher(self) -> Head:
+        """The head of the teacher's forward pass, whose loss inputs `read` gets.
+
+        Raises:
+            NotImplementedError: It compares the model with no teacher.
+        """
+        raise NotImplementedError
+
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """The inputs of the loss.
 

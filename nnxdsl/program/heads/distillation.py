@@ -7,9 +7,17 @@ from typing import Any
 import attrs
 import jax
 
-from nnxdsl.config.objectives.distillation import Distill
-from nnxdsl.losses.distillation import DistillationInputs, TeacherOutputs, divergence, feature_distance
+from nnxdsl.config.objectives.distillation import Distill, SampledReverseKL
+from nnxdsl.config.objectives.on_policy_distillation import OnPolicyDistill
+from nnxdsl.losses.distillation import (
+    DistillationInputs,
+    TeacherOutputs,
+    divergence,
+    feature_distance,
+    sampled_reverse_kl,
+)
 from nnxdsl.losses.lm_head.teacher_top_k import TeacherTopK, teacher_top_k, top_k_divergence
+from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.program.batches import PairOptions, Targets
 from nnxdsl.program.heads.base import Head, HeadInputs, HeadOutput
 from nnxdsl.program.heads.logprobs import build
@@ -21,29 +29,38 @@ class Distillation(Head):
 
     Attributes:
         objective: The objective.
+        temperature: Of log-probabilities.
     """
 
-    objective: Distill
+    objective: Distill | OnPolicyDistill
+    temperature: float = 1.0  # pyright: ignore[reportIncompatibleVariableOverride] - a field in place of a default
+
+    def of_teacher(self) -> Head:
+        """See `Head.of_teacher`."""
+        return Distributions()
+
+    def reads_logps(self) -> bool:
+        """Whether the loss has a gradient through log-probabilities of targets."""
+        return self.objective.hard_weight > 0
 
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """See `Head.read`."""
         targets = inputs.targets()
         # Log-probabilities that the loss does not read get no gradient.
-        is_read = teacher is None or self.objective.hard_weight > 0
-        stats = inputs.token_stats(targets, has_gradient=is_read)
+        stats = inputs.token_stats(targets, self.temperature, has_gradient=teacher is None or self.reads_logps())
         output = HeadOutput(*inputs.kind.loss_inputs(stats, inputs.batch, PairOptions()))
         if teacher is None:
             return output
         features = self.features(targets, teacher) if self.objective.feature_weight else None
-        return output._replace(
-            loss_inputs=DistillationInputs(stats, self.divergence(inputs, targets, teacher), features)
-        )
+        found = DistillationInputs(stats, self.divergence(inputs, targets, stats, teacher), features)
+        rows = inputs.batch.weight.size  # of a group, a row for each completion
+        return output._replace(loss_inputs=jax.tree.map(lambda x: x.reshape(rows, -1), found))
 
     def features(self, targets: Targets, teacher: TeacherOutputs) -> jax.Array:
         """The distance of hidden states, `[B, N]`."""
         return feature_distance(targets.hidden, teacher.hidden, targets.mask)
 
-    def divergence(self, inputs: HeadInputs, targets: Targets, teacher: TeacherOutputs) -> jax.Array:
+    def divergence(self, inputs: HeadInputs, targets: Targets, stats: TokenStats, teacher: TeacherOutputs) -> jax.Array:
         """The divergence at each target, `[B, N]`."""
         options = self.objective, inputs.soft_cap, inputs.limit, inputs.shard_context
         return divergence(targets.hidden, inputs.model.head(), teacher, targets.mask, *options)
@@ -53,10 +70,46 @@ class Distillation(Head):
 class TopKDistillation(Distillation):
     """The divergence from a teacher's top k; without a teacher, log-probabilities of targets."""
 
-    def divergence(self, inputs: HeadInputs, targets: Targets, teacher: TeacherTopK) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride] - the objective decides which of the two a teacher gives
+    def of_teacher(self) -> Head:
+        """See `Head.of_teacher`."""
+        return TopK(self.objective)
+
+    def divergence(self, inputs: HeadInputs, targets: Targets, stats: TokenStats, teacher: TeacherTopK) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride] - each head has a teacher's head of its own
         """The divergence at each target, `[B, N]`."""
         options = self.objective, inputs.soft_cap, inputs.limit, inputs.shard_context
         return top_k_divergence(targets.hidden, inputs.model.head(), teacher, targets.mask, *options)
+
+
+@attrs.frozen
+class SampledDistillation(Distillation):
+    """The estimate of the divergence from the teacher's log-probabilities of targets."""
+
+    def of_teacher(self) -> Head:
+        """See `Head.of_teacher`."""
+        return TargetLogps(self.temperature)
+
+    def reads_logps(self) -> bool:
+        """See `Distillation.reads_logps`: that is all it reads."""
+        return True
+
+    def divergence(self, inputs: HeadInputs, targets: Targets, stats: TokenStats, teacher: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride] - each head has a teacher's head of its own
+        """The estimate at each target, `[B, N]`."""
+        return sampled_reverse_kl(stats.logp, teacher, targets.mask)
+
+
+@attrs.frozen
+class TargetLogps(Head):
+    """A teacher's log-probability of each target, `[B, N]`; they carry no gradient.
+
+    Attributes:
+        temperature: The temperature of logits.
+    """
+
+    temperature: float = 1.0  # pyright: ignore[reportIncompatibleVariableOverride] - a field in place of a default
+
+    def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
+        """See `Head.read`."""
+        return HeadOutput(inputs.token_stats(inputs.targets(), self.temperature, has_gradient=False).logp)
 
 
 @attrs.frozen
@@ -77,7 +130,7 @@ class TopK(Head):
         objective: The objective.
     """
 
-    objective: Distill
+    objective: Distill | OnPolicyDistill
 
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """See `Head.read`: `TeacherTopK`."""
@@ -89,3 +142,9 @@ class TopK(Head):
 @build.register
 def _(objective: Distill) -> Head:
     return Distillation(objective) if objective.top_k is None else TopKDistillation(objective)
+
+
+@build.register
+def _(objective: OnPolicyDistill) -> Head:
+    head = SampledDistillation if isinstance(objective.distance, SampledReverseKL) else Distillation
+    return head(objective, objective.temperature)
