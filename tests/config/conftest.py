@@ -21,7 +21,9 @@ from nnxdsl import (
     Batching,
     Checkpoint,
     Data,
+    Distance,
     Divergence,
+    Environment,
     Evaluation,
     Experiment,
     Memory,
@@ -45,6 +47,7 @@ from nnxdsl.config.core.validators import Limit, function_name, positive
 from nnxdsl.config.data import ROLES, FileData
 from nnxdsl.config.defaults import default_optimizer
 from nnxdsl.config.memory import OFFLOADED
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.optimizer import MAX_BF16_DECAY
 from nnxdsl.config.sharding import MESH_AXES
@@ -171,12 +174,11 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     if cls is Reward.SoftOverlong:
         return of_class(cls, cache=st.integers(1, 9), max_length=st.none() | st.integers(10, 99))
     if cls is Objective.Distill:
-        own = {"weights": st.just(Weights.Random())}
-        teacher = st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own))
+        fields = {"teacher": teachers(), "distance": of_family(Distance).filter(lambda kind: kind != SAMPLED)}
         # Hidden states are not kept of a teacher that is asked once.
-        return of_class(cls, teacher=teacher, top_k=st.none()) | of_class(
-            cls, teacher=teacher, feature_weight=st.just(0.0)
-        )
+        return of_class(cls, **fields, top_k=st.none()) | of_class(cls, **fields, feature_weight=st.just(0.0))
+    if cls is Objective.OnPolicyDistill:
+        return on_policy_distillations()
     if cls.family is Optimizer and cls in members_of(Optimizer):
         return optimizers(cls)
     if cls is Schedule.WSD:
@@ -275,6 +277,35 @@ def sums(draw: st.DrawFn) -> Spec:
     return Objective.Sum(terms=tuple(terms), weights=tuple(weights))
 
 
+def teachers() -> st.SearchStrategy[Any]:
+    """Models that a student can be distilled from."""
+    own = {"weights": st.just(Weights.Random())}
+    return st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own))
+
+
+@st.composite
+def on_policy_distillations(draw: st.DrawFn) -> Spec:
+    """A teacher of sampled completions, with settings that act."""
+    cls = Objective.OnPolicyDistill
+    fields = {n: draw(of_field(f)) for n, f in declared(cls).items() if n not in ("teacher", "rewards")}
+    if fields["distance"] == SAMPLED:
+        fields |= {"top_k": None, "top_p": None}
+    fields["num_generations"] = draw(st.integers(1, 4))
+    return cls(**fields, teacher=draw(teachers()), rewards=draw(rewards_of(fields["environment"], least=0)))
+
+
+@st.composite
+def rewards_of(draw: st.DrawFn, environment: Environment | None, least: int) -> tuple[Reward, ...]:
+    """Rewards of different names, of an environment only where there is one."""
+    kinds = of_family(Reward)
+    if environment is None:
+        kinds = kinds.filter(lambda reward: not isinstance(reward, Reward.Environment))
+    return tuple(draw(st.lists(kinds, min_size=least, max_size=3, unique_by=lambda reward: reward.name)))
+
+
+SAMPLED = Distance.SampledReverseKL()
+
+
 @st.composite
 def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
     """Objectives of sampled completions, with settings that act."""
@@ -288,12 +319,8 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
         fields["kl_estimator"] = "k3"
     if fields["beta"] == 0 or fields.get("kl_estimator") != "k3":
         fields |= {"use_bias_correction_kl": False} if "use_bias_correction_kl" in known else {}
-    if fields["environment"] is None:
-        kinds = of_family(Reward).filter(lambda reward: not isinstance(reward, Reward.Environment))
-    else:
-        kinds = of_family(Reward)
-    rewards = draw(st.lists(kinds, min_size=1, max_size=3, unique_by=lambda reward: reward.name))
-    return cls(**fields, rewards=tuple(rewards), num_generations=draw(st.integers(2, 4)))
+    rewards = draw(rewards_of(fields["environment"], least=1))
+    return cls(**fields, rewards=rewards, num_generations=draw(st.integers(2, 4)))
 
 
 @st.composite
@@ -331,7 +358,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         "rollouts",
     }
     fields = {n: draw(of_field(f)) for n, f in declared(Experiment).items() if n not in {*fitted, "precision"}}
-    if isinstance(objective, PolicyGradient):
+    if isinstance(objective, Online):
         fields["batching"] = registry["Batching.Padded"]()
         fields["rollouts"] = draw(st.sampled_from((RolloutLog(), RolloutLog(every_steps=None), RolloutLog(prompts=2))))
     fields["tracking"] = tuple(dict.fromkeys(fields["tracking"]))
@@ -352,7 +379,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fields["reference"] = draw(st.sampled_from(compared).flatmap(of_noun))
     if isinstance(fields["reference"], Reference.Uniform):
         objective = attrs.evolve(objective, divergence=Divergence.ReverseKL())
-    alone = mesh.stage > 1 or objective.compares_across_batch or isinstance(objective, PolicyGradient)
+    alone = mesh.stage > 1 or objective.compares_across_batch or isinstance(objective, Online)
     alone |= isinstance(fields["batching"], Batching.Packed) or isinstance(fields["reference"], Reference.Synced)
     fields["outer"] = None if alone else draw(st.sampled_from((None, Outer.DiLoCo(workers=mesh.data, lr=1.0))))
     parts = {"optimizer", "frozen" if adapter is not None else "reference"}
@@ -377,7 +404,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     further = model.mtp_layers and (quantization is None or quantization.freezes)
     if "mtp_loss_weight" in declared(type(objective)) and not further:
         objective = attrs.evolve(objective, mtp_loss_weight=0.0)
-    if isinstance(objective, Objective.Distill) and "mtp_layers" in declared(type(objective.teacher)):
+    if objective.teacher is not None and "mtp_layers" in declared(type(objective.teacher)):
         objective = attrs.evolve(objective, teacher=attrs.evolve(objective.teacher, mtp_layers=0))
     is_plain = adapter is None and quantization is None and fields["outer"] is None and mesh.stage == 1
     if isinstance(fields["optimizer"], Optimizer.Muon) and not (is_plain and objective.mtp_loss_weight == 0):

@@ -191,6 +191,14 @@ def samples(design: Any) -> dict[str, Experiment]:
             objective=Objective.Distill(teacher=Model.Gemma3("tiny"), distance=Distance.JSD()),
             data=Data.Conversations("chats.jsonl"),
         ),
+        "online": design(
+            objective=Objective.OnPolicyDistill(
+                teacher=Model.Gemma3("tiny"),
+                rewards=(Reward("length"),),
+                environment=Environment("game"),
+            ),
+            data=Data.Prompts("prompts.jsonl"),
+        ),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},

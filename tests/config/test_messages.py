@@ -38,9 +38,9 @@ OBJECTIVES = (
     "Objective.SFT, Objective.DPO, Objective.RobustDPO, Objective.IPO, Objective.Hinge, "
     "Objective.LengthNormalizedDPO, Objective.EXO, Objective.DiscoPOP, Objective.NCA, Objective.BCO, Objective.SPPO, "
     "Objective.APOZero, Objective.APODown, Objective.AOT, Objective.AOTUnpaired, Objective.ORPO, Objective.SimPO, "
-    "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill, Objective.GRPO, Objective.DAPO, "
-    "Objective.DrGRPO, Objective.GSPO, Objective.CISPO, Objective.SAPO, Objective.GMPO, Objective.DPPO, "
-    "Objective.RLOO, Objective.ReinforcePlusPlus, Objective.KTO, Objective.Reward"
+    "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill, Objective.OnPolicyDistill, Objective.GRPO, "
+    "Objective.DAPO, Objective.DrGRPO, Objective.GSPO, Objective.CISPO, Objective.SAPO, Objective.GMPO, "
+    "Objective.DPPO, Objective.RLOO, Objective.ReinforcePlusPlus, Objective.KTO, Objective.Reward"
 )
 SHORT = OBJECTIVES.replace("Objective.", "")
 

@@ -71,6 +71,7 @@ SPECIAL: dict[str, Any] = {
     "Sum": Objective.Sum(terms=(Objective.DPO(), Objective.BCO(), Objective.ChosenSFT()), weights=(0.8, 0.2, 1.0)),
     "SFT": Objective.SFT(loss_on="all"),
     "Distill": Objective.Distill(teacher=TEACHER, loss_on="all", hard_weight=0.2),
+    "OnPolicyDistill": Objective.OnPolicyDistill(teacher=TEACHER, num_generations=4),
     **{
         name: cls(rewards=(Reward("none"),), num_generations=4)
         for name, cls in members(Objective).items()
@@ -228,6 +229,15 @@ def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) 
     mask, advantages = np.asarray(batch.loss_mask) & keep[:, None], np.asarray(batch.advantages, np.float64)
     of_tokens, by_row = -advantages, mask.sum(axis=1)
     match program.experiment.objective:
+        case Objective.OnPolicyDistill():
+            student = log_probabilities(*program.policy(state), batch.tokens, batch.length)
+            assert program.blueprint.teacher is not None
+            template = program.blueprint.teacher.template
+            teacher = log_probabilities(template, dict(state.reference), batch.tokens, batch.length)
+            apart = (np.exp(student) * (student - teacher)).sum(-1)
+            for row, column in np.argwhere(mask):
+                place = batch.length[row] - by_row[row] + column
+                of_tokens[row, column] = apart[row, place - 1]
         case Objective.CISPO():
             logp = log_probabilities(*program.policy(state), batch.tokens, batch.length)
             for row, column in np.argwhere(mask):
@@ -239,7 +249,13 @@ def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) 
             pass
     sums = (of_tokens * mask).sum(axis=1)[keep]
     match program.experiment.objective:
-        case Objective.DAPO() | Objective.CISPO() | Objective.DPPO() | Objective.ReinforcePlusPlus():
+        case (
+            Objective.DAPO()
+            | Objective.CISPO()
+            | Objective.DPPO()
+            | Objective.ReinforcePlusPlus()
+            | Objective.OnPolicyDistill()
+        ):
             return float(sums.sum() / mask.sum())
         case Objective.DrGRPO():
             return float(sums.sum() / np.sum(batch.max_completion_length[keep]))

@@ -39,7 +39,7 @@ from nnxdsl import (
 )
 from nnxdsl.config.core.base import Spec, declared, is_family, members, registry
 from nnxdsl.config.objectives.base import Objective as Family
-from nnxdsl.config.objectives.distillation import ReverseKL as ReverseDistance
+from nnxdsl.config.objectives.distillation import JSD
 from nnxdsl.config.objectives.divergence import Alpha, JensenShannon
 from nnxdsl.config.objectives.multi_token import WithMTP
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
@@ -62,6 +62,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "Divergence.Alpha": {"objective": Objective.DPO(divergence=Alpha())},
     "Distance.JSD": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
     "Objective.Distill": {"objective": Objective.Distill(teacher=Small(layers=2), loss_on="all"), "data": TEXT},
+    "Objective.OnPolicyDistill": {"objective": Objective.OnPolicyDistill(teacher=Small(layers=2)), "data": PROMPTS},
     **{
         kind.__qualname__: {
             "objective": kind(rewards=REWARDS, num_generations=2, num_iterations=2, beta=0.04),
@@ -139,7 +140,7 @@ OTHERS: dict[str, Any] = {
     "divergence": JensenShannon(),
     "ld_alpha": 0.5,
     "label_smoothing": 0.2,
-    "distance": ReverseDistance(),
+    "distance": JSD(),
     "teacher": Small(layers=4),
     "terms": (Objective.IPO(), Objective.ChosenSFT()),
     "Objective.Sum.weights": (1.0, 0.25),
@@ -280,7 +281,7 @@ ELSEWHERE = {
     "Objective.Distill.loss_on": "data/test_conversations.py::test_loss_on_completion_has_all_that_follows_the_prompt",
     **{
         f"{kind.__qualname__}.{name}": test
-        for kind in POLICY_GRADIENTS
+        for kind in (*POLICY_GRADIENTS, Objective.OnPolicyDistill)
         for name, test in (
             ("rewards", "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names"),
             ("num_generations", ANSWERS),
@@ -295,6 +296,9 @@ ELSEWHERE = {
         )
         if name in declared(kind)
     },
+    "Objective.OnPolicyDistill.rewards": (
+        "program/test_on_policy_distillation.py::test_a_run_learns_and_measures_the_distance_of_held_out_completions"
+    ),
     "Environment.name": ENVIRONMENT,
     "Environment.max_turns": ENVIRONMENT,
     "Environment.timeout": "rollouts/test_environments.py::test_what_fails_is_named",
