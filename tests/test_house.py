@@ -32,7 +32,7 @@ RANKS = {
     "program": 5,
     **dict.fromkeys(("planning", "weights", "sweep"), 6),
     "generate": 7,
-    "rollouts": 8,
+    **dict.fromkeys(("rollouts", "serve"), 8),
     **dict.fromkeys(("trainer", "app"), 9),
     "cli": 10,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -38,6 +38,20 @@ Prompt = str | Sequence[Mapping[str, str]]
 """A text to continue, or chat messages `{"role": ..., "content": ...}` to answer."""
 
 
+class TokenLogps(NamedTuple):
+    """Log-probabilities of tokens, each given those before it; float32.
+
+    Attributes:
+        logps: Of the tokens themselves `[T - 1]`.
+        top_ids: The most likely tokens at each place `[T - 1, k]`.
+        top_logps: Their log-probabilities `[T - 1, k]`.
+    """
+
+    logps: ArrayLike
+    top_ids: ArrayLike
+    top_logps: ArrayLike
+
+
 class Pretrained:
     """A decoder with its weights and tokenizer; created by `load`.
 
@@ -65,6 +79,7 @@ class Pretrained:
         self._tokenizer: TokenizerBase | None = None
         self._sampler: Sampler | None = None
         self._logits, self._rewards = xla_options.jit(self._forward), xla_options.jit(self._forward_rewards)
+        self._token_logps = xla_options.jit(self._forward_logps, static_argnums=4)
 
     @property
     def tokenizer(self) -> TokenizerBase:
@@ -180,10 +195,34 @@ class Pretrained:
             raise ValueError("prompts: expected a list of prompts, got one text; write [text]")
         encoder = Encoder(self.tokenizer, template_args=template_args)
         ids = [_encode(encoder, index, prompt) for index, prompt in enumerate(prompts)]
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
+        return [self.tokenizer.decode(answer) for answer in self.sampler(self.leaves, ids, sampling)]
+
+    @property
+    def sampler(self) -> Sampler:
+        """Samples token ids; made on first use.
+
+        Raises:
+            DataError: see `tokenizer`.
+            WeightsError: the model has a head of labels.
+        """
         if self._sampler is None:
             self._sampler = Sampler(self._template, self.config, self.dtype, stop_ids(self.tokenizer))
-        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, num_speculative_tokens)
-        return [self.tokenizer.decode(answer) for answer in self._sampler(self.leaves, ids, sampling)]
+        return self._sampler
+
+    def token_logps(self, ids: Sequence[int], top: int = 0, temperature: float = 1.0) -> TokenLogps:
+        """Compute log-probabilities of each token but the first, given those before it, and of the most likely ones.
+
+        Args:
+            ids: token ids.
+            top: number of the most likely tokens.
+            temperature: what logits are divided by.
+        """
+        width = min(self.config.max_length, 1 << max(len(ids) - 1, 15).bit_length())  # few, each of which is compiled
+        tokens = np.zeros((1, width), np.int32)
+        tokens[0, : len(ids)] = ids
+        found = self._token_logps(self.leaves, tokens, np.array([len(ids)], np.int32), np.float32(temperature), top)
+        return TokenLogps(*(np.asarray(part)[: len(ids) - 1] for part in found))
 
     def _encoded(self, encoder: Encoder, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
         try:
@@ -202,6 +241,20 @@ class Pretrained:
         hidden = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=self.dtype).hidden
         last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
         return decoder.logits(last)[:, 0, 0]
+
+    def _forward_logps(
+        self, leaves: dict[str, jax.Array], tokens: jax.Array, lengths: jax.Array, temperature: jax.Array, top: int
+    ) -> TokenLogps:
+        decoder: Any = self._template.merge(leaves)
+        hidden = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=self.dtype).hidden[0, :-1]
+
+        def of(place: tuple[jax.Array, jax.Array]) -> TokenLogps:
+            state, token = place
+            logps = jax.nn.log_softmax(decoder.logits(state[None, None])[0, 0].astype(jnp.float32) / temperature)
+            most, ids = jax.lax.top_k(logps, top)
+            return TokenLogps(logps[token], ids, most)
+
+        return jax.lax.map(of, (hidden, tokens[0, 1:]), batch_size=64)  # logits of all places may not fit
 
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = self._template.merge(leaves)

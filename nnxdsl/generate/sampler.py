@@ -48,6 +48,22 @@ class Completion(NamedTuple):
     passes: int
 
 
+class Piece(NamedTuple):
+    """The tokens that a completion got since the last piece.
+
+    Attributes:
+        row: Of which prompt.
+        ids: Token ids, the stop token included.
+        logps: As of a `Completion`.
+        is_done: Whether the completion has ended.
+    """
+
+    row: int
+    ids: list[int]
+    logps: np.ndarray
+    is_done: bool
+
+
 class _Progress(NamedTuple):
     """The slots between two calls of the loop.
 
@@ -56,12 +72,14 @@ class _Progress(NamedTuple):
         length: Tokens of each completion `[M, B]`.
         done: Whether it has ended `[M, B]`.
         read: Reads tokens, log-probs, log kept mass `[M, B, new]` and passes `[M, B]`.
+        drop: Ends rows whose tokens are wanted no longer.
     """
 
     rows: np.ndarray
     length: np.ndarray
     done: np.ndarray
     read: Callable[[], list[np.ndarray]]
+    drop: Callable[[Collection[int]], None]
 
 
 class Sampler:
@@ -177,16 +195,52 @@ class Sampler:
         Raises:
             ValueError: see `__call__`; `every` is less than 1.
         """
+        for pieces in self.pieces(leaves, prompts, sampling, every):
+            added: list[list[int]] = [[] for _ in prompts]
+            for piece in pieces:
+                added[piece.row] = piece.ids
+            yield added
+
+    def pieces(
+        self,
+        leaves: Leaves,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        every: int = CHECK_EVERY,
+        *,
+        limits: Sequence[int] | None = None,
+        numbers: np.ndarray | None = None,
+        is_unwanted: Callable[[int], bool] = lambda row: False,
+    ) -> Iterator[list[Piece]]:
+        """Generate completions as `stream` does, with their log-probabilities.
+
+        Args:
+            leaves: The model's arrays.
+            prompts: See `__call__`.
+            sampling: Sampling settings.
+            every: See `stream`.
+            limits: See `complete`.
+            numbers: RNG stream numbers of each row, `[B, 2]` uint32; None for those of `numbers_of`.
+            is_unwanted: Called for each row after each yield: whether it is decoded no further.
+
+        Yields:
+            Pieces of the rows that are in slots.
+
+        Raises:
+            ValueError: see `complete` and `stream`.
+        """
         if every < 1:
             raise ValueError(f"every: expected at least 1, got {every}")
         seen = np.zeros(len(prompts), np.int64)
-        for now in self._decode([leaves], prompts, sampling, None, None, every):
-            added: list[list[int]] = [[] for _ in prompts]
-            out = now.read()[0][0]
+        for now in self._decode([leaves], prompts, sampling, None, limits, every, numbers):
+            out, logps, *_ = (part[0] for part in now.read())
+            found = list[Piece]()
             for slot in np.flatnonzero(now.rows >= 0):
-                row, length = now.rows[slot], now.length[0, slot]
-                added[row], seen[row] = out[slot, seen[row] : length].tolist(), length
-            yield added
+                row, length = int(now.rows[slot]), now.length[0, slot]
+                new, seen[row] = slice(seen[row], length), length
+                found.append(Piece(row, out[slot, new].tolist(), logps[slot, new], bool(now.done[0, slot])))
+            yield found
+            now.drop([piece.row for piece in found if is_unwanted(piece.row)])
 
     def sample_models(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
@@ -244,9 +298,10 @@ class Sampler:
         prompt_length: int | None,
         limits: Sequence[int] | None,
         every: int,
+        numbers: np.ndarray | None = None,
     ) -> Iterator[_Progress]:
         """Decodes all rows, and yields each time after `every` passes."""
-        queue = self._queue(prompts, sampling, prompt_length, limits)
+        queue = self._queue(prompts, sampling, prompt_length, limits, numbers)
         if not prompts:
             return
         first, *others = models
@@ -284,8 +339,9 @@ class Sampler:
             length, done = (np.array(part).reshape(len(models), -1) for part in flags)
             table.length = np.where(table.rows < 0, 0, length)
             assert slots is not None
-            yield _Progress(table.rows.copy(), table.length.copy(), done, partial(self._arrays, slots, len(models)))
-            table.end(np.logical_and.reduce(done))
+            read, dropped = partial(self._arrays, slots, len(models)), set[int]()
+            yield _Progress(table.rows.copy(), table.length.copy(), done, read, dropped.update)
+            table.end(np.logical_and.reduce(done) | np.isin(table.rows, list(dropped)))
             wanted = max(self._least_slots, 1 << max(table.busy - 1, 0).bit_length())
             if not queue.waiting and not queue.group and wanted <= len(table.rows) // 2:
                 slots = self._shrunk(slots, *table.shrink(wanted), **settings)
@@ -300,6 +356,7 @@ class Sampler:
         sampling: Sampling,
         prompt_length: int | None,
         limits: Sequence[int] | None,
+        numbers: np.ndarray | None,
     ) -> _Queue:
         """The rows to decode.
 
@@ -324,7 +381,8 @@ class Sampler:
                 raise ValueError(f"max_new_tokens: {problem}; lower it, or shorten or lengthen the prompt")
         longest = max(map(len, truncated), default=1)
         length = min(room, padded(max(longest, prompt_length or 1)))
-        return _Queue.of(truncated, length, limits, self._slots)
+        numbers = numbers_of(truncated) if numbers is None else numbers
+        return _Queue.of(truncated, length, limits, numbers, self._slots)
 
 
 @attrs.define
@@ -413,7 +471,9 @@ class _Queue:
     prefix: int = 0
 
     @classmethod
-    def of(cls, prompts: Sequence[tuple[int, ...]], length: int, limits: Sequence[int], slots: int) -> _Queue:
+    def of(
+        cls, prompts: Sequence[tuple[int, ...]], length: int, limits: Sequence[int], numbers: np.ndarray, slots: int
+    ) -> _Queue:
         """The rows of these prompts, in groups of the power of two that is not above the mean number of their rows."""
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -427,7 +487,7 @@ class _Queue:
         )
         place = {prompt: index for index, prompt in enumerate(rows)}
         lengths, prompt = np.array([len(one) for one in rows], np.int32), np.array([place[one] for one in prompts])
-        return cls(tokens, lengths, prompt, numbers_of(prompts), np.array(limits, np.int32), size, groups)
+        return cls(tokens, lengths, prompt, numbers, np.array(limits, np.int32), size, groups)
 
     def can_fill(self, table: _Table) -> bool:
         """Whether a row waits for a slot that is free, and has a prefix or can get one."""

@@ -1,0 +1,61 @@
+"""Answer OpenAI's protocol over HTTP with a run, a directory, or a model of the Hub."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from nnxdsl.cli.arguments import UsageError, add_allow, add_home
+from nnxdsl.errors import RunError
+
+KEY = "NNXDSL_API_KEY"
+"""The environment variable with the key that requests must have."""
+GRACE = 5
+"""Seconds that open requests have to end once the server is told to."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the verb's arguments."""
+    add_home(parser)
+    add_allow(parser)
+    if parser.get_default("experiment") is None:
+        help_text = "run id, run directory or a step of it, directory in the Hub's format, or repository on the Hub"
+        parser.add_argument("source", metavar="RUN-or-DIR", help=help_text)
+    parser.add_argument("--host", default=LOCAL[0], help=f"address to listen at (default: {LOCAL[0]})")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0 for a free one (default: 8000)")
+    parser.add_argument("--name", help="what clients call the model (default: the name of RUN-or-DIR)")
+    dtypes = {"default": "float32", "choices": ("float32", "bfloat16")}
+    parser.add_argument("--dtype", **dtypes, help="of weights and activations (default: float32)")
+
+
+def run(args: Namespace) -> int:
+    """Serves until it is interrupted."""
+    target = args.source if args.experiment is None else args.experiment.id
+    key = os.environ.get(KEY)
+    if args.host not in LOCAL and not key:
+        raise UsageError(f"--host {args.host}: others reach the server; set {KEY}, the key that requests must have")
+    try:
+        import uvicorn
+
+        from nnxdsl.serve.http import make_app
+    except ImportError as error:
+        raise RunError(f"{error.name} is not installed; write: pip install 'nnxdsl[serve]'") from error
+    from nnxdsl.generate.pretrained import load
+    from nnxdsl.runtime.compile_cache import compile_cache
+    from nnxdsl.terminal.display import Display
+
+    directory = args.home / target
+    source = directory if directory.is_dir() else target
+    name = args.name or Path(target).name
+    with Display() as display, compile_cache(args.home, display.say):
+        phase = display.begin(f"loading {target}")
+        model = load(source, dtype=args.dtype)
+        display.end(phase)
+        options = {"host": args.host, "port": args.port, "log_level": "warning", "timeout_graceful_shutdown": GRACE}
+        server = uvicorn.Server(uvicorn.Config(make_app(model, name, key), **options))
+        socket = server.config.bind_socket()
+        display.say(f"{name} is served at http://{args.host}:{socket.getsockname()[1]}/v1")
+        server.run([socket])
+    return 0

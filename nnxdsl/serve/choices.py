@@ -1,0 +1,115 @@
+"""A choice of an answer: the tokens, the text and the log-probabilities that its row has got so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.generate.pretrained import TokenLogps
+from nnxdsl.generate.sampler import Piece
+from nnxdsl.generate.streaming import PartialText
+
+
+@attrs.define
+class Choice:
+    """One completion of one prompt.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        stops: Texts that end it.
+        stop_ids: Token ids that end it.
+        ids: Its tokens, a stop token included.
+        logps: Their log-probabilities.
+        text: Its text, without the stop.
+        finish_reason: "stop", or "length" where it has as many tokens as it may have; None before its end.
+    """
+
+    tokenizer: TokenizerBase
+    stops: Sequence[str]
+    stop_ids: Collection[int]
+    ids: list[int] = attrs.field(factory=list, init=False)
+    logps: list[float] = attrs.field(factory=list, init=False)
+    text: str = attrs.field(default="", init=False)
+    finish_reason: str | None = attrs.field(default=None, init=False)
+    _sent: int = attrs.field(default=0, init=False)
+
+    def add(self, piece: Piece) -> None:
+        """Adds the tokens of a piece, as far as they are before a stop."""
+        for token, logp in zip(piece.ids, piece.logps, strict=True):
+            self.ids.append(token)
+            self.logps.append(float(logp))
+            if token in self.stop_ids:
+                self.finish_reason = "stop"
+                break
+        if piece.is_done and self.finish_reason is None:
+            self.finish_reason = "length"
+        own = self.ids[:-1] if self.finish_reason == "stop" else self.ids
+        partial = PartialText(self.tokenizer)
+        partial.add(own)
+        self.text = partial.text if self.finish_reason is None else self.tokenizer.decode(own)
+        places = [place for stop in self.stops if (place := self.text.find(stop)) >= 0]
+        if places:
+            self.text, self.finish_reason = self.text[: min(places)], "stop"
+
+    def take(self) -> str:
+        """The text that was not taken yet; what may be the beginning of a stop is held back until the end."""
+        end = len(self.text)
+        if self.finish_reason is None:
+            end -= max((_overlap(self.text, stop) for stop in self.stops), default=0)
+        new, self._sent = self.text[self._sent : end], max(self._sent, end)
+        return new
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many of the last characters of a text are the first ones of a stop."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def token_text(tokenizer: TokenizerBase, token: int) -> str:
+    """The text of one token."""
+    return tokenizer.decode([token], skip_special=False)
+
+
+def of_completion(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[float | None], top: Any) -> Any:
+    """`logprobs` of a choice of a completion; `top` are the most likely tokens of each place, None for none."""
+    tokens = [token_text(tokenizer, token) for token in ids]
+    offsets = [0]
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    return {"tokens": tokens, "token_logprobs": list(logps), "top_logprobs": top, "text_offset": offsets[: len(ids)]}
+
+
+def of_chat(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[float], top: Any) -> Any:
+    """`logprobs` of a choice of a chat."""
+
+    def one(text: str, logp: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logp, "bytes": list(text.encode())}
+
+    places = [list(place.items()) for place in top] if top else [[] for _ in ids]
+    return {
+        "content": [
+            {**one(token_text(tokenizer, token), logp), "top_logprobs": [one(*each) for each in place]}
+            for token, logp, place in zip(ids, logps, places, strict=True)
+        ]
+    }
+
+
+def most_likely(tokenizer: TokenizerBase, ids: Sequence[int], found: TokenLogps) -> list[dict[str, float]]:
+    """The most likely tokens at each place by their text, of several with one text the likeliest, and `ids` themselves.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: Tokens of which `found` has the log-probabilities.
+        found: Log-probabilities.
+    """
+    each = list[dict[str, float]]()
+    for token, logp, top_ids, top_logps in zip(ids, *map(np.asarray, found), strict=True):
+        by_text = dict[str, float]()
+        for other, its in zip([*top_ids, token], [*top_logps, logp], strict=True):
+            by_text.setdefault(token_text(tokenizer, int(other)), float(its))
+        each.append(by_text)
+    return each

@@ -1,0 +1,194 @@
+"""Bodies of requests in OpenAI's protocol, and the fields that vLLM adds to it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nnxdsl.generate.sampling import Sampling
+
+MOST_CHOICES = 128
+MOST_TOP_LOGPROBS = 20
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+}
+"""Fields that are not supported, and the values that change nothing; None is one for all."""
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: Whether the last event has the numbers of tokens.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class Request(BaseModel):
+    """What both kinds of requests have in common.
+
+    Attributes:
+        model: Name of the served model; None for whichever it is.
+        max_tokens: Most tokens of a completion, its stop token included.
+        temperature: 0 for greedy decoding.
+        top_p: See `Sampling`; 1 for all tokens.
+        top_k: See `Sampling`; 0 or -1 for all tokens.
+        min_p: See `Sampling`; 0 for all tokens.
+        n: Completions of each prompt.
+        seed: The same seed and prompt give the same completions; None for random ones.
+        stop: Texts that end a completion, and are no part of it.
+        stop_token_ids: Token ids that end a completion, beside those of the tokenizer.
+        stream: Whether text is sent as it is decoded.
+        stream_options: Options of that.
+        return_token_ids: Whether choices have token ids.
+        user: Has no effect, as in OpenAI's protocol.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    default_tokens: ClassVar[int | None] = None
+    """Most tokens where a request does not say it; None for as many as fit."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        """Refuses what would have no effect; leaves out fields with values that change nothing."""
+        if not isinstance(data, dict):
+            return data
+        for name in _NOTHING.keys() & data.keys():
+            if data[name] is not None and data[name] not in _NOTHING[name]:
+                raise ValueError(f"{name} is not supported; leave it out")
+        return {name: value for name, value in data.items() if name not in _NOTHING}
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end a completion."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def top(self) -> int | None:
+        """Most likely tokens of which log-probabilities are returned; None for no log-probabilities at all."""
+        raise NotImplementedError
+
+    def sampling(self, max_new_tokens: int) -> Sampling:
+        """The settings of the sampler.
+
+        Raises:
+            ValueError: A setting has no effect.
+        """
+        if self.temperature == 0:  # OpenAI's clients send top_p=1 and others with it
+            return Sampling(max_new_tokens)
+        top_k = self.top_k if self.top_k > 0 else None
+        top_p = None if self.top_p == 1 else self.top_p
+        return Sampling(max_new_tokens, self.temperature, top_k, top_p, min_p=self.min_p or None)
+
+    def seeded(self) -> int:
+        """The seed, a random one where there is none."""
+        return secrets.randbits(63) if self.seed is None else self.seed
+
+
+class CompletionRequest(Request):
+    """A request for completions of texts or token ids.
+
+    Attributes:
+        prompt: A text, token ids, or several of either.
+        echo: Whether choices begin with the prompt.
+        logprobs: Number of most likely tokens that have log-probabilities beside the sampled one; None for none at all.
+    """
+
+    default_tokens: ClassVar[int | None] = 16
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts."""
+        one: Any = self.prompt
+        return [one] if isinstance(one, str) or not one or isinstance(one[0], int) else one
+
+    @property
+    def top(self) -> int | None:
+        """See `Request.top`."""
+        return self.logprobs
+
+
+class Message(BaseModel):
+    """A message of a chat.
+
+    Attributes:
+        role: Whose it is.
+        content: Its text, or parts of the type "text".
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]]
+    name: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Role and text.
+
+        Raises:
+            ValueError: A part is no text.
+        """
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        if odd := [part.get("type") for part in self.content if part.get("type") != "text"]:
+            raise ValueError(f"messages: parts of the type {odd[0]!r} are not supported, the model reads text")
+        return {"role": self.role, "content": "".join(str(part.get("text", "")) for part in self.content)}
+
+
+class ChatRequest(Request):
+    """A request for answers to a chat.
+
+    Attributes:
+        messages: The chat; a last message of the assistant is continued.
+        max_completion_tokens: The newer name of `max_tokens`.
+        logprobs: Whether log-probabilities are returned.
+        top_logprobs: As many of the most likely tokens have log-probabilities, beside the sampled one.
+        chat_template_kwargs: Further arguments of the chat template.
+    """
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def top(self) -> int | None:
+        """See `Request.top`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
