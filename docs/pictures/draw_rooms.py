@@ -20,6 +20,7 @@ PURPOSE = {
     "trainer": (3, "the loop and its hooks"),
     "app": (5, "the web app's pages"),
     "rollouts": (2, "prompts to a batch"),
+    "serve": (0, "OpenAI's protocol"),
     "generate": (2, "samples completions"),
     "weights": (2, "open, export, convert"),
     "planning": (3, "memory, time, search"),
