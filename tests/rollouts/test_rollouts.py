@@ -186,6 +186,15 @@ def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Prog
 
 ASKS_AGAIN = 'environment=Environment("asks again", max_turns=2)'
 
+PAID = """Objective.GRPO(
+        rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1",
+        SETTING
+    )"""
+CORRECTED = """Objective.OnPolicyDistill(
+        teacher=Model.Llama3("tiny", weights=Weights.From(sft)), rewards=(Reward("contains_answer"),),
+        num_generations=4, environment=Environment("asks again", max_turns=2),
+    )"""
+
 GRPO = """
 from sft import experiment as sft
 
@@ -203,12 +212,9 @@ class AsksAgain:
 
 experiment = Experiment(
     name="grpo",
-    model=Model.Llama3("tiny", weights=Weights.From(sft)),
+    model=Model.Llama3("tiny", weights=WEIGHTS),
     adapter=Adapter.LoRA(rank=4, alpha=8.0),
-    objective=Objective.GRPO(
-        rewards=(Reward("contains_answer"),), num_generations=4, num_iterations=3, beta=0.01, kl_estimator="k1",
-        SETTING
-    ),
+    objective=OBJECTIVE,
     data=Data.Prompts("prompts.jsonl", max_prompt_length=64, max_completion_length=ROOM),
     optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=3e-3)),
     batch_size=16,
@@ -230,19 +236,26 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["", "max_num_gen_batches=3", ASKS_AGAIN])
-def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any, setting: str) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [*(PAID.replace("SETTING", setting) for setting in ("", "max_num_gen_batches=3", ASKS_AGAIN)), CORRECTED],
+    ids=["plain", "dynamic sampling", "environment", "distilled in an environment"],
+)
+def test_a_run_learns_and_goes_on_bit_equal_between_updates(lab: Any, wait_until: Any, objective: str) -> None:
     chats = [[{"role": "user", "content": f"Hi {n}"}] for n in range(20)]
     rows = [json.dumps({"prompt": chat, "answer": "good"}) + "\n" for chat in chats]
     (lab.place / "prompts.jsonl").write_text("".join(rows))
-    (lab.place / "grpo.py").write_text(
-        GRPO.replace("SETTING", setting).replace("ROOM", "96" if setting == ASKS_AGAIN else "8")
-    )
+    weights = "Weights.Random()" if objective == CORRECTED else "Weights.From(sft)"
+    text = GRPO.replace("OBJECTIVE", objective).replace("WEIGHTS", weights)
+    (lab.place / "grpo.py").write_text(text.replace("ROOM", "96" if "asks again" in objective else "8"))
     code, _, err = lab.python("grpo.py", "--home", "whole", "--quiet")
     assert code == 0, err
     (whole,) = (lab.place / "whole").glob("grpo-*")
     held = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if "eval/" in line]
-    assert held[-1]["eval/reward"] > held[0]["eval/reward"] + 0.2
+    if objective == CORRECTED:
+        assert held[-1]["eval/loss"] < held[0]["eval/loss"]
+    else:
+        assert held[-1]["eval/reward"] > held[0]["eval/reward"] + 0.2
 
     child = lab.start("grpo.py", "--home", "parts", "--quiet")
     (lab.place / "parts").mkdir(exist_ok=True)
