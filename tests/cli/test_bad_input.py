@@ -193,7 +193,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
     [
         (["shwo", "sft.py"], "UsageError: shwo: there is no such verb; did you mean 'show'?\n"),
         (["sft.py"], "UsageError: sft.py: expected a verb first: app, compare, convert, data, diff, export, launch, plan, "
-         "resume, run, runs, show, sweep\n"),
+         "resume, run, runs, serve, show, sweep\n"),
         (["show"], "UsageError: the following arguments are required: FILE-or-RUN; see nnxdsl show --help\n"),
         (["diff", "sft.py"], "UsageError: the following arguments are required: OTHER; see nnxdsl diff --help\n"),
         (["runs", "all"], "UsageError: all: unexpected argument; see nnxdsl runs --help\n"),
