@@ -208,6 +208,7 @@ class Sampler:
         sampling: Sampling,
         every: int = CHECK_EVERY,
         *,
+        prompt_length: int | None = None,
         limits: Sequence[int] | None = None,
         numbers: np.ndarray | None = None,
         is_unwanted: Callable[[int], bool] = lambda row: False,
@@ -219,6 +220,7 @@ class Sampler:
             prompts: See `__call__`.
             sampling: Sampling settings.
             every: See `stream`.
+            prompt_length: See `complete`.
             limits: See `complete`.
             numbers: RNG stream numbers of each row, `[B, 2]` uint32; None for those of `numbers_of`.
             is_unwanted: Called for each row after each yield: whether it is decoded no further.
@@ -232,7 +234,7 @@ class Sampler:
         if every < 1:
             raise ValueError(f"every: expected at least 1, got {every}")
         seen = np.zeros(len(prompts), np.int64)
-        for now in self._decode([leaves], prompts, sampling, None, limits, every, numbers):
+        for now in self._decode([leaves], prompts, sampling, prompt_length, limits, every, numbers):
             out, logps, *_ = (part[0] for part in now.read())
             found = list[Piece]()
             for slot in np.flatnonzero(now.rows >= 0):
@@ -363,24 +365,23 @@ class Sampler:
         Raises:
             ValueError: see `complete`.
         """
-        room = self._config.max_length - sampling.max_new_tokens
-        if room < 1:
-            raise ValueError(
-                f"max_new_tokens={sampling.max_new_tokens} must be less than max_length={self._config.max_length}"
-            )
+        limits = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        if len(limits) != len(prompts) or not all(1 <= one <= sampling.max_new_tokens for one in limits):
+            raise ValueError(f"limits: expected one of 1 to {sampling.max_new_tokens} for each prompt")
+        most = max(limits, default=sampling.max_new_tokens)
+        if most >= self._config.max_length:
+            raise ValueError(f"max_new_tokens={most} must be less than max_length={self._config.max_length}")
         if sampling.top_k is not None and sampling.top_k > self._config.vocab_size:
             raise ValueError(f"top_k={sampling.top_k} exceeds the vocabulary size {self._config.vocab_size}")
         if sampling.num_speculative_tokens and (problem := self._config.speculative_problem):
             raise ValueError(f"num_speculative_tokens: {problem}; set 0")
-        limits = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
-        if len(limits) != len(prompts) or not all(1 <= one <= sampling.max_new_tokens for one in limits):
-            raise ValueError(f"limits: expected one of 1 to {sampling.max_new_tokens} for each prompt")
-        truncated = [tuple(prompt)[-room:] for prompt in prompts]
-        for prompt in dict.fromkeys(truncated):
-            if problem := self._config.generation_problem(len(prompt), sampling.max_new_tokens):
+        rooms = [self._config.max_length - limit for limit in limits]
+        truncated = [tuple(prompt)[-room:] for prompt, room in zip(prompts, rooms, strict=True)]
+        for length, limit in dict.fromkeys(zip(map(len, truncated), limits, strict=True)):
+            if problem := self._config.generation_problem(length, limit):
                 raise ValueError(f"max_new_tokens: {problem}; lower it, or shorten or lengthen the prompt")
         longest = max(map(len, truncated), default=1)
-        length = min(room, padded(max(longest, prompt_length or 1)))
+        length = min(max(rooms, default=1), padded(max(longest, prompt_length or 1)))
         numbers = numbers_of(truncated) if numbers is None else numbers
         return _Queue.of(truncated, length, limits, numbers, self._slots)
 

@@ -9,15 +9,19 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models.slots import padded_turn
 
 Settings = tuple[float, int | None, float | None, float | None]
 """Of a draw: temperature, top-k, top-p, min-p. Rows of a batch have them in common."""
 
 MOST_ROWS = 256
 """Most rows of a batch."""
+MOST_WAITING = 4096
+"""Most rows that wait."""
 
 
 @attrs.define(eq=False)
@@ -45,14 +49,15 @@ class Row:
         return own.temperature, own.top_k, own.top_p, own.min_p
 
 
-def numbers_of(seed: int, prompt: Sequence[int], choice: int) -> tuple[int, int]:
-    """Two 32-bit numbers of a completion: draws depend on these, the prompt and the weights, and on no other row."""
-    digest = hashlib.sha256(f"nnxdsl serve 1: {seed} {choice} {list(prompt)}".encode()).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int, int]]:
+    """Two 32-bit numbers of each completion: draws depend on these, the prompt and the weights, and on no other row."""
+    digest = hashlib.sha256(np.asarray(prompt, "<i8").tobytes()).hexdigest()
+    each = (hashlib.sha256(f"nnxdsl serve 1: {seed} {choice} {digest}".encode()).digest() for choice in range(choices))
+    return [(int.from_bytes(one[:4], "little"), int.from_bytes(one[4:8], "little")) for one in each]
 
 
 class Batches:
-    """Samples rows in the order in which they came, all that wait and fit into one batch at a time.
+    """Samples rows in the order in which they came, all that wait and have their settings in common at a time.
 
     Args:
         model: The model.
@@ -64,25 +69,30 @@ class Batches:
         self._thread = threading.Thread(target=self._run, name="nnxdsl serve", daemon=True)
         self._thread.start()
 
-    def submit(self, rows: Sequence[Row]) -> None:
-        """Adds rows."""
+    def submit(self, rows: Sequence[Row]) -> bool:
+        """Adds rows; returns False, and adds none, if too many would wait."""
         with self._changed:
+            self._waiting = [row for row in self._waiting if not row.is_cancelled]
+            if self._is_closed or len(self._waiting) + len(rows) > MOST_WAITING:
+                return False
             self._waiting += rows
             self._changed.notify()
+            return True
 
     def close(self) -> None:
-        """Ends the thread after the batch that it samples."""
+        """Ends what is sampled, and the thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
+        self._thread.join()  # a process that ends while XLA runs in a thread aborts
 
     def _run(self) -> None:
         while rows := self._take():
             try:
                 self._sample(rows)
             except Exception as error:  # of one batch: the server goes on
-                for row in rows:
-                    row.deliver(error)
+                _fail(rows, error)
+        _fail(self._waiting, RunError("the server ends"))
 
     def _take(self) -> list[Row]:
         """The rows of the next batch, once there are any; empty at the end."""
@@ -92,41 +102,50 @@ class Batches:
                 if self._is_closed:
                     return []
                 self._waiting = [row for row in self._waiting if not row.is_cancelled]
-                if rows := fitting(self._waiting, self._model.config.max_length):
+                if self._waiting:
+                    first = self._waiting[0].settings
+                    rows = [row for row in self._waiting if row.settings == first][:MOST_ROWS]
                     taken = set(map(id, rows))
                     self._waiting = [row for row in self._waiting if id(row) not in taken]
                     return rows
 
     def _sample(self, rows: Sequence[Row]) -> None:
-        # Powers of two are compiled once: rows that fill it up end with their first token, and nobody reads them.
-        fill = (1 << (len(rows) - 1).bit_length()) - len(rows)
         limits = [row.sampling.max_new_tokens for row in rows]
-        longest = max(len(row.prompt) for row in rows)
-        most = min(1 << (max(limits) - 1).bit_length(), self._model.config.max_length - longest)
-        sampling = attrs.evolve(rows[0].sampling, max_new_tokens=most, seed=0)
+        fillers = filling([row.prompt for row in rows])
         pieces = self._model.sampler.pieces(
             self._model.leaves,
-            [*(row.prompt for row in rows), *[[0]] * fill],
-            sampling,
-            limits=[*limits, *[1] * fill],
-            numbers=np.array([*(row.numbers for row in rows), *[(0, 0)] * fill], np.uint32),
+            [*(row.prompt for row in rows), *fillers],
+            attrs.evolve(rows[0].sampling, max_new_tokens=_power_of_two(max(limits)), seed=0),
+            prompt_length=padded_turn(max(len(row.prompt) for row in rows)),
+            limits=[*limits, *[1] * len(fillers)],
+            numbers=np.array([*(row.numbers for row in rows), *[(0, 0)] * len(fillers)], np.uint32),
             is_unwanted=lambda index: index < len(rows) and rows[index].is_cancelled,
         )
         for found in pieces:
             for piece in found:
                 if piece.row < len(rows) and not rows[piece.row].is_cancelled:
                     rows[piece.row].deliver(piece)
+            if self._is_closed:
+                _fail(rows, RunError("the server ends"))
+                return
 
 
-def fitting(waiting: Sequence[Row], max_length: int) -> list[Row]:
-    """The first row, and those after it that have its settings and fit into the positions with all before them."""
-    found, prompt, new = list[Row](), 0, 0
-    for row in waiting:
-        longest, most = max(prompt, len(row.prompt)), max(new, row.sampling.max_new_tokens)
-        if found and (row.settings != found[0].settings or longest + most > max_length):
-            continue
-        found.append(row)
-        prompt, new = longest, most
-        if len(found) == MOST_ROWS:
-            break
-    return found
+def filling(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Prompts that make the numbers of rows and of different prompts powers of two, each of which is compiled once.
+
+    Their rows end with the first token, and nobody reads them.
+    """
+    count = len({tuple(prompt) for prompt in prompts})
+    different = [[0, index] for index in range(_power_of_two(count) - count)]
+    rows = len(prompts) + len(different)
+    return different + [[*(different[-1] if different else prompts[-1])]] * (_power_of_two(rows) - rows)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below the number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _fail(rows: Sequence[Row], error: Exception) -> None:
+    for row in rows:
+        row.deliver(error)

@@ -48,12 +48,26 @@ class Choice:
         if piece.is_done and self.finish_reason is None:
             self.finish_reason = "length"
         own = self.ids[:-1] if self.finish_reason == "stop" else self.ids
+        self.text = self._text(own) if self.finish_reason is None else self.tokenizer.decode(own)
+        if any(stop in self.text for stop in self.stops):
+            self._cut()
+
+    def _cut(self) -> None:
+        """Ends it with the first token that completes a stop."""
+        sizes = range(1, len(self.ids) + 1)
+        size = next((size for size in sizes if self._place(self._text(self.ids[:size])) is not None), len(self.ids))
+        self.ids, self.logps, self.text = self.ids[:size], self.logps[:size], self.text[: self._place(self.text)]
+        self.finish_reason = "stop"
+
+    def _place(self, text: str) -> int | None:
+        """Where the first stop is in a text."""
+        return min((place for stop in self.stops if (place := text.find(stop)) >= 0), default=None)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without a character that is not complete."""
         partial = PartialText(self.tokenizer)
-        partial.add(own)
-        self.text = partial.text if self.finish_reason is None else self.tokenizer.decode(own)
-        places = [place for stop in self.stops if (place := self.text.find(stop)) >= 0]
-        if places:
-            self.text, self.finish_reason = self.text[: min(places)], "stop"
+        partial.add(ids)
+        return partial.text
 
     def take(self) -> str:
         """The text that was not taken yet; what may be the beginning of a stop is held back until the end."""
@@ -87,7 +101,8 @@ def of_chat(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[float]
     """`logprobs` of a choice of a chat."""
 
     def one(text: str, logp: float) -> dict[str, Any]:
-        return {"token": text, "logprob": logp, "bytes": list(text.encode())}
+        # A part of a character has no text, and its bytes are not known.
+        return {"token": text, "logprob": logp, "bytes": None if "\ufffd" in text else list(text.encode())}
 
     places = [list(place.items()) for place in top] if top else [[] for _ in ids]
     return {

@@ -11,21 +11,25 @@ from typing import Any
 
 import attrs
 import numpy as np
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
-from nnxdsl.errors import DataError
+from nnxdsl.errors import DataError, RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.serve.answers import Answer
 from nnxdsl.serve.batches import Batches, Row, numbers_of
 from nnxdsl.serve.choices import Choice, most_likely, of_chat, of_completion
-from nnxdsl.serve.requests import ChatRequest, CompletionRequest, Request
+from nnxdsl.serve.requests import MOST_COMPLETIONS, ChatRequest, CompletionRequest, Request
 
+MOST_BYTES = 2**24
+"""Of a request's body."""
 LISTEN_EVERY = 0.5
 """Seconds between two looks at whether a client is still there."""
 
@@ -34,7 +38,8 @@ class Refused(HTTPException):
     """A request that cannot be answered, with the field."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(status, {"message": message, "param": param})
+        super().__init__(status, message)
+        self.param = param
 
 
 @attrs.define(eq=False)
@@ -54,14 +59,16 @@ class Server:
 
     async def completions(self, request: CompletionRequest, client: HTTPRequest) -> Response:
         """`POST /v1/completions`."""
-        prompts = [self._ids(prompt) for prompt in request.prompts]
         if request.stream and (request.echo or request.logprobs):
             raise Refused("echo and logprobs above 0 are computed at the end; leave stream out", "stream")
+        if len(request.prompts) * request.n > MOST_COMPLETIONS:
+            raise Refused(f"expected at most {MOST_COMPLETIONS:,} completions; ask for fewer at a time", "prompt")
+        prompts = await asyncio.to_thread(lambda: [self._ids(prompt) for prompt in request.prompts])
         answer = self._submit(request, prompts)
         if request.stream:
             return self._stream(answer, "text_completion", lambda number, text: {"text": text})
         await self._finish(answer, client)
-        choices = [await self._completion(answer, number) for number in range(len(answer.choices))]
+        choices = [await self._completion(answer, number, client) for number in range(len(answer.choices))]
         return JSONResponse(self._body(answer, "text_completion", choices))
 
     async def chat(self, request: ChatRequest, client: HTTPRequest) -> Response:
@@ -70,22 +77,22 @@ class Server:
             request = request.model_copy(update={"max_tokens": request.max_completion_tokens})
         if request.max_tokens == 0:
             raise Refused("expected at least 1", "max_tokens")
+        if request.top_logprobs is not None and not request.logprobs:
+            raise Refused("has no effect without logprobs; set logprobs", "top_logprobs")
         if request.stream and request.top:
             raise Refused("top_logprobs are computed at the end; leave stream out", "stream")
-        encoder = Encoder(self.model.tokenizer, template_args=request.chat_template_kwargs)
-        try:
-            ids = encoder.prompt([message.plain() for message in request.messages])
-        except (RowError, DataError, ValueError) as error:
-            raise Refused(str(error), "messages") from error
-        answer = self._submit(request, [ids])
+        answer = self._submit(request, [await asyncio.to_thread(self._chat_ids, request)])
         if request.stream:
             first = {"role": "assistant", "content": ""}
             return self._stream(
                 answer, "chat.completion.chunk", lambda number, text: {"delta": {"content": text}}, {"delta": first}
             )
         await self._finish(answer, client)
-        choices = [await self._message(answer, number) for number in range(len(answer.choices))]
-        return JSONResponse(self._body(answer, "chat.completion", choices))
+        choices = [await self._message(answer, number, client) for number in range(len(answer.choices))]
+        body = self._body(answer, "chat.completion", choices)
+        if request.return_token_ids:
+            body["prompt_token_ids"] = list(answer.prompts[0])
+        return JSONResponse(body)
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""
@@ -94,7 +101,10 @@ class Server:
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt."""
-        ids = Encoder(self.model.tokenizer).prompt(prompt) if isinstance(prompt, str) else prompt
+        try:
+            ids = Encoder(self.model.tokenizer).prompt(prompt) if isinstance(prompt, str) else prompt
+        except (RowError, DataError, UnicodeError) as error:
+            raise Refused(str(error), "prompt") from error
         size = self.model.config.vocab_size
         if not ids:
             raise Refused("expected at least one token", "prompt")
@@ -102,40 +112,62 @@ class Server:
             raise Refused(f"{odd[0]} is no token id; expected 0 to {size - 1:,}", "prompt")
         return ids
 
+    def _chat_ids(self, request: ChatRequest) -> list[int]:
+        """Token ids of a chat."""
+        encoder = Encoder(self.model.tokenizer, template_args=request.chat_template_kwargs)
+        try:
+            return encoder.prompt([message.plain() for message in request.messages])
+        except (RowError, DataError, ValueError) as error:  # a UnicodeError is a ValueError
+            raise Refused(str(error), "messages") from error
+
     def _submit(self, request: Request, prompts: Sequence[list[int]]) -> Answer:
         """Begins an answer.
 
         Raises:
-            Refused: It does not fit into the model's positions, or a setting has no effect.
+            Refused: It does not fit into the model's positions, a setting has no effect, or too many requests wait.
         """
+        config = self.model.config
         if request.model not in (None, self.name):
             raise Refused(f"the model {request.model!r} is not served here, but {self.name!r}", "model", 404)
+        if request.top_k > config.vocab_size:
+            raise Refused(f"{request.top_k:,} exceeds the {config.vocab_size:,} tokens of the vocabulary", "top_k")
+        if odd := [token for token in request.stop_token_ids if not 0 <= token < config.vocab_size]:
+            raise Refused(f"{odd[0]} is no token id", "stop_token_ids")
+        if request.stream_options is not None and not request.stream:
+            raise Refused("has no effect without stream", "stream_options")
         stops, loop = {*stop_ids(self.model.tokenizer), *request.stop_token_ids}, asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
 
         def listener(number: int) -> Callable[[Piece | Exception], None]:
-            return lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, (number, piece)) and None
+            def deliver(piece: Piece | Exception) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                    loop.call_soon_threadsafe(pieces.put_nowait, (number, piece))
+
+            return deliver
 
         seed, rows, choices = request.seeded(), list[Row](), list[Choice]()
-        most = self.model.config.max_length
-        for index, prompt in enumerate(prompts):
-            new = request.default_tokens if request.max_tokens is None else request.max_tokens
-            new = most - len(prompt) if new is None else new
-            if new < 0 or len(prompt) + new > most or len(prompt) == most:
-                message = f"{len(prompt):,} tokens and {new:,} new ones are more than the model's {most:,} positions"
-                raise Refused(f"{message}; shorten the prompt, or lower max_tokens", "max_tokens")
-            for choice in range(request.n):
+        for prompt in prompts:
+            new = self._limit(request, prompt)
+            sampling = request.sampling(max(new, 1))
+            for numbers in numbers_of(seed, prompt, request.n):
                 choices.append(Choice(self.model.tokenizer, request.stops, stops))
-                if new == 0:
-                    choices[-1].finish_reason = "length"
-                try:
-                    sampling = request.sampling(max(new, 1))
-                except ValueError as error:
-                    raise Refused(str(error)) from error
-                numbers = numbers_of(seed, prompt, choice)
-                rows.append(Row(prompt, sampling, numbers, listener(index * request.n + choice), new == 0))
-        self.batches.submit([row for row in rows if not row.is_cancelled])
+                choices[-1].finish_reason = None if new else "length"
+                rows.append(Row(prompt, sampling, numbers, listener(len(rows)), not new))
+        if not self.batches.submit([row for row in rows if not row.is_cancelled]):
+            raise Refused("too many requests wait; ask again later", status=429)
         return Answer(request, prompts, choices, rows, pieces)
+
+    def _limit(self, request: Request, prompt: Sequence[int]) -> int:
+        """Most tokens of a completion of a prompt."""
+        config = self.model.config
+        new = request.default_tokens if request.max_tokens is None else request.max_tokens
+        new = max(config.max_length - len(prompt), 1) if new is None else new
+        if len(prompt) + new > config.max_length:
+            message = f"{len(prompt):,} tokens and {new:,} new ones are more than the model's {config.max_length:,}"
+            raise Refused(f"{message} positions; shorten the prompt, or lower max_tokens", "max_tokens")
+        if new and (problem := config.generation_problem(len(prompt), new)):
+            raise Refused(problem, "max_tokens")
+        return new
 
     async def _finish(self, answer: Answer, client: HTTPRequest) -> None:
         """Waits for the end, or for the client's."""
@@ -147,11 +179,10 @@ class Server:
         waiting = asyncio.create_task(wait())
         try:
             while not (await asyncio.wait([waiting], timeout=LISTEN_EVERY))[0]:
-                if await client.is_disconnected():
-                    waiting.cancel()
-                    raise Refused("the client is gone", status=499)
+                await _require_client(client)
             waiting.result()
         finally:
+            waiting.cancel()
             answer.cancel()
 
     def _stream(
@@ -171,6 +202,9 @@ class Server:
                 if first is not None:
                     for number in range(len(answer.choices)):
                         yield event([{"index": number, **first, "finish_reason": None}])
+                for number, choice in enumerate(answer.choices):
+                    if choice.finish_reason is not None:  # no token is wanted
+                        yield event([{"index": number, **text_of(number, ""), "finish_reason": choice.finish_reason}])
                 sent = [0] * len(answer.choices)
                 async for number in answer:
                     choice, start = answer.choices[number], sent[number]
@@ -203,27 +237,28 @@ class Server:
         same = {"id": f"{prefix}-{answer.id}", "object": kind, "created": answer.created, "model": self.name}
         return {**same, "choices": choices, **({"usage": answer.usage()} if usage else {})}
 
-    async def _completion(self, answer: Answer, number: int) -> dict[str, Any]:
+    async def _completion(self, answer: Answer, number: int, client: HTTPRequest) -> dict[str, Any]:
         """A choice of a completion."""
         request, choice, tokenizer = answer.request, answer.choices[number], self.model.tokenizer
         assert isinstance(request, CompletionRequest)
         prompt = answer.prompts[number // request.n]
         text, logprobs = choice.text, None
         if request.echo:
-            text = tokenizer.decode(prompt, skip_special=False) + text
+            given = request.prompts[number // request.n]
+            text = (given if isinstance(given, str) else tokenizer.decode(prompt, skip_special=False)) + text
         if request.logprobs is not None:
             ids = [*prompt, *choice.ids] if request.echo else choice.ids
             logps: list[float | None] = [*choice.logps]
             top: list[dict[str, float] | None] | None = None
             if request.echo or request.logprobs:
-                logps, top = await self._scored(request, [*prompt, *choice.ids], len(ids))
+                logps, top = await self._scored(request, [*prompt, *choice.ids], len(ids), client)
             logprobs = of_completion(tokenizer, ids, logps, top if request.logprobs else None)
         body = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         if request.return_token_ids:
             body |= {"token_ids": choice.ids, "prompt_token_ids": list(prompt)}
         return body
 
-    async def _message(self, answer: Answer, number: int) -> dict[str, Any]:
+    async def _message(self, answer: Answer, number: int, client: HTTPRequest) -> dict[str, Any]:
         """A choice of a chat."""
         request, choice = answer.request, answer.choices[number]
         logprobs = None
@@ -232,24 +267,53 @@ class Server:
             top: Any = None
             if request.top:
                 whole = [*answer.prompts[0], *choice.ids]
-                logps, top = await self._scored(request, whole, len(choice.ids))
+                logps, top = await self._scored(request, whole, len(choice.ids), client)
             logprobs = of_chat(self.model.tokenizer, choice.ids, logps, top)
         message = {"role": "assistant", "content": choice.text}
         body = {"index": number, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         if request.return_token_ids:
-            body |= {"token_ids": choice.ids, "prompt_token_ids": list(answer.prompts[0])}
+            body["token_ids"] = choice.ids
         return body
 
     async def _scored(
-        self, request: Request, ids: Sequence[int], count: int
+        self, request: Request, ids: Sequence[int], count: int, client: HTTPRequest
     ) -> tuple[list[float | None], list[dict[str, float] | None]]:
         """Log-probabilities of the last `count` tokens, and the most likely ones; None for a first token."""
         top, temperature = request.top or 0, request.temperature or 1.0
         async with self._scoring:  # one pass at a time
+            await _require_client(client)
             found = await asyncio.to_thread(self.model.token_logps, ids, top, temperature)
         logps: list[float | None] = [None, *np.asarray(found.logps).tolist()]
         each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], found)]
         return logps[-count:] if count else [], each[-count:] if count else []
+
+
+@attrs.frozen(eq=False)
+class Gate:
+    """Refuses requests without the key, and bodies that are too large, before they are read.
+
+    Attributes:
+        app: What answers the others.
+        api_key: The key; None for none.
+    """
+
+    app: ASGIApp
+    api_key: str | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        answer = self.app if scope["type"] != "http" else self._refusal(HTTPRequest(scope)) or self.app
+        await answer(scope, receive, send)
+
+    def _refusal(self, request: HTTPRequest) -> Response | None:
+        given = request.headers.get("authorization", "").encode("latin-1")  # as starlette decodes it
+        needs_key = self.api_key is not None and request.url.path != "/health"
+        if needs_key and not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
+            return _answer(401, "the key is not that of the server; send it as a bearer token")
+        size = request.headers.get("content-length", "")
+        if request.method == "POST" and not (size.isdecimal() and int(size) <= MOST_BYTES):
+            return _answer(413, f"expected a body of at most {MOST_BYTES:,} bytes, and its content-length")
+        return None
 
 
 def make_app(model: Pretrained, name: str, api_key: str | None = None) -> FastAPI:
@@ -266,36 +330,46 @@ def make_app(model: Pretrained, name: str, api_key: str | None = None) -> FastAP
         yield
         server.batches.close()
 
-    def check_key(request: HTTPRequest) -> None:
-        given = request.headers.get("authorization", "")
-        if api_key is not None and not secrets.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-            raise Refused("the key is not that of the server; send it as a bearer token", status=401)
-
     server = Server(model, name, Batches(model))
     app = FastAPI(title="nnxdsl", lifespan=lifespan, docs_url=None, redoc_url=None)
-    keyed = [Depends(check_key)]
     app.get("/health")(lambda: Response())
-    app.get("/v1/models", dependencies=keyed)(server.models)
-    app.post("/v1/completions", response_model=None, dependencies=keyed)(server.completions)
-    app.post("/v1/chat/completions", response_model=None, dependencies=keyed)(server.chat)
+    app.get("/v1/models")(server.models)
+    app.post("/v1/completions", response_model=None)(server.completions)
+    app.post("/v1/chat/completions", response_model=None)(server.chat)
+
+    app.add_middleware(Gate, api_key=api_key)
 
     @app.exception_handler(HTTPException)
     async def refused(request: HTTPRequest, error: HTTPException) -> Response:
-        detail: Any = error.detail if isinstance(error.detail, dict) else {"message": error.detail}
-        return JSONResponse(_error(error.status_code, **detail), error.status_code)
+        return _answer(error.status_code, error.detail, error.param if isinstance(error, Refused) else None)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: HTTPRequest, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:])
+        field = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
         message = first["msg"].removeprefix("Value error, ")
-        return JSONResponse(_error(400, f"{field}: {message}" if field else message, field or None), 400)
+        return _answer(400, f"{field}: {message}" if field else message, field or None)
+
+    @app.exception_handler(RunError)
+    async def ended(request: HTTPRequest, error: RunError) -> Response:
+        return _answer(503, str(error))
 
     @app.exception_handler(Exception)
     async def failed(request: HTTPRequest, error: Exception) -> Response:
-        return JSONResponse(_error(500, f"{type(error).__name__}: {error}"), 500)
+        return _answer(500, f"{type(error).__name__}: {error}")
 
     return app
+
+
+async def _require_client(client: HTTPRequest) -> None:
+    """Refuses to go on for a client that is gone."""
+    if await client.is_disconnected():
+        raise Refused("the client is gone", status=499)
+
+
+def _answer(status: int, message: str, param: str | None = None) -> Response:
+    """A response with an error."""
+    return JSONResponse(_error(status, message, param), status)
 
 
 def _error(status: int, message: str, param: str | None = None) -> dict[str, Any]:

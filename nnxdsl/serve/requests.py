@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nnxdsl.generate.sampling import Sampling
 
 MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
+MOST_STOPS = 16
+MOST_COMPLETIONS = 1024
+"""Most completions of a request."""
+LEAST_TEMPERATURE = 1e-3
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "frequency_penalty": (0,),
@@ -66,14 +70,14 @@ class Request(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)
     min_p: float = Field(0.0, ge=0, lt=1)
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -88,7 +92,21 @@ class Request(BaseModel):
         for name in _NOTHING.keys() & data.keys():
             if data[name] is not None and data[name] not in _NOTHING[name]:
                 raise ValueError(f"{name} is not supported; leave it out")
-        return {name: value for name, value in data.items() if name not in _NOTHING}
+        return {name: value for name, value in data.items() if name not in _NOTHING and value is not None}
+
+    @field_validator("stop")
+    @classmethod
+    def _require_text(cls, stop: str | list[str]) -> str | list[str]:
+        if "" in ([stop] if isinstance(stop, str) else stop):
+            raise ValueError("a stop cannot be empty")
+        return stop
+
+    @field_validator("temperature")
+    @classmethod
+    def _require_warmth(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"expected 0, or at least {LEAST_TEMPERATURE}")
+        return temperature
 
     @property
     def stops(self) -> list[str]:
@@ -154,9 +172,14 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]]
-    name: str | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nothing(cls, data: Any) -> Any:
+        """Leaves out fields without a value, which OpenAI's own messages have."""
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
     def plain(self) -> dict[str, Any]:
         """Role and text.

@@ -5,41 +5,32 @@ from __future__ import annotations
 import queue
 from typing import Any
 
+from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.serve.batches import Batches, Row, fitting, numbers_of
+from nnxdsl.serve.batches import Batches, Row, filling, numbers_of
 
 
-def row(prompt: int, new: int, **settings: Any) -> Row:
-    """A row whose pieces go nowhere."""
-    return Row([97] * prompt, Sampling(new, **settings), numbers_of(1, [97], 0), lambda piece: None)
-
-
-def test_rows_of_a_batch_have_their_settings_in_common_and_fit_together() -> None:
-    first, cold, long, other = (
-        row(10, 20, temperature=1.0),
-        row(10, 20),
-        row(70, 25, temperature=1.0),
-        row(5, 30, temperature=1.0),
-    )
-    assert fitting([first, cold, long, other], 100) == [first, long, other]
-    assert fitting([first, cold, long, other], 94) == [first, other]  # each alone would fit
-    assert fitting([cold, first], 100) == [cold]
-    assert fitting([], 100) == []
+def test_what_fills_a_batch_up_makes_its_numbers_powers_of_two() -> None:
+    for prompts in ([[97]], [[97]] * 3, [[97], [98], [99]], [[97]] * 5 + [[98]] * 2 + [[99]]):
+        whole = [*prompts, *filling(prompts)]
+        for number in (len(whole), len({tuple(prompt) for prompt in whole})):
+            assert number & (number - 1) == 0
 
 
 def test_numbers_of_completions_differ() -> None:
-    all_of_them = {
-        numbers_of(seed, [prompt], choice) for seed in range(9) for prompt in range(9) for choice in range(9)
-    }
-    assert len(all_of_them) == 9**3
+    found = [numbers_of(seed, [prompt], 9) for seed in range(9) for prompt in range(9)]
+    assert len({number for each in found for number in each}) == 9**3
+    assert numbers_of(-(10**30), [1], 1) != numbers_of(10**30, [1], 1)
 
 
 def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model: Pretrained) -> None:
     batches, told = Batches(model), queue.Queue[Any]()
     rows = [
-        Row([97, 32], Sampling(size), numbers_of(0, [97, 32], size), lambda piece, size=size: told.put((size, piece)))
+        Row(
+            [97, 32], Sampling(size), numbers_of(size, [97, 32], 1)[0], lambda piece, size=size: told.put((size, piece))
+        )
         for size in (20, 200)
     ]
 
@@ -61,4 +52,10 @@ def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model
     batches.submit([wrong, right])
     assert "top_k=1000000 exceeds the vocabulary size" in str(told.get())
     assert told.get().is_done
+
+    longer = [Row([97] * size, Sampling(1000 - size), (1, size), lambda piece: told.put(piece)) for size in (900, 5)]
+    batches.submit(longer)  # together they are longer than the context, and each of them fits
+    assert isinstance(told.get(), Piece)
     batches.close()
+    assert any(isinstance(told.get(), RunError) for _ in range(1000))
+    assert not batches.submit(longer)

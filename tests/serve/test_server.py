@@ -83,7 +83,6 @@ def test_what_a_trainer_sends(post: Callable[..., Any], model: Pretrained) -> No
     assert found[0] == found[1]
     assert found[0]["token_ids"] != found[2]["token_ids"]
     for choice in found:
-        assert choice["prompt_token_ids"] == prompt
         ids = choice["token_ids"]
         assert 1 <= len(ids) <= 9
         expected = logps_of(model, [*prompt, *ids], 0.7)[len(prompt) - 1 :]
@@ -142,8 +141,10 @@ def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenA
     stop = whole[5:8]
     expected = whole[: whole.index(stop)]
     for given in (stop, ["never there", stop]):
-        choice = post(**asked, stop=given).json()["choices"][0]
+        body = post(**asked, stop=given, return_token_ids=True).json()
+        choice = body["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
+        assert len(choice["token_ids"]) == len(expected) + len(stop) == body["usage"]["completion_tokens"]  # bytes
     events = list(client.completions.create(model="tiny", **asked, stop=stop, stream=True))
     assert "".join(event.choices[0].text for event in events) == expected
     ids = post(**asked, return_token_ids=True).json()["choices"][0]["token_ids"]
@@ -163,6 +164,12 @@ def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenA
         ({"prompt": "a", "max_tokens": 5_000}, 400, "more than the model's"),
         ({"prompt": "a", "stream": True, "echo": True}, 400, "echo and logprobs above 0 are computed at the end"),
         ({"messages": []}, 400, "prompt: Field required"),
+        ({"prompt": "a", "top_k": 10**6}, 400, "1,000,000 exceeds the 320 tokens of the vocabulary"),
+        ({"prompt": "a", "temperature": 1e-9}, 400, "expected 0, or at least 0.001"),
+        ({"prompt": "a", "stop": ["b", ""]}, 400, "a stop cannot be empty"),
+        ({"prompt": "a", "stop_token_ids": [-1]}, 400, "-1 is no token id"),
+        ({"prompt": "a", "stream_options": {}}, 400, "has no effect without stream"),
+        ({"prompt": ["a"] * 20, "n": 100}, 400, "expected at most 1,024 completions"),
     ],
     ids=str,
 )  # fmt: skip
@@ -171,6 +178,38 @@ def test_what_cannot_be_answered_is_refused(body: Any, status: int, message: str
     error = found.json()["error"]
     assert (found.status_code, error["code"], error["type"]) == (status, status, "invalid_request_error")
     assert message in error["message"]
+
+
+def test_what_is_no_request_is_answered_in_the_same_form(server: str) -> None:
+    for path, body, status in (
+        ("completions", b"{", 400),
+        ("nothing", b"{}", 404),
+        ("completions", b" " * (2**24 + 1), 413),
+        ("completions", b'{"prompt": "\\ud800"}', 400),
+    ):
+        found = httpx.post(f"{server}/{path}", content=body, headers={**KEY, "Content-Type": "application/json"})
+        assert (found.status_code, found.json()["error"]["code"]) == (status, status), path
+
+
+def test_fields_without_a_value_are_left_out(post: Callable[..., Any]) -> None:
+    """Messages as OpenAI's client gives them back, and clients that send null for what was not set."""
+    nothing = dict.fromkeys(("temperature", "top_p", "n", "stream", "stop", "seed", "logprobs", "user", "tools"))
+    answer = {"role": "assistant", "content": "a wo", "refusal": None, "function_call": None, "tool_calls": None}
+    found = post("chat/completions", messages=[*QUESTION, answer], max_tokens=2, **nothing)
+    assert found.status_code == 200, found.text
+    assert len(post(prompt=[[97]], max_tokens=2, **nothing).json()["choices"]) == 1
+
+
+def test_a_prompt_may_be_as_long_as_the_context(
+    post: Callable[..., Any], client: openai.OpenAI, model: Pretrained
+) -> None:
+    most = model.config.max_length
+    asked: dict[str, Any] = {"prompt": [97] * most, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
+    choice = post(**asked).json()["choices"][0]
+    assert len(choice["logprobs"]["token_logprobs"]) == most
+    assert choice["finish_reason"] == "length"
+    events = list(client.completions.create(model="tiny", prompt="a", max_tokens=0, stream=True))
+    assert [event.choices[0].finish_reason for event in events] == ["length"]
 
 
 def test_a_key_is_needed(server: str, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from nnxdsl.cli.arguments import UsageError, add_allow, add_home
+from nnxdsl.cli.exit_codes import INTERRUPTED
 from nnxdsl.errors import RunError
 
 KEY = "NNXDSL_API_KEY"
@@ -33,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Serves until it is interrupted."""
     target = args.source if args.experiment is None else args.experiment.id
-    key = os.environ.get(KEY)
-    if args.host not in LOCAL and not key:
+    key = os.environ.get(KEY) or None
+    if args.host not in LOCAL and key is None:
         raise UsageError(f"--host {args.host}: others reach the server; set {KEY}, the key that requests must have")
     try:
         import uvicorn
@@ -46,16 +49,29 @@ def run(args: Namespace) -> int:
     from nnxdsl.runtime.compile_cache import compile_cache
     from nnxdsl.terminal.display import Display
 
-    directory = args.home / target
-    source = directory if directory.is_dir() else target
-    name = args.name or Path(target).name
+    listener = _listener(args.host, args.port)
+    is_id = Path(target).name == target and target != ".." and (args.home / target).is_dir()
+    place = Path(args.home / target if is_id else target)
+    name = args.name or (place.resolve().name if place.is_dir() else target)
     with Display() as display, compile_cache(args.home, display.say):
         phase = display.begin(f"loading {target}")
-        model = load(source, dtype=args.dtype)
+        model = load(place if place.is_dir() else target, dtype=args.dtype)
+        _ = model.sampler  # opens the tokenizer as well: what cannot answer is not served
         display.end(phase)
-        options = {"host": args.host, "port": args.port, "log_level": "warning", "timeout_graceful_shutdown": GRACE}
-        server = uvicorn.Server(uvicorn.Config(make_app(model, name, key), **options))
-        socket = server.config.bind_socket()
-        display.say(f"{name} is served at http://{args.host}:{socket.getsockname()[1]}/v1")
-        server.run([socket])
-    return 0
+        config = uvicorn.Config(make_app(model, name, key), log_level="warning", timeout_graceful_shutdown=GRACE)
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        display.say(f"{name} is served at http://{host}:{listener.getsockname()[1]}/v1")
+        with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn once the server has ended
+            uvicorn.Server(config).run([listener])
+            return 0
+    return INTERRUPTED
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise RunError(
+            f"{host}:{port}: cannot listen there: {error}; choose another --port, 0 for a free one"
+        ) from None
