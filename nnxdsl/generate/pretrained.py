@@ -221,8 +221,10 @@ class Pretrained:
         width = min(self.config.max_length, 1 << max(len(ids) - 1, 15).bit_length())  # few, each of which is compiled
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(ids)] = ids
-        found = self._token_logps(self.leaves, tokens, np.array([len(ids)], np.int32), np.float32(temperature), top)
-        return TokenLogps(*(np.asarray(part)[: len(ids) - 1] for part in found))
+        options = np.array([len(ids)], np.int32), np.float32(temperature), max(top, 1)
+        found = (np.asarray(part)[: len(ids) - 1] for part in self._token_logps(self.leaves, tokens, *options))
+        logps, top_ids, top_logps = found
+        return TokenLogps(logps, top_ids[:, :top], top_logps[:, :top])
 
     def _encoded(self, encoder: Encoder, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
         try:

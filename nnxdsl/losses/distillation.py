@@ -69,16 +69,7 @@ class DistillationInputs(NamedTuple):
 
 @build.register
 def _(objective: Distill) -> Loss:
-    return _build(objective, objective.temperature**2)
-
-
-@build.register
-def _(objective: OnPolicyDistill) -> Loss:
-    return _build(objective, 1.0)  # it is the policy of this temperature that is trained
-
-
-def _build(objective: Distill | OnPolicyDistill, scale: float) -> Loss:
-    hard = objective.hard_weight
+    hard, scale = objective.hard_weight, objective.temperature**2
 
     def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
         counted = policy.stats.mask * weight[:, None]  # [B, N]
@@ -93,6 +84,16 @@ def _build(objective: Distill | OnPolicyDistill, scale: float) -> Loss:
             total = total + objective.feature_weight * features
             metrics["feature_distance"] = WeightedMean(features, count)
         return LossTerms(WeightedMean(total, count), metrics)
+
+    return loss
+
+
+@build.register
+def _(objective: OnPolicyDistill) -> Loss:
+    def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
+        counted = policy.stats.mask * weight[:, None]  # [B, N]
+        # It is the policy of this temperature that is trained, so that there is no factor of its square.
+        return LossTerms(WeightedMean(jnp.sum(policy.divergence * counted), jnp.sum(counted)), {})
 
     return loss
 

@@ -211,11 +211,14 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     labels = heads if objective.hard_weight else 1
     if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
         return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
-    # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).
     there = teacher.config
     layers += 2 * _trunk(teacher) * tokens
     layers += 2 * there.num_heads * _widths(there, there.layers) * padded.trunk * tokens
-    teacher_head = 3 * there.vocab_size * there.embed_dim
+    teacher_head = there.vocab_size * there.embed_dim
+    if not teacher.has_distributions:
+        return layers, 2 * targets * (counts.head * heads + teacher_head)
+    # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).
+    teacher_head *= 3
     return layers, 2 * targets * (counts.head * (labels + 4 + is_trained) + teacher_head)
 
 

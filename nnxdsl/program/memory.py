@@ -373,7 +373,7 @@ def _logits(blueprint: Blueprint, vocab_size: int, *, trained: bool) -> tuple[in
     # In float32, and in the compute dtype as a factor of a product. With a teacher also the divergences, and where it
     # is not precomputed its logits.
     teacher = blueprint.teacher
-    float32 = 4 if teacher is None else 8 if teacher.is_precomputed else 12
+    float32 = 4 if teacher is None or not teacher.has_distributions else 8 if teacher.is_precomputed else 12
     tile_bytes = (float32 + blueprint.compute.itemsize) * chunk * tile
     if trained and keep:
         tokens *= 1 + len(blueprint.mtp_layer_kinds)  # those of MTP, too

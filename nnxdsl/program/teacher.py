@@ -23,6 +23,7 @@ from nnxdsl.program.batches import kind_of
 from nnxdsl.program.forward import Forward, Leaves
 from nnxdsl.program.heads import Head
 from nnxdsl.program.heads import build as build_head
+from nnxdsl.program.heads.distillation import TargetLogps
 
 _NO_TEACHER = (
     "batch has no precomputed teacher top-k: give that of `nnxdsl.program.precomputed.with_teacher_top_k(program, "
@@ -47,6 +48,11 @@ class Teacher:
     forward: Forward | None = None
 
     is_precomputed: ClassVar[bool] = False
+
+    @property
+    def has_distributions(self) -> bool:
+        """Whether its distributions are compared, and not the log-probabilities of tokens alone."""
+        return not isinstance(self.head, TargetLogps)
 
     @property
     def base(self) -> Mapping[str, ParamSpec]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.rollout import Rollout
 from nnxdsl.rollouts.rollouts import Rollouts
@@ -32,8 +33,10 @@ def group_rows(rollouts: Rollouts, rollout: Rollout, limit: int) -> list[dict[st
 
 def unscored(rollouts: Rollouts, rollout: Rollout) -> list[str]:
     """The prompts of completions that no reward applies to, whose advantage is 0."""
+    if not isinstance(rollouts.objective, PolicyGradient):  # rewards are logged alone
+        return []
     episodes = rollout.episodes or ()
-    return [rollouts.prompts.row_ids[one.row] for one in episodes if one.rewards and all(map(np.isnan, one.rewards))]
+    return [rollouts.prompts.row_ids[one.row] for one in episodes if all(map(np.isnan, one.rewards))]
 
 
 def _completion(rollouts: Rollouts, episode: Episode, advantage: float) -> dict[str, Any]:

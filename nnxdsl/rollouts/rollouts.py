@@ -6,7 +6,7 @@ steps train on the same completions, a checkpoint between them stores these: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +189,19 @@ class Rollouts:
             sampled = self._episodes.sample(state, held_out, rows, "held out", size)
             _extend(episodes, logged, sampled)
             if self.objective.teacher is not None:
-                ids, is_sampled = [one.ids for one in sampled[0]], [one.is_sampled for one in sampled[0]]
-                batch = held_out.rollout_batch(rows, ids, is_sampled, size)
-                compared.append(jax.device_get(self.program.evaluate(state, batch)))
+                compared += self._compared(state, held_out, sampled[0])
         return {**means(compared), **episode_metrics(episodes, self.rewards, logged)}
+
+    def _compared(
+        self, state: TrainState, prompts: Prompts, episodes: Sequence[Episode]
+    ) -> Iterator[Mapping[str, WeightedMean]]:
+        """The distance from a teacher, in batches as those of other evaluations."""
+        size = self.program.blueprint.forward_batch_size
+        for start in range(0, len(episodes), size):
+            part = episodes[start : start + size]
+            rows, ids = [one.row for one in part], [one.ids for one in part]
+            batch = prompts.rollout_batch(rows, ids, [one.is_sampled for one in part], size)
+            yield jax.device_get(self.program.evaluate(state, batch))
 
     def _rows(self, step: int, number: int = 0) -> list[int]:
         """The prompts of the first batch that a step samples, or of a later one."""

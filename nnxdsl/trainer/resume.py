@@ -78,7 +78,10 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
             own_weights = precomputed.load_reference(program, counted)
     prepared.source = source = counted = None  # its arrays are on the devices now: the copy on the host is given up
     reference = reference_of(program, state) if own_weights is None else own_weights
+    teacher = program.blueprint.teacher
     with attempt.display.phase("computing the digest of the weights"):
+        if teacher is not None and not teacher.is_precomputed and (saved is None or "teacher" in saved["identity"]):
+            provenance.record(teacher=digest(state.reference))
         provenance.record(
             frozen=digest({**state.frozen, **{f"reference.{path}": leaf for path, leaf in reference.items()}})
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from small_lab.model import Small
 
 from nnxdsl import (
     Adapter,
+    Checkpoint,
     Data,
     Distance,
     Evaluation,
@@ -26,6 +29,7 @@ from nnxdsl import (
     Precision,
     Quantization,
     Reward,
+    RunError,
     Schedule,
     SpecError,
     Tokenizer,
@@ -190,7 +194,7 @@ def test_completions_that_share_their_prompt_take_the_same_step(distance: Distan
 
 
 def test_a_run_learns_and_measures_the_distance_of_held_out_completions(tmp_path: Path) -> None:
-    """Rewards are logged alone, so that there may be none; a run that is ended resumes where it was."""
+    """Rewards are logged alone, so that there may be none."""
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Say {n}: "}) + "\n" for n in range(12)))
     data = Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=PROMPT, max_completion_length=8)
     functions["short"] = lambda completion: -len(completion)
@@ -208,12 +212,44 @@ def test_a_run_learns_and_measures_the_distance_of_held_out_completions(tmp_path
         assert all(one["reward"] is None for one in rows[0]["completions"]) is not bool(rewards)
 
 
+@pytest.mark.extended
+def test_a_run_is_not_resumed_with_another_teacher(tmp_path: Path) -> None:
+    """Also beside an adapter, where no other digest covers it."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Say {n}: "}) + "\n" for n in range(4)))
+    shutil.copytree(STORED / "teacher", tmp_path / "teacher")
+    calls: list[int] = []
+
+    def ends(completions: list[str]) -> list[float]:
+        calls.append(len(completions))
+        if len(calls) == 4:
+            raise ValueError("the fourth time")
+        return [0.0] * len(completions)
+
+    functions["ends"] = ends
+    experiment = asked(
+        teacher=attrs.evolve(TEACHER, weights=Weights.HF(str(tmp_path / "teacher"))),
+        rewards=(Reward("ends"),),
+        adapter=Adapter.LoRA(rank=2),
+        data=Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=PROMPT, max_completion_length=4),
+        checkpoint=Checkpoint(every_steps=2),
+    )
+    with pytest.raises(RunError, match="the fourth time"):
+        run(experiment, tmp_path / "runs", Display(quiet=True))
+    file = tmp_path / "teacher" / "model.safetensors"
+    weights = safetensors.numpy.load_file(file)
+    safetensors.numpy.save_file({name: array + 0.1 for name, array in weights.items()}, file, {"format": "pt"})
+    with pytest.raises(RunError, match=r"cannot resume from step 2: the teacher has changed"):
+        run(experiment, tmp_path / "runs", Display(quiet=True))
+
+
 def test_the_teacher_is_planned() -> None:
     batch = completions(ROWS[:4])
     alone = Objective.GRPO(rewards=(Reward("none"),), num_generations=4, beta=0.0)
     taught, plain = (work(build_blueprint(one), batch) for one in (asked(), asked(objective=alone)))
     learning = work(build_blueprint(asked(objective=alone, model=TEACHER)), batch)
     assert taught.model_flops - plain.model_flops == pytest.approx(learning.model_flops / 3)
+    sampled = work(build_blueprint(asked(distance=Distance.SampledReverseKL())), batch)
+    assert plain.executed < sampled.executed < taught.executed  # one log-probability, not whole distributions
     blueprint = build_blueprint(asked(mesh=Mesh(fsdp=2)))
     assert blueprint.teacher is not None
     assert blueprint.layout.arrays["teacher"].keys() == blueprint.teacher.base.keys() != blueprint.base.keys()

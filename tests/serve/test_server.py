@@ -205,7 +205,9 @@ def test_a_prompt_may_be_as_long_as_the_context(
 ) -> None:
     most = model.config.max_length
     asked: dict[str, Any] = {"prompt": [97] * most, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-    choice = post(**asked).json()["choices"][0]
+    found = post(**asked)
+    assert found.status_code == 200, found.text
+    choice = found.json()["choices"][0]
     assert len(choice["logprobs"]["token_logprobs"]) == most
     assert choice["finish_reason"] == "length"
     events = list(client.completions.create(model="tiny", prompt="a", max_tokens=0, stream=True))

@@ -120,8 +120,7 @@ class Distill(WithMTP):
         if self.top_k is not None and self.feature_weight:
             message = "hidden states cannot be precomputed, and top_k precomputes the teacher; unset one of them"
             yield Problem("feature_weight", message)
-        if isinstance(self.teacher.weights, PEFT):
-            yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")
+        yield from check_weights(self.teacher)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
@@ -132,6 +131,12 @@ class Distill(WithMTP):
     def teacher_top_k(self) -> int | None:
         """See `Objective.teacher_top_k`."""
         return self.top_k
+
+
+def check_weights(teacher: Model) -> Iterable[Problem]:
+    """A teacher's weights are those of a model."""
+    if isinstance(teacher.weights, PEFT):
+        yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")
 
 
 def check_teacher(teacher: Model) -> Iterable[Problem]:

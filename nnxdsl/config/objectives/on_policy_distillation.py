@@ -14,10 +14,15 @@ import attrs
 from nnxdsl.config.core.base import gather
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.config.objectives.distillation import Distance, ReverseKL, SampledReverseKL, check_teacher
+from nnxdsl.config.objectives.distillation import (
+    Distance,
+    ReverseKL,
+    SampledReverseKL,
+    check_teacher,
+    check_weights,
+)
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.reward import Reward
-from nnxdsl.config.weights import PEFT
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
@@ -49,16 +54,12 @@ class OnPolicyDistill(Online):
 
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and samples are unbiased where they are the estimate."""
-        return gather(super().problems, self._check_weights, self._check_sampling)
+        return gather(super().problems, lambda: check_weights(self.teacher), self._check_sampling)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
         checks = super().check
         return gather(lambda: checks(experiment), lambda: check_teacher(self.teacher))
-
-    def _check_weights(self) -> Iterable[Problem]:
-        if isinstance(self.teacher.weights, PEFT):
-            yield Problem("teacher.weights", "Weights.PEFT is an adapter and no model; merge it by Weights.Merged")
 
     def _check_sampling(self) -> Iterable[Problem]:
         if isinstance(self.distance, SampledReverseKL):
