@@ -83,6 +83,7 @@ def test_what_a_trainer_sends(post: Callable[..., Any], model: Pretrained) -> No
     assert found[0] == found[1]
     assert found[0]["token_ids"] != found[2]["token_ids"]
     for choice in found:
+        assert choice["prompt_token_ids"] == prompt
         ids = choice["token_ids"]
         assert 1 <= len(ids) <= 9
         expected = logps_of(model, [*prompt, *ids], 0.7)[len(prompt) - 1 :]
