@@ -101,7 +101,7 @@ def completions(rows: list[dict[str, list[int]]]) -> RolloutBatch:
     return RolloutBatch(tokens, length, ids, own, mask, ones, zeros, ones * RESPONSE)
 
 
-@pytest.mark.default_variants(2)
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", DISTANCES)
 def test_each_step_equals_that_of_trl(name: str) -> None:
     size = FIGURES["batch"]
@@ -157,7 +157,7 @@ def test_the_sampled_distance_is_the_policy_gradient_of_log_ratios() -> None:
         )
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("distance", [Distance.ReverseKL(), Distance.SampledReverseKL()], ids=str)
 @pytest.mark.parametrize(
     "fields",

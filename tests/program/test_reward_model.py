@@ -68,6 +68,7 @@ def steps_of(directory: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_each_step_equals_that_of_trl(name: str, tmp_path: Path) -> None:
     outcome = run(training(objective=OBJECTIVES[name]), tmp_path, Display(quiet=True))
@@ -78,6 +79,7 @@ def test_each_step_equals_that_of_trl(name: str, tmp_path: Path) -> None:
             assert found[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (found["step"], key)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("fields", [{"batching": Batching.Packed(length=64)}, {"microbatch_size": 2}], ids=str)
 def test_packed_pairs_and_micro_batches_have_the_same_first_step(fields: dict[str, Any], tmp_path: Path) -> None:
     figures = []
@@ -97,6 +99,7 @@ def test_rewards_of_a_stored_model_equal_those_of_transformers() -> None:
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("adapter", [None, Adapter.LoRA(rank=2)], ids=["full", "lora"])
 def test_an_export_is_read_back_and_trained_on(adapter: Adapter | None, tmp_path: Path) -> None:
     """The export compares rewards itself; what is trained on it begins with the head that was trained."""
@@ -114,6 +117,7 @@ def test_an_export_is_read_back_and_trained_on(adapter: Adapter | None, tmp_path
         assert (settings["task_type"], settings["modules_to_save"]) == ("SEQ_CLS", ["score"])
 
 
+@pytest.mark.extended
 def test_the_objective_decides_the_head(tmp_path: Path) -> None:
     """A tied head is in every directory; one of its own is missing in that of a reward model."""
     text = Data.Text(str(REFERENCE / "replay" / "texts.jsonl"), max_length=64)
