@@ -269,7 +269,8 @@ def optimizers(draw: st.DrawFn, cls: type[Spec]) -> Spec:
 @st.composite
 def sums(draw: st.DrawFn) -> Spec:
     """Sums of objectives of pairs."""
-    pairs = [cls for cls in members_of(Objective) if cls is not Objective.Sum and cls.batch_kind == "pairs"]
+    pairs = [cls for cls in members_of(Objective) if cls.batch_kind == "pairs" and cls.reads_logps]
+    pairs.remove(Objective.Sum)
     terms = draw(st.lists(st.sampled_from(pairs).flatmap(of_noun), min_size=1, max_size=3))
     once = {"ld_alpha": 1.0, "mtp_loss_weight": 0.0}  # of the sum's one pass
     terms = [attrs.evolve(term, **{name: once[name] for name in once.keys() & declared(type(term))}) for term in terms]
