@@ -28,11 +28,15 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_right_pa
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, abstract
+from nnxdsl.models.slots import power_of_two
 from nnxdsl.program import xla_options
 from nnxdsl.program.init import place
 from nnxdsl.weights.open import is_run
 from nnxdsl.weights.run_weights import RunWeights
 from nnxdsl.weights.sources import tokenizer_directory, tokenizer_owner
+
+LEAST_WIDTH = 16
+"""Fewest tokens of a row with its padding."""
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A text to continue, or chat messages `{"role": ..., "content": ...}` to answer."""
@@ -47,9 +51,9 @@ class TokenLogps(NamedTuple):
         top_logps: Their log-probabilities `[T - 1, k]`.
     """
 
-    logps: ArrayLike
-    top_ids: ArrayLike
-    top_logps: ArrayLike
+    logps: npt.NDArray[np.float32] | jax.Array
+    top_ids: npt.NDArray[np.int32] | jax.Array
+    top_logps: npt.NDArray[np.float32] | jax.Array
 
 
 class Pretrained:
@@ -151,7 +155,7 @@ class Pretrained:
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # rows of a batch are about as long
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            width = 1 << max(len(rows[chosen[-1]]) - 1, 15).bit_length()  # few widths, each of which is compiled
+            width = max(LEAST_WIDTH, power_of_two(len(rows[chosen[-1]])))  # few widths, each of which is compiled
             tokens, lengths = np.zeros((batch_size, width), np.int32), np.ones(batch_size, np.int32)
             for line, index in enumerate(chosen):
                 tokens[line, : len(rows[index])], lengths[line] = rows[index], len(rows[index])
@@ -218,7 +222,7 @@ class Pretrained:
             top: number of the most likely tokens.
             temperature: what logits are divided by.
         """
-        width = min(self.config.max_length, 1 << max(len(ids) - 1, 15).bit_length())  # few, each of which is compiled
+        width = min(self.config.max_length, max(LEAST_WIDTH, power_of_two(len(ids))))  # few, each of which is compiled
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(ids)] = ids
         options = np.array([len(ids)], np.int32), np.float32(temperature), max(top, 1)

@@ -16,7 +16,7 @@ from nnxdsl.generate.decode_loop import DecodeLoop, Fill, Prefilled, Slots, unst
 from nnxdsl.generate.sampling import Sampling, Selection, numbers_of
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel
-from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded
+from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded, power_of_two
 from nnxdsl.program import xla_options
 from nnxdsl.program.forward import Leaves
 
@@ -330,7 +330,7 @@ class Sampler:
             needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
             prefixes = (*table.members.shape, size)
             if needed > room and room < most:
-                room = min(most, max(LEAST_ROOM, 1 << (needed - 1).bit_length()))
+                room = min(most, max(LEAST_ROOM, power_of_two(needed)))
                 shape = {"room": room + size - 1, "prefixes": prefixes, **settings}
                 new = {"slots": count, "new_tokens": sampling.max_new_tokens, "drafts": drafts}
                 slots = self._grown(slots, **shape) if slots else self._empty(**shape, **new)
@@ -344,7 +344,7 @@ class Sampler:
             read, dropped = partial(self._arrays, slots, len(models)), set[int]()
             yield _Progress(table.rows.copy(), table.length.copy(), done, read, dropped.update)
             table.end(np.logical_and.reduce(done) | np.isin(table.rows, list(dropped)))
-            wanted = max(self._least_slots, 1 << max(table.busy - 1, 0).bit_length())
+            wanted = max(self._least_slots, power_of_two(table.busy))
             if not queue.waiting and not queue.group and wanted <= len(table.rows) // 2:
                 slots = self._shrunk(slots, *table.shrink(wanted), **settings)
 

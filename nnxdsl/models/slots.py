@@ -12,6 +12,11 @@ PROMPTS = {"cpu": 16}
 """Most prompts that are computed at one time, by platform; on others as many as slots."""
 
 
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a number: of sizes, so that few are compiled."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def padded(tokens: int) -> int:
     """Tokens of a prompt with its padding."""
     return -(-tokens // ROUND_TO) * ROUND_TO
@@ -19,7 +24,7 @@ def padded(tokens: int) -> int:
 
 def padded_turn(tokens: int) -> int:
     """Tokens before a later turn of an episode, with their padding: a power of two, since each turn has its own."""
-    return padded(1 << max(tokens - 1, 0).bit_length())
+    return padded(power_of_two(tokens))
 
 
 def most_slots(platform: str) -> int:

@@ -15,7 +15,7 @@ from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError
 from nnxdsl.generate.sampler import Completion
-from nnxdsl.models.slots import padded_turn
+from nnxdsl.models.slots import padded_turn, power_of_two
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.rollouts.engine import Engine
 from nnxdsl.rollouts.environments import Environments
@@ -92,7 +92,7 @@ class EpisodeSampler:
         def draw(turn: Turn) -> list[Completion]:
             count, length, name = size, prompts.shapes["prompt"], purpose
             if turn.number:  # lengths and numbers of prompts are other ones each time: powers of two are compiled once
-                count, length = 1 << (len(turn.prompts) - 1).bit_length(), padded_turn(max(map(len, turn.prompts)))
+                count, length = power_of_two(len(turn.prompts)), padded_turn(max(map(len, turn.prompts)))
                 name = f"{purpose}, turn {turn.number}"
             fill = count - len(turn.prompts)
             found = self.engine.sample(

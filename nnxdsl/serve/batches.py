@@ -13,7 +13,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.models.slots import padded_turn
+from nnxdsl.models.slots import padded_turn, power_of_two
 
 Settings = tuple[float, int | None, float | None, float | None]
 """Of a draw: temperature, top-k, top-p, min-p. Rows of a batch have them in common."""
@@ -115,7 +115,7 @@ class Batches:
         pieces = self._model.sampler.pieces(
             self._model.leaves,
             [*(row.prompt for row in rows), *fillers],
-            attrs.evolve(rows[0].sampling, max_new_tokens=_power_of_two(max(limits)), seed=0),
+            attrs.evolve(rows[0].sampling, max_new_tokens=power_of_two(max(limits)), seed=0),
             prompt_length=padded_turn(max(len(row.prompt) for row in rows)),
             limits=[*limits, *[1] * len(fillers)],
             numbers=np.array([*(row.numbers for row in rows), *[(0, 0)] * len(fillers)], np.uint32),
@@ -136,14 +136,9 @@ def filling(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     Their rows end with the first token, and nobody reads them.
     """
     count = len({tuple(prompt) for prompt in prompts})
-    different = [[0, index] for index in range(_power_of_two(count) - count)]
+    different = [[0, index] for index in range(power_of_two(count) - count)]
     rows = len(prompts) + len(different)
-    return different + [[*(different[-1] if different else prompts[-1])]] * (_power_of_two(rows) - rows)
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest power of two that is not below the number."""
-    return 1 << max(number - 1, 0).bit_length()
+    return different + [[*(different[-1] if different else prompts[-1])]] * (power_of_two(rows) - rows)
 
 
 def _fail(rows: Sequence[Row], error: Exception) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 
 from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.generate.pretrained import TokenLogps
@@ -49,7 +48,7 @@ class Choice:
             self.finish_reason = "length"
         own = self.ids[:-1] if self.finish_reason == "stop" else self.ids
         self.text = self._text(own) if self.finish_reason is None else self.tokenizer.decode(own)
-        if any(stop in self.text for stop in self.stops):
+        if self._place(self.text) is not None:
             self._cut()
 
     def _cut(self) -> None:
@@ -122,7 +121,7 @@ def most_likely(tokenizer: TokenizerBase, ids: Sequence[int], found: TokenLogps)
         found: Log-probabilities.
     """
     each = list[dict[str, float]]()
-    for token, logp, top_ids, top_logps in zip(ids, *map(np.asarray, found), strict=True):
+    for token, logp, top_ids, top_logps in zip(ids, *found, strict=True):
         by_text = dict[str, float]()
         for other, its in zip([*top_ids, token], [*top_logps, logp], strict=True):
             by_text.setdefault(token_text(tokenizer, int(other)), float(its))
