@@ -24,13 +24,11 @@ from nnxdsl import (
     Experiment,
     Mesh,
     Objective,
-    Optimizer,
     PlanError,
     Precision,
     Quantization,
     Reward,
     RunError,
-    Schedule,
     SpecError,
     Tokenizer,
     Weights,
@@ -43,6 +41,7 @@ from nnxdsl.planning.flops import work
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
+from tests.fixtures.trl import adamw
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 STORED = REFERENCE / "on_policy_distillation"
@@ -51,13 +50,7 @@ ROWS = [json.loads(line) for line in (REFERENCE / "replay" / "pairs.jsonl").read
 PROMPT, RESPONSE = 16, 16
 STUDENT = Small(weights=Weights.HF(str(REFERENCE / "replay" / "model")), tokenizer=Tokenizer.Bytes(allow_mismatch=True))
 TEACHER = attrs.evolve(STUDENT, weights=Weights.HF(str(STORED / "teacher")))
-SETTINGS = FIGURES["settings"]
-ADAMW = Optimizer.AdamW(
-    schedule=Schedule.Constant(lr=SETTINGS["learning_rate"]),
-    weight_decay=SETTINGS["weight_decay"],
-    b2=SETTINGS["adam_beta2"],
-    max_grad_norm=SETTINGS["max_grad_norm"],
-)
+ADAMW = adamw(FIGURES["settings"])
 DISTANCES = {
     "reverse": {},
     "forward": {"distance": Distance.ForwardKL()},

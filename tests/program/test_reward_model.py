@@ -20,10 +20,8 @@ from nnxdsl import (
     Experiment,
     Model,
     Objective,
-    Optimizer,
     Order,
     Precision,
-    Schedule,
     Tokenizer,
     Weights,
 )
@@ -32,19 +30,14 @@ from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights.export import export
+from tests.fixtures.trl import adamw
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 FIGURES: dict[str, Any] = json.loads((REFERENCE / "reward_model" / "figures.json").read_text())
 ROWS = REFERENCE / "replay" / "pairs.jsonl"
 STORED = Weights.HF(str(REFERENCE / "reward_model" / "model"))
 PAIRS = Data.Preferences(str(ROWS), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile())
-SETTINGS = FIGURES["settings"]
-ADAMW = Optimizer.AdamW(
-    schedule=Schedule.Constant(lr=SETTINGS["learning_rate"]),
-    weight_decay=SETTINGS["weight_decay"],
-    b2=SETTINGS["adam_beta2"],
-    max_grad_norm=SETTINGS["max_grad_norm"],
-)
+ADAMW = adamw(FIGURES["settings"])
 OBJECTIVES = {"plain": Objective.Reward(), "centred": Objective.Reward(center_rewards_coefficient=0.1)}
 
 
