@@ -198,9 +198,7 @@ class Rollouts:
         """The distance from a teacher, in batches as those of other evaluations."""
         size = self.program.blueprint.forward_batch_size
         for start in range(0, len(episodes), size):
-            part = episodes[start : start + size]
-            rows, ids = [one.row for one in part], [one.ids for one in part]
-            batch = prompts.rollout_batch(rows, ids, [one.is_sampled for one in part], size)
+            batch = _batch(prompts, episodes[start : start + size], size)
             yield jax.device_get(self.program.evaluate(state, batch))
 
     def _rows(self, step: int, number: int = 0) -> list[int]:
@@ -216,9 +214,7 @@ class Rollouts:
             chosen = select(self._totals(episodes), size, self._groups)
             episodes, counts = [episodes[index] for index in chosen.indices], chosen.counts
             metrics["sampling/num_groups"] = float(counts.sum() / size)
-        rows = [one.row for one in episodes]
-        ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
-        batch = self._scored(state, self.prompts.rollout_batch(rows, ids, is_sampled))
+        batch = self._scored(state, _batch(self.prompts, episodes))
         advantages = batch.advantages
         if isinstance(objective, PolicyGradient):
             log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
@@ -230,7 +226,7 @@ class Rollouts:
             metrics |= logp_metrics(episodes, batch.old_logps)
         old_logps = batch.old_logps if objective.num_iterations > 1 else None
         batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
-        return Rollout(step, rows, batch, metrics, episodes)
+        return Rollout(step, [one.row for one in episodes], batch, metrics, episodes)
 
     def _sampled(self, step: int, state: TrainState) -> tuple[list[Episode], dict[str, float]]:
         """Completions of one batch of prompts, or of as many as dynamic sampling takes; and metrics of all of them."""
@@ -269,6 +265,12 @@ class Rollouts:
         policy, reference = self.program.score_with_reference(state, rows)
         old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
         return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
+
+
+def _batch(prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
+    """The batch of episodes, of `size` rows."""
+    ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
+    return prompts.rollout_batch([one.row for one in episodes], ids, is_sampled, size)
 
 
 def _extend(

@@ -136,10 +136,11 @@ def _file(settings: Settings, target: str) -> Path:
     with contextlib.suppress(DataError):  # which the child process tells
         for one in files_of([str(settings.project / target)]):
             within(settings, str(one.path))
-    first = next(iter(Path(target).parts), "")
-    # A link in the home is not followed: whether it leads to a run is not told.
-    is_run = not file.exists() and os.path.lexists(settings.home / first)
-    if is_run or (file.exists() and not is_source(target, settings.home, settings.project)):
+    if file.exists():
+        is_experiment = not is_source(target, settings.home, settings.project)
+    else:  # a link in the home is not followed: whether it leads to a run is not told
+        is_experiment = os.path.lexists(settings.home / next(iter(Path(target).parts), ""))
+    if is_experiment:
         raise RunError(f"{target[:200]} has no rows, it is an experiment; choose recipes and runs under Data of")
     return file
 

@@ -11,7 +11,7 @@ from nnxdsl.config.core.base import Spec
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
     from nnxdsl.config.objectives import distillation, kto, on_policy_distillation, reward_model, sft
-    from nnxdsl.config.objectives import policy_gradient as online
+    from nnxdsl.config.objectives import policy_gradient as gradients
     from nnxdsl.config.objectives import preference as pairs
     from nnxdsl.config.objectives.divergence import Divergence
     from nnxdsl.config.objectives.environment import Environment
@@ -43,16 +43,16 @@ class Objective(Spec):
     Sum: ClassVar[type[pairs.Sum]]
     Distill: ClassVar[type[distillation.Distill]]
     OnPolicyDistill: ClassVar[type[on_policy_distillation.OnPolicyDistill]]
-    GRPO: ClassVar[type[online.GRPO]]
-    DAPO: ClassVar[type[online.DAPO]]
-    DrGRPO: ClassVar[type[online.DrGRPO]]
-    GSPO: ClassVar[type[online.GSPO]]
-    CISPO: ClassVar[type[online.CISPO]]
-    SAPO: ClassVar[type[online.SAPO]]
-    GMPO: ClassVar[type[online.GMPO]]
-    DPPO: ClassVar[type[online.DPPO]]
-    RLOO: ClassVar[type[online.RLOO]]
-    ReinforcePlusPlus: ClassVar[type[online.ReinforcePlusPlus]]
+    GRPO: ClassVar[type[gradients.GRPO]]
+    DAPO: ClassVar[type[gradients.DAPO]]
+    DrGRPO: ClassVar[type[gradients.DrGRPO]]
+    GSPO: ClassVar[type[gradients.GSPO]]
+    CISPO: ClassVar[type[gradients.CISPO]]
+    SAPO: ClassVar[type[gradients.SAPO]]
+    GMPO: ClassVar[type[gradients.GMPO]]
+    DPPO: ClassVar[type[gradients.DPPO]]
+    RLOO: ClassVar[type[gradients.RLOO]]
+    ReinforcePlusPlus: ClassVar[type[gradients.ReinforcePlusPlus]]
     KTO: ClassVar[type[kto.KTO]]
     Reward: ClassVar[type[reward_model.Reward]]
 
