@@ -103,6 +103,11 @@ def test_generated_python_builds_an_equal_object(experiment: Experiment) -> None
     assert eval(repr(experiment), dict(SPECS)) == experiment
 
 
+def test_every_class_is_found_by_pickle() -> None:
+    for cls in registry.values():
+        assert pickle.loads(pickle.dumps(cls)) is cls
+
+
 @pytest.mark.extended
 @LAW
 @given(ANY)

@@ -136,6 +136,7 @@ class Spec:
             if cls.family is not cls:
                 setattr(cls.family, cls.__name__, cls)
                 cls.__qualname__ = f"{cls.family.__name__}.{cls.__name__}"
+                vars(sys.modules[cls.__module__]).setdefault(cls.family.__name__, cls.family)  # pickle looks there
             cls.tag = cls.__name__
             registry[cls.__qualname__] = cls
             _members.cache_clear()

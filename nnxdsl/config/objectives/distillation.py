@@ -13,7 +13,6 @@ import attrs
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
 from nnxdsl.config.model import Model
-from nnxdsl.config.objectives.base import Objective as Objective  # pickle looks members up in it
 from nnxdsl.config.objectives.multi_token import WithMTP
 from nnxdsl.config.weights import PEFT
 from nnxdsl.errors import Problem

@@ -10,7 +10,6 @@ from typing import ClassVar
 import attrs
 
 from nnxdsl.config.core.validators import not_negative, positive
-from nnxdsl.config.objectives.base import Objective as Objective  # pickle looks members up in it
 from nnxdsl.config.objectives.multi_token import WithMTP
 
 

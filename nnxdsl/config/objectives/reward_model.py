@@ -10,7 +10,7 @@ from typing import ClassVar
 import attrs
 
 from nnxdsl.config.core.validators import Limit
-from nnxdsl.config.objectives.base import Objective as Objective  # pickle looks members up in it
+from nnxdsl.config.objectives.base import Objective
 
 
 @attrs.frozen(kw_only=True)
