@@ -27,6 +27,7 @@ from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
 from nnxdsl.config.objectives.divergence import Divergence
 from nnxdsl.config.objectives.environment import Environment, environment, tools
+from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.objectives.reward import Reward, reward
 from nnxdsl.config.optimizer import Optimizer
@@ -113,6 +114,7 @@ __all__ = [
     "Evaluation",
     "Experiment",
     "Guard",
+    "ImportanceSampling",
     "Launcher",
     "Memory",
     "Mesh",

@@ -148,6 +148,7 @@ class RolloutBatch(NamedTuple):
         old_logps: [B, R] float32, log-probability of each token when it was sampled, or None for the policy's own.
         ref_logps: [B, R] float32, log-probability of each token under the reference, where rewards have the KL
             divergence; else None.
+        sampler_logps: [B, R] float32, log-probability of each token as the sampler computed it, or None.
     """
 
     tokens: Array
@@ -160,6 +161,7 @@ class RolloutBatch(NamedTuple):
     max_completion_length: Array
     old_logps: Array = None
     ref_logps: Array = None
+    sampler_logps: Array = None
 
 
 class GroupBatch(NamedTuple):
@@ -176,6 +178,7 @@ class GroupBatch(NamedTuple):
         max_completion_length: [P, G] float32, as in `RolloutBatch`.
         old_logps: [P, G, R] float32, as in `RolloutBatch`.
         ref_logps: [P, G, R] float32, as in `RolloutBatch`.
+        sampler_logps: [P, G, R] float32, as in `RolloutBatch`.
     """
 
     prompt: Array
@@ -188,6 +191,7 @@ class GroupBatch(NamedTuple):
     max_completion_length: Array
     old_logps: Array = None
     ref_logps: Array = None
+    sampler_logps: Array = None
 
 
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch

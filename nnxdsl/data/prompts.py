@@ -58,6 +58,7 @@ class Prompts(Dataset):
         completions: Sequence[Sequence[int]],
         is_sampled: Sequence[Sequence[bool]] | None = None,
         size: int | None = None,
+        logps: Sequence[npt.NDArray[np.floating]] | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
@@ -66,11 +67,13 @@ class Prompts(Dataset):
             completions: Their token ids, at most `max_completion_length` each, end tokens included.
             is_sampled: Which of them the policy sampled; None for all.
             size: Rows of the batch; None for the number of completions.
+            logps: The log-probability of each token under the sampler; None if it gave none.
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
         tokens, completion_ids = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
         mask, (length, completion_length) = np.zeros(completion_ids.shape, bool), np.zeros((2, size), np.int32)
+        advantages, sampler_logps = np.zeros((2, *completion_ids.shape), np.float32)
         for place in range(size):
             index = place if place < len(rows) else 0
             prompt, completion = self._parts["prompt"][rows[index]], np.asarray(completions[index], np.int32)
@@ -78,8 +81,9 @@ class Prompts(Dataset):
             tokens[place, : length[place]] = np.concatenate([prompt, completion])
             completion_ids[place, : len(completion)] = completion
             mask[place, : len(completion)] = True if is_sampled is None else is_sampled[index]
+            if logps is not None:
+                sampler_logps[place, : len(completion)] = logps[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
-        advantages = np.zeros(completion_ids.shape, np.float32)
         max_length = np.full(size, self.max_completion_length, np.float32)
         return RolloutBatch(
             tokens,
@@ -90,6 +94,7 @@ class Prompts(Dataset):
             weight,
             advantages,
             max_completion_length=max_length,
+            sampler_logps=None if logps is None else sampler_logps,
         )
 
     def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:

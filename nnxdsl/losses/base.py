@@ -39,11 +39,26 @@ class LossTerms(NamedTuple):
         metrics: Further means, by their public names.
         max_logits: The largest attention scores (see `DecoderOutput`), of which the maximum is taken where sums are
             added; None where they are not recorded.
+        maxima: Metrics that are maxima over all rows, scalars by their public names; None where there are none.
     """
 
     loss: WeightedMean
     metrics: Mapping[str, WeightedMean]
     max_logits: dict[str, Array] | None = None
+    maxima: Mapping[str, Array] | None = None
+
+    def added_to(self, other: LossTerms) -> LossTerms:
+        """The terms of both micro-batches together."""
+        one, two = (terms._replace(max_logits=None, maxima=None) for terms in (self, other))
+        largest = jax.tree.map(jnp.maximum, (self.max_logits, self.maxima), (other.max_logits, other.maxima))
+        summed = jax.tree.map(lambda x, y: x + y.astype(x.dtype), one, two)
+        return summed._replace(max_logits=largest[0], maxima=largest[1])
+
+    def zeros(self) -> LossTerms:
+        """Terms of no rows, in the form of these; they may be abstract."""
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
+        none = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), (self.max_logits, self.maxima))
+        return sums._replace(max_logits=none[0], maxima=none[1])
 
 
 class PairLogps(NamedTuple):

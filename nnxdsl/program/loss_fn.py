@@ -169,7 +169,7 @@ class LossFn:
             metrics[aux.name] = mean
             if not aux.is_separate:
                 total = total + aux.total(mean, terms.loss.count, batch)
-        return LossTerms(WeightedMean(total, terms.loss.count), metrics, terms.max_logits)
+        return terms._replace(loss=WeightedMean(total, terms.loss.count), metrics=metrics)
 
     def evaluate(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """The terms of the objective alone, with token metrics and auxiliary metrics; arguments as of `__call__`."""
@@ -180,7 +180,7 @@ class LossFn:
             if aux.is_evaluated and (mean := aux.mean(out)) is not None:
                 metrics[aux.name] = mean
         metrics = {**metrics, **terms.metrics, **_token_metrics(out.token_stats)}
-        return LossTerms(terms.loss, metrics, out.max_logits)
+        return terms._replace(metrics=metrics, max_logits=out.max_logits)
 
     def minimized(self, terms: LossTerms) -> jax.Array:
         """The sum whose gradients, each divided by `divisor`, are those of `mean`."""
@@ -201,8 +201,7 @@ class LossFn:
 
     def zeros(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """Zeros in the form of the terms, -inf for maxima; `out` and `reference` may be abstract."""
-        terms = zeros_like(jax.eval_shape(self.__call__, out, reference, batch))
-        return terms._replace(max_logits=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), terms.max_logits))
+        return jax.eval_shape(self.__call__, out, reference, batch).zeros()
 
 
 def build_loss(experiment: Experiment) -> LossFn:

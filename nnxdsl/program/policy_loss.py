@@ -205,9 +205,8 @@ def add_grads(total: GradsAndTerms | None, more: GradsAndTerms) -> GradsAndTerms
     if total is None:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), more[0]), more[1]
     (grads, terms), (more_grads, more_terms) = total, more
-    one, other = (grads, terms._replace(max_logits=None)), (more_grads, more_terms._replace(max_logits=None))
-    grads, summed = jax.tree.map(lambda one, other: one + other.astype(one.dtype), one, other)
-    return grads, summed._replace(max_logits=jax.tree.map(jnp.maximum, terms.max_logits, more_terms.max_logits))
+    summed = jax.tree.map(lambda one, other: one + other.astype(one.dtype), grads, more_grads)
+    return summed, terms.added_to(more_terms)
 
 
 def _forward(

@@ -115,13 +115,14 @@ class TrainStep:
     def metrics(self, state: DonatedState, terms: LossTerms, norm: jax.Array, batch: Batch) -> Metrics:
         """Float32 scalars under the names that TRL gives them, with `num_tokens` (int32) of the batch.
 
-        A mean over nothing, as of a label that the batch lacks, is NaN.
+        A mean or maximum over nothing, as of a label that the batch lacks, is NaN.
         """
         return {
             "loss": self.loss.loss.mean(terms),
             "grad_norm": norm,
             "learning_rate": jnp.asarray(self.learning_rate(state), jnp.float32),
             **derived_metrics({name: mean_or_nan(*mean) for name, mean in terms.metrics.items()}),
+            **{name: jnp.where(jnp.isneginf(x), jnp.nan, x) for name, x in (terms.maxima or {}).items()},
             "num_tokens": token_count(batch),
             **({} if self.qk_clip is None or terms.max_logits is None else self.qk_clip.metrics(terms.max_logits)),
         }

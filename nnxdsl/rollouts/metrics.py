@@ -48,18 +48,6 @@ def group_metrics(episodes: Sequence[Episode], rewards: Rewards, size: int) -> d
     return {"frac_reward_zero_std": float(1 - spread.mean())}
 
 
-def logp_metrics(episodes: Sequence[Episode], logps: np.ndarray) -> dict[str, float]:
-    """How far log-probabilities of sampled tokens are from those of one pass over whole rows, `logps` `[B, R]`."""
-    each = [
-        np.abs(row[: len(one.ids)] - one.logps)[np.asarray(one.is_sampled)]
-        for row, one in zip(logps.astype(np.float64), episodes, strict=True)
-    ]
-    found = np.concatenate(each)
-    return {
-        f"sampling/sampling_logp_difference/{name}": float(f(found)) for name, f in (("mean", np.mean), ("max", np.max))
-    }
-
-
 def _mean_and_std(values: np.ndarray, mean: str, std: str) -> dict[str, float]:
     """Two metrics of the values that are there; none if there are none."""
     scored = values[~np.isnan(values)]

@@ -28,7 +28,7 @@ from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.episode_sampler import EpisodeSampler
-from nnxdsl.rollouts.metrics import episode_metrics, group_metrics, logp_metrics
+from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
 from nnxdsl.rollouts.reward_model import in_home
 from nnxdsl.rollouts.rollout import Rollout
 
@@ -222,8 +222,6 @@ class Rollouts:
             advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
         if objective.mask_truncated_completions:
             counts = counts & ~np.array([one.is_truncated for one in episodes])
-        if batch.old_logps is not None:
-            metrics |= logp_metrics(episodes, batch.old_logps)
         old_logps = batch.old_logps if objective.num_iterations > 1 else None
         batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
         return Rollout(step, [one.row for one in episodes], batch, metrics, episodes)
@@ -270,7 +268,7 @@ class Rollouts:
 def _batch(prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
     """The batch of episodes, of `size` rows."""
     ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
-    return prompts.rollout_batch([one.row for one in episodes], ids, is_sampled, size)
+    return prompts.rollout_batch([one.row for one in episodes], ids, is_sampled, size, [one.logps for one in episodes])
 
 
 def _extend(

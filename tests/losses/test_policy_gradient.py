@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxdsl import Objective, Reward, losses
+from nnxdsl import ImportanceSampling, Objective, Reward, losses
 from nnxdsl.losses.base import LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-from nnxdsl.losses.policy_gradient import RolloutOutputs, kl
+from nnxdsl.losses.policy_gradient import RolloutOutputs, importance_weights, kl
 
 POLICY = Path(__file__).parents[1] / "reference" / "policy"
 REWARDS = (Reward("exact_answer"),)
@@ -51,10 +52,17 @@ EVERY = [
 ]
 
 
+DIFFERENCE, RATIO = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
+
+
 @pytest.fixture(scope="module")
 def figures() -> Any:
     with np.load(POLICY / "grpo.npz") as file:
         return dict(file)
+
+
+def mask_of(figures: Any) -> np.ndarray:
+    return np.arange(figures["logp"].shape[1]) < figures["lengths"][:, None]
 
 
 def stats_of(logps: Any, lengths: Any) -> TokenStats:
@@ -67,7 +75,8 @@ def inputs_of(figures: Any, logps: Any, *, is_on_policy: bool = False, advantage
     advantages = figures["advantage"] if advantages is None else advantages
     per_token = jnp.asarray(np.broadcast_to(advantages.reshape(-1, 1), logps.shape), jnp.float32)
     old = None if is_on_policy else jnp.asarray(figures["old"], jnp.float32)
-    return RolloutOutputs(stats_of(logps, figures["lengths"]), per_token, jnp.full(len(logps), MAX_LENGTH), old)
+    stats, sampler = stats_of(logps, figures["lengths"]), jnp.asarray(figures["sampler"], jnp.float32)
+    return RolloutOutputs(stats, per_token, jnp.full(len(logps), MAX_LENGTH), old, sampler)
 
 
 def terms_of(objective: Any, figures: Any, logps: Any, **fields: Any) -> LossTerms:
@@ -98,9 +107,62 @@ def test_what_trl_computes(name: str, figures: Any) -> None:
     value, terms, gradient = value_and_grad(objective, figures)
     assert value == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
     np.testing.assert_allclose(gradient, figures[f"{name}.gradient"], rtol=2e-5, atol=2e-7)
-    assert set(terms.metrics) == {"kl", *metrics}
+    assert set(terms.metrics) == {"kl", *metrics, f"{DIFFERENCE}/mean"}
     for metric in ("kl", *metrics):
         assert mean(terms.metrics[metric]) == pytest.approx(float(figures[f"{name}.{metric}"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_what_trl_computes_with_the_log_probs_of_another_sampler(level: Any, mode: Any, figures: Any) -> None:
+    correction = ImportanceSampling(level=level, mode=mode, max_ratio=1.5, min_ratio=0.7)
+    fields = {"epsilon_high": 0.28, "importance_sampling": correction}
+    objective = Objective.DAPO(rewards=REWARDS, num_iterations=2, beta=0.3, **fields)
+    value, terms, gradient = value_and_grad(objective, figures)
+    name = f"{level}_{mode}"
+    assert value == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
+    np.testing.assert_allclose(gradient, figures[f"{name}.gradient"], rtol=2e-5, atol=2e-7)
+    uncorrected, *_ = value_and_grad(attrs.evolve(objective, importance_sampling=None), figures)
+    assert abs(value - uncorrected) > 1e-3
+    # TRL reports ratios after the bounds alone; the raw ones say how far the sampler is.
+    logs = np.where(mask_of(figures), figures["old"] - figures["sampler"], 0.0)
+    raw = np.exp(logs if level == "token" else logs.sum(1, keepdims=True))
+    counted = raw[mask_of(figures)] if level == "token" else raw
+    assert mean(terms.metrics[f"{RATIO}/raw_mean"]) == pytest.approx(counted.mean(), rel=1e-6)
+    is_out = (counted < 0.7) | (counted > 1.5)
+    assert mean(terms.metrics[f"{RATIO}/clip_mean"]) == pytest.approx(is_out.mean())
+    bounded = np.clip(counted, 0.7, 1.5) if mode == "truncate" else np.where(is_out, 0.0, counted)
+    assert mean(terms.metrics[f"{RATIO}/mean"]) == pytest.approx(bounded.mean(), rel=1e-6)
+
+
+def test_the_mean_ratio_of_a_completion_by_the_formula(figures: Any) -> None:
+    settings = ImportanceSampling(level="sequence_mean", max_ratio=1.02, min_ratio=0.98, mode="mask")
+    expected = [
+        np.exp(np.mean((figures["old"] - figures["sampler"])[row, :length]))
+        for row, length in enumerate(figures["lengths"])
+    ]
+    expected = [ratio if 0.98 <= ratio <= 1.02 else 0.0 for ratio in expected]
+    assert 0 < np.count_nonzero(expected) < len(expected)
+    logs = jnp.where(mask_of(figures), figures["old"] - figures["sampler"], 0.0)
+    weights, _ = importance_weights(settings, logs, jnp.asarray(mask_of(figures)))
+    np.testing.assert_allclose(weights[:, 0], expected, rtol=1e-6)
+
+
+def test_how_far_the_sampler_is(figures: Any) -> None:
+    # On policy, the probabilities of sampling are those of the update itself.
+    for is_on_policy, name in ((True, "logp"), (False, "old")):
+        _, terms, _ = value_and_grad(Objective.DAPO(rewards=REWARDS), figures, is_on_policy=is_on_policy)
+        differences = np.abs(figures[name] - figures["sampler"])[mask_of(figures)]
+        assert mean(terms.metrics[f"{DIFFERENCE}/mean"]) == pytest.approx(differences.mean(), rel=1e-6)
+        assert terms.maxima is not None
+        assert float(terms.maxima[f"{DIFFERENCE}/max"]) == pytest.approx(differences.max(), rel=1e-6)
+
+
+def test_a_correction_needs_the_log_probs_of_the_sampler(figures: Any) -> None:
+    objective = Objective.DAPO(rewards=REWARDS, importance_sampling=ImportanceSampling())
+    inputs = inputs_of(figures, jnp.asarray(figures["logp"], jnp.float32))._replace(sampler_logps=None)
+    with pytest.raises(ValueError, match="importance_sampling needs the log-probabilities of the sampler"):
+        losses.build(objective)(inputs, None, jnp.ones(12))
 
 
 def test_what_trl_computes_for_rloo(figures: Any) -> None:
@@ -159,7 +221,7 @@ def test_the_first_update_has_the_gradient_of_reinforce(cls: Any, figures: Any) 
     else:
         divisor = MAX_LENGTH * len(lengths) if cls is Objective.DrGRPO else lengths.sum()
     np.testing.assert_allclose(gradient, -(advantages * mask) / divisor, rtol=2e-6, atol=1e-8)
-    assert not terms.metrics
+    assert set(terms.metrics) == {f"{DIFFERENCE}/mean"}
 
 
 def test_estimates_of_the_divergence() -> None:
@@ -193,6 +255,8 @@ def test_rows_that_fill_a_batch_do_not_count(cls: Any, figures: Any) -> None:
     filled = (jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), inputs) for inputs in (policy, reference))
     more = losses.build(objective)(*filled, jnp.concatenate([jnp.ones(rows), jnp.zeros(2)]))
     assert mean(more.loss) == pytest.approx(mean(whole.loss), rel=1e-6)
+    assert whole.maxima is not None
+    assert whole.maxima == more.maxima
     for name in whole.metrics:
         assert mean(more.metrics[name]) == pytest.approx(mean(whole.metrics[name]), rel=1e-6)
 
@@ -204,9 +268,12 @@ def test_parts_of_a_batch_add_up_to_it(cls: Any, figures: Any) -> None:
     inputs = [inputs_of(figures, jnp.asarray(figures[name], jnp.float32)) for name in ("logp", "reference")]
     loss = losses.build(objective)
     whole = loss(*inputs, jnp.ones(12)).loss
-    parts = []
+    parts, summed = [], loss(*inputs, jnp.ones(12)).zeros()
     for start, stop in ((0, 2), (2, 7), (7, 12)):
         cut = [jax.tree.map(lambda x: x[start:stop], each) for each in inputs]  # noqa: B023
-        parts.append(loss(*cut, jnp.ones(stop - start)).loss)
+        terms = loss(*cut, jnp.ones(stop - start))
+        parts, summed = [*parts, terms.loss], summed.added_to(terms)
     assert float(sum(part.count for part in parts)) == float(whole.count)
     assert float(sum(part.total for part in parts)) == pytest.approx(float(whole.total), rel=2e-6)
+    assert summed.maxima == loss(*inputs, jnp.ones(12)).maxima
+    assert float(summed.loss.total) == pytest.approx(float(whole.total), rel=2e-6)

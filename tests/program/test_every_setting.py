@@ -22,6 +22,7 @@ from nnxdsl import (
     Data,
     Experiment,
     Guard,
+    ImportanceSampling,
     Memory,
     Mesh,
     Model,
@@ -205,6 +206,7 @@ SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
 COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
+CORRECTED = "losses/test_policy_gradient.py::test_what_trl_computes_with_the_log_probs_of_another_sampler"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
 ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
@@ -292,6 +294,7 @@ ELSEWHERE = {
             ("environment", ENVIRONMENT),
             ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
+            ("importance_sampling", CORRECTED),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )
         if name in declared(kind)
@@ -299,6 +302,7 @@ ELSEWHERE = {
     "Objective.OnPolicyDistill.rewards": (
         "program/test_on_policy_distillation.py::test_a_run_learns_and_measures_the_distance_of_held_out_completions"
     ),
+    **{f"ImportanceSampling.{name}": CORRECTED for name in declared(ImportanceSampling)},
     "Environment.name": ENVIRONMENT,
     "Environment.max_turns": ENVIRONMENT,
     "Environment.timeout": "rollouts/test_environments.py::test_what_fails_is_named",

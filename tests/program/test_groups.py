@@ -137,5 +137,5 @@ def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[.
     program = compile(asked)
     shapes = program.lower().args_info[0][3]
     together = completions(program.blueprint.config.vocab_size)[1]
-    together = together._replace(ref_logps=together.old_logps)
+    together = together._replace(ref_logps=together.old_logps, sampler_logps=together.old_logps)
     assert [(x.shape, x.dtype) for x in shapes] == [(x.shape, x.dtype) for x in together]

@@ -32,6 +32,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gspo_corrected": {"importance_sampling_level": "sequence", "use_bias_correction_kl": True},
 }
 """Settings of TRL's trainer that differ from the first."""
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""TRL's `vllm_importance_sampling_mode`."""
+CLIP_MIN, CLIP_MAX = 0.7, 1.5
 
 
 def drawn() -> dict[str, np.ndarray]:
@@ -47,6 +50,7 @@ def drawn() -> dict[str, np.ndarray]:
         "lengths": draw.integers(1, LENGTH + 1, rows),
     }
     found["rewards"][1] = 0.5  # a group that tells nothing
+    found["sampler"] = found["old"] + draw.normal(0, 0.25, logp.shape)
     return found
 
 
@@ -72,7 +76,8 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
         "loss_type": "grpo",
         "epsilon_low": LOW,
         "epsilon_high": HIGH,
-        "use_vllm": False,
+        "use_vllm": "correction" in own,
+        "vllm_importance_sampling_correction": own.pop("correction", None),
         "model": SimpleNamespace(training=True),
         "current_gradient_accumulation_steps": 1,
         "max_completion_length": LIMIT,
@@ -92,7 +97,19 @@ def grpo() -> dict[str, np.ndarray]:
     found["advantage"] = advantage.numpy()
     for name, settings in SETTINGS.items():
         found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+    for mode in CORRECTIONS:
+        settings = {"loss_type": "dapo", "correction": mode}
+        found |= {f"{mode}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     return found
+
+
+def ratios(mode: str, drawn: dict[str, np.ndarray]) -> torch.Tensor:
+    """`[B, N]` or `[B, 1]` as in `_generate_and_score_completions`, under "Compute the importance sampling ratio"."""
+    level, kind = mode.split("_")
+    logs = np.where(np.arange(LENGTH) < drawn["lengths"][:, None], drawn["old"] - drawn["sampler"], 0.0)
+    raw = np.exp(logs if level == "token" else logs.sum(1, keepdims=True))
+    is_out = (raw < CLIP_MIN) | (raw > CLIP_MAX)
+    return torch.tensor(np.clip(raw, CLIP_MIN, CLIP_MAX) if kind == "truncate" else np.where(is_out, 0.0, raw))
 
 
 def computed(
@@ -114,6 +131,8 @@ def computed(
         "old_logps": (torch.tensor(drawn["old"]) * mask).sum(1),
         "num_items_in_batch": mask.sum(),
     }
+    if "correction" in settings:
+        inputs["importance_sampling_ratio"] = ratios(settings["correction"], drawn)
     loss = cls._compute_loss(self, None, inputs)
     loss.backward()
     metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}

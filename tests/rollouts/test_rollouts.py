@@ -14,6 +14,7 @@ import pytest
 from nnxdsl import (
     Data,
     Experiment,
+    ImportanceSampling,
     Objective,
     Optimizer,
     Reward,
@@ -117,6 +118,30 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
         broken.at(2, state)
     with pytest.raises(RunError, match=r"the source of a reward .vowels. has changed since the checkpoint of step 1"):
         broken.check(kept)
+
+
+def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(program: Program, prompts: Prompts) -> None:
+    # Where the sampler's log-probs are of the tokens that top-p leaves, the mean ratio is their mass: 0.9 in TRL 1.16.
+    fields = {"top_p": 0.6, "num_iterations": 1, "importance_sampling": ImportanceSampling(max_ratio=1.01)}
+    settings = {f"objective.{name}": value for name, value in fields.items()}
+    correcting = compile(evolve(program.experiment, settings))
+    state, made = correcting.init(), Rollouts.of(correcting, prompts, BytesTokenizer())
+    batch = made.at(0, state).batch
+    drawn = made._episodes.engine.sample(state, [[5, 6]], [8], 1, prompt_length=8, max_completion_length=8)
+    assert np.exp(drawn[0].log_mass).max() < 0.7
+    _, metrics = correcting.step(state, made.train_batch(batch))
+    found = {name.removeprefix("sampling/"): float(value) for name, value in metrics.items()}
+    assert found["importance_sampling_ratio/raw_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert found["importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert found["importance_sampling_ratio/clip_mean"] == 0.0
+    assert 0 < found["sampling_logp_difference/mean"] <= found["sampling_logp_difference/max"] < 1e-5
+    # A sampler of other weights is corrected, up to the bounds.
+    _, metrics = correcting.step(
+        correcting.init(), made.train_batch(batch._replace(sampler_logps=batch.sampler_logps - 0.5))
+    )
+    assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(np.exp(0.5), rel=1e-5)
+    assert float(metrics["sampling/importance_sampling_ratio/mean"]) == pytest.approx(1.01, rel=1e-6)
+    assert float(metrics["loss"]) == pytest.approx(1.01 * found["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.extended

@@ -17,6 +17,7 @@ import attrs
 
 from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
+from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import Problem
 
@@ -48,10 +49,13 @@ class PolicyGradient(Online):
             smaller. 1: every group that is sampled is in the batch.
         mask_truncated_completions: Whether completions that reached the maximal length before their end are left out
             of the loss. They count in the advantages of their group.
+        importance_sampling: Corrects the loss for what the sampler computes otherwise than the trainer; None for no
+            correction. The KL term is not corrected.
         beta: Weight of the KL divergence from the reference; 0 for no reference.
     """
 
     is_base: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"importance_sampling"})
     baseline: ClassVar[Baseline] = "mean"
     """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
     scale_rewards: ClassVar[Scale] = "none"
@@ -64,6 +68,7 @@ class PolicyGradient(Online):
     num_iterations: int = attrs.field(default=1, validator=positive)
     max_num_gen_batches: int = attrs.field(default=1, validator=positive)
     mask_truncated_completions: bool = False
+    importance_sampling: ImportanceSampling | None = None
     beta: float = attrs.field(default=0.0, validator=not_negative)
 
     # Other members know it by their class; here it goes by `beta`.

@@ -68,8 +68,8 @@ class GroupKind(BatchKind[GroupBatch]):
         return reference_outputs(_by_completion(batch))
 
     def without_cached(self, batch: GroupBatch) -> GroupBatch:
-        """The batch without log-probabilities of sampling and reference."""
-        return batch._replace(old_logps=None, ref_logps=None)
+        """The batch without log-probabilities of sampling, sampler and reference."""
+        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None)
 
     def lengths(self, batch: GroupBatch) -> BatchLengths:
         """What a batch in numpy holds."""
@@ -103,7 +103,7 @@ def _by_completion(batch: GroupBatch) -> GroupBatch:
     def flat(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.asarray(x).reshape(-1, *x.shape[2:])
 
-    names = ("loss_mask", "weight", "advantages", "max_completion_length", "old_logps", "ref_logps")
+    names = GroupBatch._fields[GroupBatch._fields.index("loss_mask") :]
     return batch._replace(**{name: flat(getattr(batch, name)) for name in names})
 
 

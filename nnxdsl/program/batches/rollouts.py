@@ -63,8 +63,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
         return reference_outputs(batch)
 
     def without_cached(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch without log-probabilities of sampling and reference."""
-        return batch._replace(old_logps=None, ref_logps=None)
+        """The batch without log-probabilities of sampling, sampler and reference."""
+        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None)
 
     def lengths(self, batch: RolloutBatch) -> BatchLengths:
         """What a batch in numpy holds."""
@@ -86,7 +86,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
 
 def rollout_outputs(stats: TokenStats, batch: RolloutBatch | GroupBatch) -> tuple[RolloutOutputs, TokenStats]:
     """The inputs of the loss of `[B, R]` tokens, and statistics without completions of weight 0."""
-    outputs = RolloutOutputs(stats, batch.advantages, batch.max_completion_length, batch.old_logps)
+    given = batch.advantages, batch.max_completion_length, batch.old_logps, batch.sampler_logps
+    outputs = RolloutOutputs(stats, *given)
     return outputs, weighted_stats(stats, batch.weight)
 
 
@@ -109,6 +110,7 @@ def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
         "max_completion_length": weight,
         "old_logps": per_token if arrays.has_old_logps else None,
         "ref_logps": per_token if arrays.has_ref_logps else None,
+        "sampler_logps": per_token,
     }
 
 
