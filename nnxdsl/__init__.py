@@ -26,6 +26,7 @@ from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
 from nnxdsl.config.objectives.divergence import Divergence
+from nnxdsl.config.objectives.engine import Engine
 from nnxdsl.config.objectives.environment import Environment, environment, tools
 from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.reference import Reference
@@ -110,6 +111,7 @@ __all__ = [
     "DataError",
     "Distance",
     "Divergence",
+    "Engine",
     "Environment",
     "Evaluation",
     "Experiment",

@@ -99,6 +99,20 @@ class Pretrained:
             self._tokenizer = tokenizer
         return self._tokenizer
 
+    def reload(self, directory: Path) -> None:
+        """Take the weights of a directory with the same architecture; what is computed already goes on with the old.
+
+        Args:
+            directory: in the Hub's format.
+
+        Raises:
+            WeightsError: see `load`; or the architecture is another.
+        """
+        other = load(directory, dtype=self.dtype)
+        if other.config != self.config:
+            raise WeightsError(f"{directory}: is of another architecture than {self._directory}")
+        self.leaves = other.leaves
+
     def __call__(self, tokens: ArrayLike, attention_mask: ArrayLike | None = None) -> jax.Array:
         """Compute next-token logits at each position.
 

@@ -1,22 +1,86 @@
-"""The engine that samples completions with the weights that are trained, on the same devices."""
+"""What samples completions: its interface, the choice of one, and sampling on the devices that train."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import singledispatch
+from pathlib import Path
+from typing import Protocol
 
+from nnxdsl.config.objectives.engine import Engine as EngineSpec
 from nnxdsl.config.objectives.online import Online
+from nnxdsl.errors import NotRegisteredError
 from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.program.compile import Program, TrainState
 
 
-class Engine:
-    """Samples with the policy of a program, as its objective says; a draw depends on weights, prompt and seed alone.
+class Engine(Protocol):
+    """Samples with the policy of a program, as its objective says."""
+
+    @property
+    def max_logp_difference(self) -> float | None:
+        """Most nats by which its log-probabilities may be from the trainer's in the mean; None where they are one."""
+        ...
+
+    def sample(
+        self,
+        state: TrainState,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        seed: int,
+        *,
+        batch_size: int,
+        prompt_length: int,
+        max_completion_length: int,
+    ) -> list[Completion]:
+        """A completion of each prompt; those of equal prompts are different draws.
+
+        Args:
+            state: Whose policy answers.
+            prompts: Token ids.
+            limits: Most tokens of each completion.
+            seed: Of the draws.
+            batch_size: At least the number of prompts; calls of one size and length share what is compiled.
+            prompt_length: Least padded length of prompts.
+            max_completion_length: Most tokens of any completion.
+        """
+        ...
+
+
+@singledispatch
+def build(engine: EngineSpec | None, program: Program, stop_ids: Collection[int], home: Path) -> Engine:
+    """Makes an engine; register an `Engine` of your own here.
+
+    Args:
+        engine: That of the objective; None for the devices that train.
+        program: Of an experiment whose objective is `Online`.
+        stop_ids: Token ids that end a completion.
+        home: The directory of runs.
+    """
+    name = type(engine).__qualname__
+    raise NotRegisteredError(
+        f"no engine is registered for {name}; write\n"
+        f"  from nnxdsl.rollouts import engine\n"
+        f"  @engine.build.register({name.rpartition('.')[2]})\n"
+        f"  def _(spec, program, stop_ids, home): return ...  # with the method `sample` of engine.Engine"
+    )
+
+
+@build.register
+def _(engine: None, program: Program, stop_ids: Collection[int], home: Path) -> Engine:
+    return OwnEngine(program, stop_ids)
+
+
+class OwnEngine:
+    """Samples on the devices that train, with their weights; a draw depends on weights, prompt and seed alone.
 
     Args:
         program: Of an experiment whose objective is `Online`.
         stop_ids: Token ids that end a completion.
     """
+
+    max_logp_difference = None
 
     def __init__(self, program: Program, stop_ids: Collection[int]) -> None:
         self._program, self._stop_ids = program, stop_ids
@@ -29,19 +93,11 @@ class Engine:
         limits: Sequence[int],
         seed: int,
         *,
+        batch_size: int,
         prompt_length: int,
         max_completion_length: int,
     ) -> list[Completion]:
-        """A completion of each prompt; those of equal prompts are different draws.
-
-        Args:
-            state: Whose policy answers.
-            prompts: Token ids.
-            limits: Most tokens of each completion.
-            seed: Of the draws.
-            prompt_length: Least padded length of prompts; calls of one length share what is compiled.
-            max_completion_length: Most tokens of any completion.
-        """
+        """See `Engine.sample`."""
         program = self._program
         objective, blueprint = program.experiment.objective, program.blueprint
         assert isinstance(objective, Online)
@@ -51,4 +107,7 @@ class Engine:
             self._sampler = Sampler(template, *arrays)
         drawn = objective.temperature, objective.top_k, objective.top_p
         sampling = Sampling(max_completion_length, *drawn, seed, objective.num_speculative_tokens)
-        return self._sampler.complete(leaves, prompts, sampling, prompt_length=prompt_length, limits=limits)
+        fill = batch_size - len(prompts)
+        rows, most = [*prompts, *[prompts[0]] * fill], [*limits, *[limits[0]] * fill]
+        found = self._sampler.complete(leaves, rows, sampling, prompt_length=prompt_length, limits=most)
+        return found[: len(prompts)]

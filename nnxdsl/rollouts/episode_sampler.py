@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -17,7 +18,7 @@ from nnxdsl.errors import DataError
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.models.slots import padded_turn, power_of_two
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.rollouts.engine import Engine
+from nnxdsl.rollouts import engine
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
@@ -36,12 +37,12 @@ class EpisodeSampler:
     """
 
     program: Program
-    engine: Engine
+    engine: engine.Engine
     turns: Turns
     rewards: Rewards
 
     @classmethod
-    def of(cls, program: Program, tokenizer: TokenizerBase, rewards: Rewards) -> EpisodeSampler:
+    def of(cls, program: Program, tokenizer: TokenizerBase, rewards: Rewards, home: Path) -> EpisodeSampler:
         """That of a program.
 
         Raises:
@@ -54,7 +55,7 @@ class EpisodeSampler:
         turns = Turns(encoder, stops)
         if spec is not None:
             turns = Turns(encoder, stops, Environments(objective, encoder), spec.max_turns)
-        return cls(program, Engine(program, stops), turns, rewards)
+        return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards)
 
     def check(self, prompts: Prompts) -> None:
         """Refuses rows that lack what rewards and environments read, and episodes that do not fit into the model.
@@ -94,16 +95,15 @@ class EpisodeSampler:
             if turn.number:  # lengths and numbers of prompts are other ones each time: powers of two are compiled once
                 count, length = power_of_two(len(turn.prompts)), padded_turn(max(map(len, turn.prompts)))
                 name = f"{purpose}, turn {turn.number}"
-            fill = count - len(turn.prompts)
-            found = self.engine.sample(
+            return self.engine.sample(
                 state,
-                turn.prompts + turn.prompts[:1] * fill,
-                turn.limits + turn.limits[:1] * fill,
+                turn.prompts,
+                turn.limits,
                 _seed(self.program.experiment.seed, name),
+                batch_size=count,
                 prompt_length=length,
                 max_completion_length=prompts.max_completion_length,
             )
-            return found[: len(turn.prompts)]
 
         return self._scored(prompts, rows, self.turns.play(prompts, rows, draw))
 

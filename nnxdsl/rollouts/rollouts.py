@@ -29,6 +29,7 @@ from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.episode_sampler import EpisodeSampler
 from nnxdsl.rollouts.metrics import episode_metrics, group_metrics
+from nnxdsl.rollouts.recording import Recording
 from nnxdsl.rollouts.reward_model import in_home
 from nnxdsl.rollouts.rollout import Rollout
 
@@ -45,21 +46,27 @@ class Rollouts:
         prompts: The training prompts.
         tokenizer: Of prompts and answers.
         rewards: The reward functions.
+        home: The directory of runs.
+        recording: Where completions are recorded and read; None for completions that are sampled again.
     """
 
     program: Program
     prompts: Prompts
     tokenizer: TokenizerBase
     rewards: Rewards
+    home: Path
     _order: BatchSampler = attrs.field(init=False)
     _episodes: EpisodeSampler = attrs.field(init=False)
+    recording: Recording | None = None
     _last: Rollout | None = attrs.field(default=None, init=False)
+    _has_compared: bool = attrs.field(default=False, init=False)
+    """Whether log-probabilities of another engine have been compared with the trainer's."""
     _extra_batches: int = attrs.field(default=0, init=False)
     """Batches of prompts that dynamic sampling has taken beyond the first of each step."""
 
     def __attrs_post_init__(self) -> None:
         experiment = self.program.experiment
-        self._episodes = EpisodeSampler.of(self.program, self.tokenizer, self.rewards)
+        self._episodes = EpisodeSampler.of(self.program, self.tokenizer, self.rewards, self.home)
         self._order = BatchSampler(
             self.prompts,
             batch_size=experiment.batch_size // self.objective.num_generations,
@@ -81,7 +88,7 @@ class Rollouts:
             message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
         rewards = [in_home(reward, home) for reward in objective.rewards]
-        found = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length))
+        found = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length), home)
         found.check_prompts(prompts)
         return found
 
@@ -115,7 +122,7 @@ class Rollouts:
             if step != first:
                 raise RunError(f"step {step} trains on the completions of step {first}, which were not saved")
             try:
-                self._last = self._draw(step, state)
+                self._last = self._recorded(step) or self._record(self._draw(step, state))
             except RunError as error:
                 raise RunError(f"step {step}: {error}") from error
         return self._last
@@ -136,6 +143,8 @@ class Rollouts:
         last, rollout = self._last, None
         if last is not None and last.step < position < last.step + self.objective.num_iterations:
             rollout = last.stored()
+        if self.recording is not None:
+            self.recording.on_checkpoint(position)
         environments = self._episodes.turns.environments
         added = {"rewards": self.rewards.fingerprint(), "rollout": rollout, "extra_batches": self._extra_batches}
         if environments is not None:
@@ -201,6 +210,37 @@ class Rollouts:
             batch = _batch(prompts, episodes[start : start + size], size)
             yield jax.device_get(self.program.evaluate(state, batch))
 
+    def _recorded(self, step: int) -> Rollout | None:
+        """The completions of a step that were recorded before the run was interrupted."""
+        content = None if self.recording is None else self.recording.read(step)
+        if content is None:
+            return None
+        self._extra_batches = int(content["extra_batches"])
+        return Rollout.restored(content["rollout"])
+
+    def _record(self, rollout: Rollout) -> Rollout:
+        """Records completions before anything is learned from them; returns them."""
+        if self.recording is not None:
+            content = {"rollout": rollout.stored(), "extra_batches": self._extra_batches}
+            self.recording.write(rollout.step, content)
+        return rollout
+
+    def _require_same_model(self, state: TrainState, batch: RolloutBatch) -> None:
+        """Refuses an engine that does not sample with the policy's weights, by its first completions."""
+        bound = self._episodes.engine.max_logp_difference
+        if bound is None or self._has_compared:
+            return
+        logps = np.asarray(self.program.score(state, self.train_batch(batch)).token_stats.logp)
+        differences = np.abs(logps.reshape(batch.loss_mask.shape) - batch.sampler_logps)[batch.loss_mask]
+        if differences.mean() > bound:
+            raise RunError(
+                f"objective.engine: log-probabilities of its completions are {differences.mean():.3g} nats from the "
+                f"trainer's in the mean, more than max_logp_difference={bound:g}: it has other weights or another "
+                f"architecture, or its log-probabilities are at another temperature, or of the tokens alone that top_k "
+                f"and top_p leave"
+            )
+        self._has_compared = True
+
     def _rows(self, step: int, number: int = 0) -> list[int]:
         """The prompts of the first batch that a step samples, or of a later one."""
         first = step // self.objective.num_iterations + self._extra_batches
@@ -214,7 +254,9 @@ class Rollouts:
             chosen = select(self._totals(episodes), size, self._groups)
             episodes, counts = [episodes[index] for index in chosen.indices], chosen.counts
             metrics["sampling/num_groups"] = float(counts.sum() / size)
-        batch = self._scored(state, _batch(self.prompts, episodes))
+        sampled = _batch(self.prompts, episodes)
+        self._require_same_model(state, sampled)
+        batch = self._scored(state, sampled)
         advantages = batch.advantages
         if isinstance(objective, PolicyGradient):
             log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import attrs
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.serve.batches import Batches
 from nnxdsl.serve.errors import Refused, error_response
 from nnxdsl.serve.server import Server
+from nnxdsl.serve.weights import ServedWeights
 
 MOST_BYTES = 2**24
 """Of a request's body."""
@@ -52,13 +54,16 @@ class Gate:
         return None
 
 
-def make_app(model: Pretrained, name: str, api_key: str | None = None) -> FastAPI:
+def make_app(
+    model: Pretrained, name: str, api_key: str | None = None, weights_directory: Path | None = None
+) -> FastAPI:
     """The server of a model.
 
     Args:
         model: The model.
         name: What clients call it.
         api_key: What requests must have as a bearer token; None for nothing.
+        weights_directory: New weights are loaded from directories below it; None for no new weights.
     """
 
     @contextlib.asynccontextmanager
@@ -72,6 +77,9 @@ def make_app(model: Pretrained, name: str, api_key: str | None = None) -> FastAP
     app.get("/v1/models")(server.models)
     app.post("/v1/completions", response_model=None)(server.completions)
     app.post("/v1/chat/completions", response_model=None)(server.chat)
+
+    if weights_directory is not None:
+        app.post("/collective_rpc")(ServedWeights(model, weights_directory).call)
 
     app.add_middleware(Gate, api_key=api_key)
 

@@ -11,6 +11,7 @@ from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.weights import dependencies_of
 from nnxdsl.data.sampler import BatchSampler
 from nnxdsl.errors import PlanError
+from nnxdsl.rollouts.recording import Recording
 from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.runtime import distributed
@@ -61,6 +62,9 @@ def run(
         if isinstance(prepared, Outcome):
             return prepared
         with session.attempt(prepared.program.blueprint.total_steps) as attempt:
+            if isinstance(prepared.sampler, Rollouts) and prepared.sampler.objective.engine is not None:
+                keep = experiment.checkpoint.keep
+                prepared.sampler.recording = Recording(attempt.directory.path / "sampled", keep)
             with attempt.before_training():
                 start = resume_or_init(prepared, attempt)
             with attempt.training():

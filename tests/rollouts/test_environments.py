@@ -33,7 +33,7 @@ from nnxdsl.config.objectives.environment import environments
 from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.generate.sampler import Completion
-from nnxdsl.rollouts.engine import Engine
+from nnxdsl.rollouts.engine import OwnEngine
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.log import group_rows
 from nnxdsl.rollouts.rollouts import Rollouts
@@ -187,7 +187,7 @@ def rollouts_of(program: Any, prompts: Prompts) -> Rollouts:
     """Rollouts of an untrained model, in which every fourth token ends a completion."""
     found, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 4))
     turns = attrs.evolve(found._episodes.turns, stop_ids=stops)
-    found._episodes = attrs.evolve(found._episodes, engine=Engine(program, stops), turns=turns)
+    found._episodes = attrs.evolve(found._episodes, engine=OwnEngine(program, stops), turns=turns)
     return found
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +12,7 @@ from nnxdsl import Data, Experiment, Model, Objective, Optimizer, Schedule
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
+from tests.fixtures.serving import serving
 
 
 @pytest.fixture(scope="session")
@@ -45,20 +41,5 @@ def model(trained: Path) -> Pretrained:
 @pytest.fixture(scope="session")
 def server(trained: Path) -> Iterator[str]:
     """The address of a server in a process of its own."""
-    words = [trained.name, "--home", str(trained.parent), "--port", "0", "--name", "tiny"]
-    command = [sys.executable, "-m", "nnxdsl", "serve", *words]
-    environment = {**os.environ, "NNXDSL_API_KEY": "a key"}
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, **piped, env=environment) as process:
-        assert process.stdout is not None
-        lines = list[str]()
-        for line in process.stdout:
-            lines.append(line)
-            if "is served at " in line:
-                break
-        try:
-            assert process.poll() is None, "".join(lines)
-            yield lines[-1].split()[-1]
-        finally:
-            process.terminate()
-        assert process.wait() in (-signal.SIGTERM, 0)
+    with serving(trained.name, "--home", str(trained.parent), "--name", "tiny") as url:
+        yield url

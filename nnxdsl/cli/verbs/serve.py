@@ -29,6 +29,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--host", default=LOCAL[0], help=f"address to listen at (default: {LOCAL[0]})")
     parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0 for a free one (default: 8000)")
     parser.add_argument("--name", help="what clients call the model (default: the name of RUN-or-DIR)")
+    help_text = "load new weights from directories below it, as a training run with Engine.Server asks (default: never)"
+    parser.add_argument("--weights-directory", type=Path, metavar="DIR", help=help_text)
     dtypes = {"default": "float32", "choices": ("float32", "bfloat16")}
     parser.add_argument("--dtype", **dtypes, help="of weights and activations (default: float32)")
 
@@ -58,7 +60,8 @@ def run(args: Namespace) -> int:
         model = load(place if place.is_dir() else target, dtype=args.dtype)
         _ = model.sampler  # opens the tokenizer as well: what cannot answer is not served
         display.end(phase)
-        config = uvicorn.Config(make_app(model, name, key), log_level="warning", timeout_graceful_shutdown=GRACE)
+        app = make_app(model, name, key, args.weights_directory)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE)
         host = f"[{args.host}]" if ":" in args.host else args.host
         display.say(f"{name} is served at http://{host}:{listener.getsockname()[1]}/v1")
         with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn once the server has ended

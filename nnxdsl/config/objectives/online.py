@@ -14,6 +14,7 @@ from nnxdsl.config.batching import Padded
 from nnxdsl.config.core.base import gather
 from nnxdsl.config.core.validators import Limit, inner, positive
 from nnxdsl.config.objectives.base import Objective
+from nnxdsl.config.objectives.engine import Engine
 from nnxdsl.config.objectives.environment import Environment
 from nnxdsl.config.objectives.reward import Reward
 from nnxdsl.errors import Problem
@@ -36,9 +37,11 @@ class Online(Objective):
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
             its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
         environment: What answers a completion, so that an episode has several turns; None for single completions.
+        engine: What samples, as `Engine.Server(url)`; None for the devices that train.
     """
 
     is_base: ClassVar[bool] = True
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"engine"})
     batch_kind: ClassVar[str] = "prompts"
     max_num_gen_batches: ClassVar[int] = 1
     """Most batches of completions that are sampled for one that is trained on."""
@@ -52,9 +55,12 @@ class Online(Objective):
     top_p: float | None = attrs.field(default=None, validator=inner)
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
     environment: Environment | None = None
+    engine: Engine | None = None
 
     def problems(self) -> Iterable[Problem]:
         """No reward is there twice, and those of an environment have one."""
+        if self.engine is not None and self.num_speculative_tokens:
+            yield Problem("num_speculative_tokens", "has no effect with an engine, which has drafts of its own")
         names = [reward.name for reward in self.rewards]
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -69,6 +75,7 @@ class Online(Objective):
             lambda: self._check_groups(experiment),
             lambda: self._check_batching(experiment),
             lambda: self._check_workers(experiment),
+            lambda: () if self.engine is None else self.engine.check(experiment),
         )
 
     def _check_groups(self, experiment: Experiment) -> Iterable[Problem]:

@@ -55,7 +55,7 @@ class PolicyGradient(Online):
     """
 
     is_base: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"importance_sampling"})
+    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {"importance_sampling"}
     baseline: ClassVar[Baseline] = "mean"
     """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
     scale_rewards: ClassVar[Scale] = "none"

@@ -1,0 +1,77 @@
+"""Engines: what samples completions, if it is not the devices that train."""
+
+# pyright: reportIncompatibleVariableOverride=false
+# (a field of a member replaces the family's default)
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from nnxdsl.config.adapter import LowRank
+from nnxdsl.config.core.base import Spec
+from nnxdsl.config.core.validators import Limit, filled, positive
+from nnxdsl.errors import Problem
+
+if TYPE_CHECKING:
+    from nnxdsl.config.experiment import Experiment
+
+_url = Limit(pattern=r"https?://\S+", description="a URL, as http://localhost:8000")
+
+
+@attrs.frozen(kw_only=True)
+class Engine(Spec):
+    """What samples completions. A class of your own is a subclass, and a function registered for it.
+
+    See `nnxdsl.rollouts.engine.build`.
+    """
+
+    Server: ClassVar[type[Server]]
+
+
+@attrs.frozen(kw_only=True)
+class Server(Engine):
+    """A server that samples: `nnxdsl serve` or vLLM, on other devices or another machine.
+
+    Before completions of a step are sampled, the weights of the policy (with its adapter merged) are written to a
+    directory that both sides see, and the server loads them from there. It must be told so at its start:
+    `nnxdsl serve MODEL --weights-directory DIR`, or vLLM with `VLLM_SERVER_DEV_MODE=1`. Prompts and completions are
+    token ids. Each completion has a seed of its own, so that a request that failed can be sent again.
+
+    Completions are recorded in the run's directory before anything is learned from them. A run that was killed resumes
+    from what is recorded, and samples only what is not.
+
+    vLLM's log-probabilities are at temperature 1 and of all tokens unless it is started with
+    `--logprobs-mode processed_logprobs`; use that with another `temperature`, and neither `top_k` nor `top_p` with it.
+
+    Attributes:
+        url: Where it listens, without `/v1`.
+        weights_directory: Where weights are written, by the path at which the server finds it too; one version at a
+            time is there. None for `server_weights/RUN` beside the runs.
+        api_key_variable: The environment variable with the key that the server asks for; it may be unset.
+        timeout: Seconds that a request may take.
+        max_logp_difference: Most nats by which log-probabilities of server and trainer may differ in the mean over the
+            first completions; the run ends where they differ by more, since the server has another model.
+    """
+
+    outside_identity: ClassVar[frozenset[str]] = frozenset(
+        {"url", "weights_directory", "api_key_variable", "timeout", "max_logp_difference"}
+    )
+
+    url: str = attrs.field(kw_only=False, validator=_url)
+    weights_directory: str | None = attrs.field(default=None, validator=filled)
+    api_key_variable: str = attrs.field(default="NNXDSL_API_KEY", validator=filled)
+    timeout: float = attrs.field(default=600.0, validator=positive)
+    max_logp_difference: float = attrs.field(default=0.1, validator=positive)
+
+    def check(self, experiment: Experiment) -> Iterable[Problem]:
+        """The weights are such as the server can be given."""
+        adapter, path = experiment.adapter, "objective.engine"
+        if experiment.quantization is not None:
+            kind = type(experiment.quantization).__qualname__
+            yield Problem(path, f"a server gets merged weights, and those of {kind} are not merged; leave one out")
+        if adapter is not None and not isinstance(adapter, LowRank):
+            message = f"a server gets merged weights, and {type(adapter).__qualname__} cannot be merged; leave one out"
+            yield Problem(path, message)

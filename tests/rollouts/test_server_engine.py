@@ -1,0 +1,252 @@
+"""Completions sampled by a server: with the policy's weights, recorded before they are learned from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import nnxdsl
+from nnxdsl import (
+    Adapter,
+    Checkpoint,
+    Data,
+    Engine,
+    Experiment,
+    ImportanceSampling,
+    Model,
+    Objective,
+    Optimizer,
+    Quantization,
+    Reward,
+    RunError,
+    Schedule,
+    SpecError,
+    Weights,
+    compile,
+    evolve,
+    reward,
+)
+from nnxdsl.data import Prompts, load
+from nnxdsl.errors import NotRegisteredError
+from nnxdsl.generate.sampler import Completion
+from nnxdsl.rollouts.engine import build
+from nnxdsl.rollouts.rollouts import Rollouts
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.hooks.base import Hook
+from nnxdsl.trainer.run import run
+from nnxdsl.trainer.trainer import Trainer
+from nnxdsl.weights.export import export
+from nnxdsl.weights.sources import open_source, open_tokenizer_of
+from tests.fixtures.serving import KEY, serving
+
+
+@reward("vowels of a server")
+def vowels(completion: str) -> float:
+    return sum(letter in "aeiou" for letter in completion) / 8
+
+
+class Served:
+    """A tiny model in the Hub's format, and experiments that are sampled by a server of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.model, self.weights, self.url = place, place / "model", place / "weights", "http://localhost:1"
+        self.weights.mkdir()
+        (place / "texts.jsonl").write_text('{"text": "a word and another word, and one more"}\n' * 4)
+        sft = Experiment(
+            name="base",
+            model=Model.Qwen3("tiny"),
+            objective=Objective.SFT(loss_on="all"),
+            data=Data.Text(str(place / "texts.jsonl"), max_length=48),
+            batch_size=4,
+            steps=1,
+        )
+        export(run(sft, place / "base", Display(quiet=True)).directory, self.model)
+        rows = [json.dumps({"prompt": f"Say {number}: "}) + "\n" for number in range(6)]
+        (place / "prompts.jsonl").write_text("".join(rows))
+
+    def experiment(self, objective: dict[str, Any] | None = None, **fields: Any) -> Experiment:
+        engine = Engine.Server(self.url, weights_directory=str(self.weights), timeout=60)
+        given = {"rewards": (Reward("vowels of a server"),), "num_generations": 2, "engine": engine}
+        defaults = {
+            "model": Model.HF(str(self.model), weights=Weights.HF(str(self.model))),
+            "adapter": Adapter.LoRA(rank=2),
+            "data": Data.Prompts(str(self.place / "prompts.jsonl"), max_prompt_length=32, max_completion_length=8),
+            "optimizer": Optimizer.SGD(schedule=Schedule.Constant(lr=2.0), max_grad_norm=None),
+            "checkpoint": Checkpoint(every_steps=3),
+            "batch_size": 4,
+            "steps": 5,
+        }
+        return Experiment(
+            name="served", objective=Objective.DAPO(**{**given, **(objective or {})}), **{**defaults, **fields}
+        )
+
+    def rollouts(self, experiment: Experiment) -> Rollouts:
+        program = compile(experiment).with_steps(5)
+        tokenizer = open_tokenizer_of(experiment, self.place / "runs", program.blueprint.config.vocab_size)
+        prompts = load(experiment.data, tokenizer)
+        assert isinstance(prompts, Prompts)
+        return Rollouts.of(program, prompts, tokenizer, self.place / "runs")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def served(place: Served) -> Iterator[Served]:
+    words = "--weights-directory", str(place.weights), "--name", "tiny"
+    with pytest.MonkeyPatch.context() as patch, serving(place.model, *words) as url:
+        patch.setenv("NNXDSL_API_KEY", KEY)
+        place.url = url.removesuffix("/v1")
+        yield place
+
+
+def state_of(rollouts: Rollouts, experiment: Experiment, home: Path) -> Any:
+    """The program's state with the weights of the experiment, of which an adapter has moved."""
+    source = open_source(rollouts.program.blueprint, home)
+    state = rollouts.program.init(source)
+    moved = {path: leaf + 0.05 for path, leaf in state.trainable.items()}
+    return state._replace(trainable=moved)
+
+
+def test_it_samples_with_the_weights_of_each_step(served: Served) -> None:
+    settings = {"temperature": 0.8, "top_p": 0.9, "importance_sampling": ImportanceSampling()}
+    experiment = served.experiment(settings)
+    made = served.rollouts(experiment)
+    state = state_of(made, experiment, served.place / "runs")
+    batch = made.at(0, state).batch
+    logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
+    mask = batch.loss_mask
+    np.testing.assert_allclose(batch.sampler_logps[mask], logps[mask], rtol=0, atol=2e-5)
+    assert not np.array_equal(*batch.completion_ids[:2])  # completions of one prompt
+    # The same tokens again, as after a restart; log-probs up to rounding, as requests are batched as they come.
+    again = served.rollouts(experiment).at(0, state).batch
+    assert np.array_equal(again.tokens, batch.tokens)
+    np.testing.assert_allclose(again.sampler_logps, batch.sampler_logps, rtol=0, atol=1e-5)
+    assert [one.name for one in served.weights.iterdir()] == ["step-00000000"]
+    _, metrics = made.program.step(state, made.train_batch(batch))
+    assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(1.0, abs=1e-5)
+
+
+class Dies(Hook):
+    """Ends a run in the middle of its last step."""
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        if trainer.step == 4:
+            raise RuntimeError("as if killed")
+
+
+def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
+    experiment, parts = served.experiment(), served.place / "parts"
+    whole = run(experiment, served.place / "runs", Display(quiet=True))
+    with pytest.raises(RuntimeError, match="as if killed"):
+        run(experiment, parts, Display(quiet=True), hooks=[Dies()])
+    directory = parts / experiment.id
+    assert [path.name for path in (directory / "checkpoints").glob("0*")] == ["00000003"]
+    recorded = sorted(path.name for path in (directory / "sampled").iterdir())
+    assert recorded == [f"step-{step:08}.json" for step in range(5)]
+    # No server is needed until something is sampled that was not.
+    gone = evolve(experiment, {"objective.engine.url": "http://localhost:1"})
+    assert gone.id == experiment.id
+    resumed = run(gone, parts, Display(quiet=True))
+    assert (resumed.state, resumed.step) == ("finished", 5)
+    expected, found = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+
+
+def test_another_model_is_refused_before_anything_is_learned(served: Served) -> None:
+    experiment = served.experiment({"engine": Engine.Server(served.url, weights_directory=str(served.weights))})
+    made = served.rollouts(experiment)
+    state = state_of(made, experiment, served.place / "runs")
+    made.at(0, state)
+    # What the server has is no longer what is trained.
+    other = state._replace(trainable={path: leaf + 1.0 for path, leaf in state.trainable.items()})
+    made = served.rollouts(experiment)
+    made._episodes.engine._version = 0  # pyright: ignore[reportAttributeAccessIssue]
+    made._episodes.engine._model = "tiny"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(
+        RunError, match=r"^step 0: objective.engine: log-probabilities of its completions are [\d.]+ nats"
+    ):
+        made.at(0, other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"url": "http://localhost:1"}, "does not answer: "),
+        ({"weights_directory": "elsewhere"}, r"answers 403: .*elsewhere/step-00000000 is not below "),
+        ({"api_key_variable": "NO_KEY"}, "answers 401: the key is not that of the server"),
+    ],
+    ids=str,
+)
+def test_what_a_server_refuses(
+    served: Served, fields: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(served.place)
+    monkeypatch.setattr("nnxdsl.rollouts.server.TRIES", 1)
+    engine = attrs.evolve(served.experiment().objective.engine, **fields)  # pyright: ignore[reportAttributeAccessIssue]
+    made = served.rollouts(served.experiment({"engine": engine}))
+    with pytest.raises(RunError, match=f"^step 0: objective.engine: the server at {engine.url} {message}"):
+        made.at(0, made.program.init(open_source(made.program.blueprint, served.place)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"quantization": Quantization.NF4()},
+            "objective.engine: a server gets merged weights, and those of Quantization.NF4 are not merged",
+        ),
+        (
+            {"objective": {"num_speculative_tokens": 2}},
+            "objective: num_speculative_tokens: has no effect with an engine, which has drafts of its own",
+        ),
+        (
+            {"objective": {"engine": "http://localhost:8000"}},
+            "engine: expected Engine, got 'http://localhost:8000'; use one of its members: Engine.Server",
+        ),
+    ],
+    ids=str,
+)
+def test_experiments_that_no_server_samples(place: Served, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        place.experiment(**fields)
+    assert message.removeprefix("objective: ") in str(error.value)
+    with pytest.raises(SpecError, match="url: expected a URL, as http://localhost:8000, got 'localhost'"):
+        Engine.Server("localhost")
+
+
+def test_an_engine_of_another_package_is_one_file(place: Served) -> None:
+    @attrs.frozen(kw_only=True)
+    class Parrot(Engine):
+        word: int = 65
+
+    experiment = place.experiment({"engine": Parrot()})
+    with pytest.raises(NotRegisteredError, match=r"no engine is registered for .*Parrot; write"):
+        place.rollouts(experiment)
+
+    @attrs.frozen
+    class ParrotEngine:
+        word: int
+        max_logp_difference = None
+
+        def sample(self, state: Any, prompts: Any, limits: Any, seed: int, **sizes: int) -> list[Completion]:
+            nothing = np.zeros(2, np.float32)
+            return [Completion([self.word] * 2, nothing, nothing, 2) for _ in prompts]
+
+    @build.register(Parrot)
+    def _(engine: Any, program: Any, stop_ids: Any, home: Path) -> ParrotEngine:
+        return ParrotEngine(engine.word)
+
+    made = place.rollouts(experiment)
+    batch = made.at(0, made.program.init(open_source(made.program.blueprint, place.place))).batch
+    assert batch.completion_ids[:, :2].tolist() == [[65, 65]] * 4
+    assert batch.sampler_logps.shape == (4, 8)
