@@ -41,6 +41,7 @@ from nnxdsl import (
     Tracking,
     Weights,
 )
+from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, function_name, positive
@@ -60,6 +61,7 @@ THIRD_PARTIES: tuple[type[Spec], ...] = (simpo.SimPO, simpo.Mixture)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 PATHS = TEXT.filter(str.strip) | st.lists(TEXT.filter(str.strip), min_size=1, max_size=2).map(tuple)
 NAME = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,10}", fullmatch=True)
+URL = st.from_regex(r"https?://[a-z]{1,9}:[0-9]{4}", fullmatch=True)
 OFFLOAD = st.sampled_from(typing.get_args(OFFLOADED))
 TARGETS = st.lists(st.sampled_from(["attention", "mlp", "query", "mlp.up"]), min_size=1, unique=True).map(tuple)
 STARTS = st.none() | TEXT.filter(str.strip).map(Weights.PEFT) | TEXT.filter(str.strip).map(Weights.Checkpoint)
@@ -108,7 +110,8 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
             JsonObject
         )
     elif annotation is str:
-        found = NAME if limit is not None and limit.describe().startswith("1 to 64") else TEXT
+        told = "" if limit is None else limit.describe()
+        found = NAME if told.startswith("1 to 64") else URL if told.startswith("a URL") else TEXT
     else:
         return st.deferred(lambda: st.from_type(annotation))
     if limit is function_name:  # what is imported is refused in an object that came as data
@@ -289,6 +292,7 @@ def on_policy_distillations(draw: st.DrawFn) -> Spec:
     """A teacher of sampled completions, with settings that act."""
     cls = Objective.OnPolicyDistill
     fields = {n: draw(of_field(f)) for n, f in declared(cls).items() if n not in ("teacher", "rewards")}
+    fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
     if fields["distance"] == SAMPLED:
         fields |= {"top_k": None, "top_p": None}
     fields["num_generations"] = draw(st.integers(1, 4))
@@ -312,6 +316,7 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
     """Objectives of sampled completions, with settings that act."""
     known = declared(cls)
     fields = {n: draw(of_field(f)) for n, f in known.items() if n not in ("rewards", "num_generations")}
+    fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
     if fields["num_iterations"] == 1:
         fields |= {name: known[name].default for name in cls.off_policy_fields}
     if fields.get("baseline", cls.baseline) == "none":
@@ -395,6 +400,10 @@ def experiments(draw: st.DrawFn) -> Experiment:
     if "router_aux_loss_coef" in declared(type(model)) and mesh.stage > 1:
         model = attrs.evolve(model, router_aux_loss_coef=0.0)
     quantization = draw(st.none() | st.from_type(Quantization).filter(lambda q: q.freezes == (adapter is not None)))
+    if isinstance(objective, Online) and objective.engine is not None:
+        quantization = None
+        if adapter is not None and not isinstance(adapter, LowRank):
+            objective = attrs.evolve(objective, engine=None)
     if "indexer_stage" in declared(type(model)):
         plain = isinstance(objective, Objective.SFT) and not (objective.z_loss or fields["frozen"] or quantization)
         model = draw(with_indexers(model, is_trained=adapter is None and mesh.stage == 1, is_plain=plain))

@@ -20,6 +20,7 @@ from nnxdsl import (
     Data,
     Distance,
     Divergence,
+    Engine,
     Environment,
     Evaluation,
     Experiment,
@@ -185,6 +186,7 @@ def samples(design: Any) -> dict[str, Experiment]:
                     **({"baseline": "mean"} if "baseline" in declared(kind) else {}),
                 ),
                 data=Data.Prompts("prompts.jsonl"),
+                quantization=None,
             )
             for kind in members(Objective).values()
             if issubclass(kind, PolicyGradient)
@@ -200,6 +202,12 @@ def samples(design: Any) -> dict[str, Experiment]:
                 environment=Environment("game"),
             ),
             data=Data.Prompts("prompts.jsonl"),
+            quantization=None,
+        ),
+        "served": design(
+            objective=Objective.DAPO(rewards=(Reward("length"),), engine=Engine.Server("http://localhost:8000")),
+            data=Data.Prompts("prompts.jsonl"),
+            quantization=None,
         ),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),

@@ -207,6 +207,8 @@ COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_th
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
 CORRECTED = "losses/test_policy_gradient.py::test_what_trl_computes_with_the_log_probs_of_another_sampler"
+SERVED = "rollouts/test_server_engine.py::test_it_samples_with_the_weights_of_each_step"
+REFUSED = "rollouts/test_server_engine.py::test_what_a_server_refuses"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
 ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
@@ -295,12 +297,18 @@ ELSEWHERE = {
             ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("importance_sampling", CORRECTED),
+            ("engine", SERVED),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )
         if name in declared(kind)
     },
     "Objective.OnPolicyDistill.rewards": (
         "program/test_on_policy_distillation.py::test_a_run_learns_and_measures_the_distance_of_held_out_completions"
+    ),
+    **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
+    "Engine.Server.timeout": "rollouts/test_server_engine.py::test_a_server_that_hangs",
+    "Engine.Server.max_logp_difference": (
+        "rollouts/test_server_engine.py::test_another_model_is_refused_before_anything_is_learned"
     ),
     **{f"ImportanceSampling.{name}": CORRECTED for name in declared(ImportanceSampling)},
     "Environment.name": ENVIRONMENT,

