@@ -99,7 +99,7 @@ def policy_gradient(
         metrics, maxima = {} if policy.old_logps is None else dict(metrics), None
         if policy.sampler_logps is not None:
             log_weights = jnp.where(mask > 0, old_logps - policy.sampler_logps, 0.0)
-            maxima = {_DIFFERENCE + "max": jnp.max(jnp.abs(log_weights))}
+            maxima = {_DIFFERENCE + "max": jnp.max(jnp.abs(log_weights), where=mask > 0, initial=-jnp.inf)}
             metrics[_DIFFERENCE + "mean"] = jnp.abs(log_weights)
             if correction is not None:
                 weights, more = importance_weights(correction, log_weights, mask)

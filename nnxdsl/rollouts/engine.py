@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import singledispatch
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nnxdsl.config.objectives.engine import Engine as EngineSpec
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.program.forward import Leaves
 
 
 class Engine(Protocol):
@@ -23,9 +25,13 @@ class Engine(Protocol):
         """Most nats by which its log-probabilities may be from the trainer's in the mean; None where they are one."""
         ...
 
+    def weights(self, state: TrainState) -> Any:
+        """What `sample` samples with: the policy of a state, which may be gone once `sample` is called."""
+        ...
+
     def sample(
         self,
-        state: TrainState,
+        weights: Any,
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
         seed: int,
@@ -37,7 +43,7 @@ class Engine(Protocol):
         """A completion of each prompt; those of equal prompts are different draws.
 
         Args:
-            state: Whose policy answers.
+            weights: Whose policy answers, from `weights`.
             prompts: Token ids.
             limits: Most tokens of each completion.
             seed: Of the draws.
@@ -45,6 +51,10 @@ class Engine(Protocol):
             prompt_length: Least padded length of prompts.
             max_completion_length: Most tokens of any completion.
         """
+        ...
+
+    def close(self) -> None:
+        """Ends what is sampled, and deletes what was written; called once at the end of a run."""
         ...
 
 
@@ -86,9 +96,13 @@ class OwnEngine:
         self._program, self._stop_ids = program, stop_ids
         self._sampler: Sampler | None = None
 
+    def weights(self, state: TrainState) -> tuple[AbstractModel, Leaves]:
+        """The policy itself: it samples before the state is donated."""
+        return self._program.policy(state)
+
     def sample(
         self,
-        state: TrainState,
+        weights: tuple[AbstractModel, Leaves],
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
         seed: int,
@@ -101,7 +115,7 @@ class OwnEngine:
         program = self._program
         objective, blueprint = program.experiment.objective, program.blueprint
         assert isinstance(objective, Online)
-        template, leaves = program.policy(state)
+        template, leaves = weights
         if self._sampler is None:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
             self._sampler = Sampler(template, *arrays)
@@ -111,3 +125,6 @@ class OwnEngine:
         rows, most = [*prompts, *[prompts[0]] * fill], [*limits, *[limits[0]] * fill]
         found = self._sampler.complete(leaves, rows, sampling, prompt_length=prompt_length, limits=most)
         return found[: len(prompts)]
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -38,3 +38,17 @@ class Episode:
     extra: Mapping[str, Any]
     calls: int | None = None
     failures: int = 0
+
+    def stored(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **attrs.asdict(self, recurse=False),
+            "logps": self.logps.tolist(),
+            "turns": [dict(one) for one in self.turns],
+        }
+
+    @classmethod
+    def restored(cls, stored: Mapping[str, Any]) -> Episode:
+        """The episode of `stored`."""
+        arrays = {"logps": np.asarray(stored["logps"], np.float32), "rewards": tuple(stored["rewards"])}
+        return cls(**{**stored, **arrays})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -17,7 +18,7 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.models.slots import padded_turn, power_of_two
-from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.program.compile import Program
 from nnxdsl.rollouts import engine
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.episode import Episode
@@ -78,12 +79,12 @@ class EpisodeSampler:
         self.rewards.check([_with_episode(row, Trajectory()) for row in prompts.columns], prompts.row_ids)
 
     def sample(
-        self, state: TrainState, prompts: Prompts, rows: Sequence[int], purpose: str, size: int
+        self, weights: Any, prompts: Prompts, rows: Sequence[int], purpose: str, size: int
     ) -> tuple[list[Episode], Mapping[str, list[float]]]:
         """Scored episodes of rows, and what reward functions gave `log_metric`, by name.
 
         Args:
-            state: Whose policy answers.
+            weights: Whose policy answers, from `engine.weights`.
             prompts: The prompts.
             rows: One for each episode.
             purpose: Names the random numbers.
@@ -96,7 +97,7 @@ class EpisodeSampler:
                 count, length = power_of_two(len(turn.prompts)), padded_turn(max(map(len, turn.prompts)))
                 name = f"{purpose}, turn {turn.number}"
             return self.engine.sample(
-                state,
+                weights,
                 turn.prompts,
                 turn.limits,
                 _seed(self.program.experiment.seed, name),

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from nnxdsl.runtime.distributed import on_process_0
 from nnxdsl.storage.jsonl import read_json, write_json
 
 
-@attrs.define
+@attrs.frozen
 class Recording:
     """Rollouts by step, where the engine would not sample the same completions again.
 
     Attributes:
         directory: One file a step.
-        keep: Checkpoints that are kept: steps before all of them are deleted.
+        checkpoints: The directory of the run's checkpoints; steps before the oldest are deleted.
     """
 
     directory: Path
-    keep: int
-    _checkpoints: deque[int] = attrs.field(factory=deque, init=False)
+    checkpoints: Path
 
     def read(self, step: int) -> dict[str, Any] | None:
         """What was recorded of a step; None for nothing."""
-        return read_json(self._file(step)) if self._file(step).is_file() else None
+        return on_process_0(lambda: read_json(self._file(step)) if self._file(step).is_file() else None)
 
     def write(self, step: int, content: dict[str, Any]) -> None:
         """Records a step; a kill leaves all of it, or nothing."""
+        on_process_0(lambda: self._write(step, content))
+
+    def _write(self, step: int, content: dict[str, Any]) -> None:
         self.directory.mkdir(exist_ok=True)
         write_json(self._file(step), content)
-
-    def on_checkpoint(self, step: int) -> None:
-        """Deletes what no checkpoint resumes from, now that one of this step is written beside the others."""
-        self._checkpoints.append(step)
-        if len(self._checkpoints) <= self.keep + 1:
-            return
-        oldest = self._checkpoints.popleft()
+        oldest = min((int(path.name) for path in self.checkpoints.glob("*") if path.name.isdecimal()), default=0)
         for file in self.directory.glob("step-*.json"):
             if int(file.stem.removeprefix("step-")) < oldest:
                 file.unlink()

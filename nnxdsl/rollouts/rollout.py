@@ -22,7 +22,7 @@ class Rollout(NamedTuple):
         batch: What steps train on, in numpy.
         metrics: Rewards and lengths, under TRL's names.
         episodes: The completions, in the order of the batch; None if it was read from a checkpoint, which does not
-            store them.
+            store them: what is made of them was written before it.
     """
 
     step: int
@@ -31,17 +31,21 @@ class Rollout(NamedTuple):
     metrics: dict[str, float]
     episodes: Sequence[Episode] | None = None
 
-    def stored(self) -> dict[str, Any]:
-        """Plain JSON values of all but the episodes."""
+    def stored(self, *, has_episodes: bool = False) -> dict[str, Any]:
+        """Plain JSON values, of the episodes as well or without them."""
         buffer = io.BytesIO()
         arrays = {name: array for name, array in self.batch._asdict().items() if array is not None}
         np.savez_compressed(buffer, **arrays)
         batch = base64.b64encode(buffer.getvalue()).decode()
-        return {"step": self.step, "rows": list(self.rows), "metrics": self.metrics, "batch": batch}
+        episodes = [one.stored() for one in self.episodes or ()] if has_episodes else None
+        fields = {"rows": list(self.rows), "metrics": self.metrics, "batch": batch, "episodes": episodes}
+        return {"step": self.step, **fields}
 
     @classmethod
     def restored(cls, stored: Mapping[str, Any]) -> Rollout:
         """The rollout of `stored`."""
         with np.load(io.BytesIO(base64.b64decode(stored["batch"])), allow_pickle=False) as file:
             batch = RolloutBatch(**{name: file[name] for name in file.files})
-        return cls(int(stored["step"]), stored.get("rows", ()), batch, dict(stored["metrics"]))
+        found = stored.get("episodes")
+        episodes = None if found is None else [Episode.restored(one) for one in found]
+        return cls(int(stored["step"]), stored.get("rows", ()), batch, dict(stored["metrics"]), episodes)

@@ -7,6 +7,7 @@ steps train on the same completions, a checkpoint between them stores these: the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nnxdsl.errors import PlanError, Problem, RunError
 from nnxdsl.losses.advantages import token_advantages
 from nnxdsl.losses.base import WeightedMean, means
 from nnxdsl.program.compile import Program, TrainState
+from nnxdsl.rollouts.asynchronous import Asynchronous, Sampled, Synchronous
 from nnxdsl.rollouts.dynamic_sampling import has_spread, select
 from nnxdsl.rollouts.episode import Episode
 from nnxdsl.rollouts.episode_sampler import EpisodeSampler
@@ -56,6 +58,7 @@ class Rollouts:
     rewards: Rewards
     home: Path
     _order: BatchSampler = attrs.field(init=False)
+    _sampling: Synchronous | Asynchronous = attrs.field(init=False)
     _episodes: EpisodeSampler = attrs.field(init=False)
     recording: Recording | None = None
     _last: Rollout | None = attrs.field(default=None, init=False)
@@ -67,6 +70,11 @@ class Rollouts:
     def __attrs_post_init__(self) -> None:
         experiment = self.program.experiment
         self._episodes = EpisodeSampler.of(self.program, self.tokenizer, self.rewards, self.home)
+        engine, stride, steps = self.objective.engine, self.objective.num_iterations, self.program.blueprint.total_steps
+        if engine is not None and engine.max_staleness:
+            self._sampling = Asynchronous(self._sampled, engine.max_staleness, stride, steps)
+        else:
+            self._sampling = Synchronous(self._sampled)
         self._order = BatchSampler(
             self.prompts,
             batch_size=experiment.batch_size // self.objective.num_generations,
@@ -127,6 +135,11 @@ class Rollouts:
                 raise RunError(f"step {step}: {error}") from error
         return self._last
 
+    def close(self) -> None:
+        """Ends what is sampled for later steps, and the engine."""
+        self._episodes.engine.close()
+        self._sampling.close()
+
     def train_batch(self, batch: RolloutBatch) -> RolloutBatch | GroupBatch:
         """The batch in the form that the step is compiled for: each group in a row where the devices allow it."""
         size = self.program.blueprint.num_generations
@@ -135,7 +148,7 @@ class Rollouts:
     def row_ids(self, step: int) -> list[str]:
         """The prompts that a step trains on, as messages name them."""
         last, first = self._last, step - step % self.objective.num_iterations
-        rows = self._rows(step) if last is None or last.step != first else dict.fromkeys(last.rows)
+        rows = self._rows(step, self._extra_batches) if last is None or last.step != first else dict.fromkeys(last.rows)
         return [self.prompts.row_ids[row] for row in rows]
 
     def state(self, position: int) -> dict[str, Any]:
@@ -143,8 +156,6 @@ class Rollouts:
         last, rollout = self._last, None
         if last is not None and last.step < position < last.step + self.objective.num_iterations:
             rollout = last.stored()
-        if self.recording is not None:
-            self.recording.on_checkpoint(position)
         environments = self._episodes.turns.environments
         added = {"rewards": self.rewards.fingerprint(), "rollout": rollout, "extra_batches": self._extra_batches}
         if environments is not None:
@@ -189,13 +200,14 @@ class Rollouts:
             order: [rows] the order in which they are answered.
             should_stop: Called before each batch; once it returns True, the rest is left out and the result is None.
         """
-        size = self.program.experiment.batch_size
+        size, weights = self.program.experiment.batch_size, self._episodes.engine.weights(state)
         episodes, logged, compared = list[Episode](), Logged(), list[Mapping[str, WeightedMean]]()
         for start in range(0, len(order), size):
             if should_stop():
                 return None
             rows = order[start : start + size].tolist()
-            sampled = self._episodes.sample(state, held_out, rows, "held out", size)
+            sample = partial(self._episodes.sample, weights, held_out, rows, "held out", size)
+            sampled = self._sampling.call(sample)
             _extend(episodes, logged, sampled)
             if self.objective.teacher is not None:
                 compared += self._compared(state, held_out, sampled[0])
@@ -211,18 +223,23 @@ class Rollouts:
             yield jax.device_get(self.program.evaluate(state, batch))
 
     def _recorded(self, step: int) -> Rollout | None:
-        """The completions of a step that were recorded before the run was interrupted."""
+        """The completions of a step that were recorded before the run was interrupted.
+
+        Raises:
+            DataError, RunError: See `check`.
+        """
         content = None if self.recording is None else self.recording.read(step)
         if content is None:
             return None
-        self._extra_batches = int(content["extra_batches"])
-        return Rollout.restored(content["rollout"])
+        self.check(content)
+        return self._last
 
     def _record(self, rollout: Rollout) -> Rollout:
         """Records completions before anything is learned from them; returns them."""
         if self.recording is not None:
-            content = {"rollout": rollout.stored(), "extra_batches": self._extra_batches}
-            self.recording.write(rollout.step, content)
+            self.recording.write(
+                rollout.step, {**self.state(rollout.step), "rollout": rollout.stored(has_episodes=True)}
+            )
         return rollout
 
     def _require_same_model(self, state: TrainState, batch: RolloutBatch) -> None:
@@ -241,14 +258,14 @@ class Rollouts:
             )
         self._has_compared = True
 
-    def _rows(self, step: int, number: int = 0) -> list[int]:
-        """The prompts of the first batch that a step samples, or of a later one."""
-        first = step // self.objective.num_iterations + self._extra_batches
-        return self._order.indices(first + number).tolist()
+    def _rows(self, step: int, extra_batches: int) -> list[int]:
+        """The prompts of a batch that a step samples, after so many beyond the first of each step."""
+        return self._order.indices(step // self.objective.num_iterations + extra_batches).tolist()
 
     def _draw(self, step: int, state: TrainState) -> Rollout:
         objective, size = self.objective, self.objective.num_generations
-        episodes, metrics = self._sampled(step, state)
+        weights = self._episodes.engine.weights(state)
+        episodes, metrics, self._extra_batches = self._sampling.take(step, weights, self._extra_batches)
         counts = np.ones(len(episodes), bool)
         if objective.max_num_gen_batches > 1:
             chosen = select(self._totals(episodes), size, self._groups)
@@ -268,23 +285,22 @@ class Rollouts:
         batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
         return Rollout(step, [one.row for one in episodes], batch, metrics, episodes)
 
-    def _sampled(self, step: int, state: TrainState) -> tuple[list[Episode], dict[str, float]]:
+    def _sampled(self, step: int, weights: Any, extra_batches: int) -> Sampled:
         """Completions of one batch of prompts, or of as many as dynamic sampling takes; and metrics of all of them."""
         objective, size = self.objective, self.objective.num_generations
         episodes, logged, number = list[Episode](), Logged(), 0
         for number in range(objective.max_num_gen_batches):
-            rows = [row for row in self._rows(step, number) for _ in range(size)]
+            rows = [row for row in self._rows(step, extra_batches + number) for _ in range(size)]
             purpose = f"step {step}, batch {number}" if number else f"step {step}"
-            _extend(episodes, logged, self._episodes.sample(state, self.prompts, rows, purpose, len(rows)))
+            _extend(episodes, logged, self._episodes.sample(weights, self.prompts, rows, purpose, len(rows)))
             if has_spread(self._totals(episodes), size).sum() >= self._groups:
                 break
-        self._extra_batches += number
         metrics = episode_metrics(episodes, self.rewards, logged)
         if isinstance(objective, PolicyGradient):
             metrics |= group_metrics(episodes, self.rewards, size)
         if objective.max_num_gen_batches > 1:
             metrics["sampling/num_gen_batches"] = float(number + 1)
-        return episodes, metrics
+        return Sampled(episodes, metrics, extra_batches + number)
 
     @property
     def _groups(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
-import time
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
@@ -40,6 +41,8 @@ BUSY = (429, 502, 503, 504)
 
 @build.register
 def _(engine: config.Server, program: Program, stop_ids: Collection[int], home: Path) -> Engine:
+    if not distributed.is_single_process():
+        raise RunError("objective.engine: a server samples for runs of one process; leave it out")
     return ServerEngine(engine, program, frozenset(stop_ids), home)
 
 
@@ -59,16 +62,48 @@ class ServerEngine:
     stop_ids: frozenset[int]
     home: Path
     _model: str | None = attrs.field(default=None, init=False)
-    _version: int | None = attrs.field(default=None, init=False)
+    _written: list[Path] = attrs.field(factory=list, init=False)
+    """Directories with weights that may still be loaded, the oldest first."""
+    _loaded: Path | None = attrs.field(default=None, init=False)
+    _is_closed: threading.Event = attrs.field(factory=threading.Event, init=False)
+
+    def close(self) -> None:
+        """Ends requests, and deletes the weights."""
+        self._is_closed.set()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    @property
+    def _place(self) -> Path:
+        """The directory of this run's weights, by the path at which the server finds it."""
+        root = self.settings.weights_directory
+        place = self.home / "server_weights" if root is None else Path(root)
+        return place.absolute() / self.program.experiment.id
 
     @property
     def max_logp_difference(self) -> float:
         """See `Engine.max_logp_difference`."""
         return self.settings.max_logp_difference
 
+    def weights(self, state: TrainState) -> Path:
+        """The directory to which the policy is written.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        target = self._place / f"step-{int(state.step):08}"
+        if target in self._written:
+            return target
+        self._written = self._written[max(len(self._written) - self.settings.max_staleness, 0) :]
+        for other in self._place.glob("*"):  # too old, or of a process that was killed
+            if other not in self._written:
+                shutil.rmtree(other, ignore_errors=True)
+        write_policy(self.program, state, target)
+        self._written.append(target)
+        return target
+
     def sample(
         self,
-        state: TrainState,
+        weights: Path,
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
         seed: int,
@@ -82,11 +117,8 @@ class ServerEngine:
         Raises:
             RunError: The server does not answer, refuses, or answers without token ids or their log-probabilities.
         """
-        if not distributed.is_single_process():
-            raise RunError("objective.engine: a server samples for runs of one process")
-        if self._version != (version := int(state.step)):
-            self._load_weights(state, version)
-            self._version = version
+        if self._loaded != weights:
+            self._load(weights)
         objective = self.program.experiment.objective
         assert isinstance(objective, Online)
         fixed = {
@@ -94,6 +126,8 @@ class ServerEngine:
             "temperature": objective.temperature,
             "top_k": objective.top_k or 0,
             "top_p": objective.top_p or 1.0,
+            "min_p": 0.0,  # what is not given, vLLM takes from the model's generation_config.json
+            "repetition_penalty": 1.0,
             "stop_token_ids": sorted(self.stop_ids),
             "logprobs": 0,
             "return_token_ids": True,
@@ -103,47 +137,44 @@ class ServerEngine:
             {**fixed, "prompt": list(prompt), "max_tokens": limit, "seed": _seed(seed, row)}
             for row, (prompt, limit) in enumerate(rows)
         ]
-        with ThreadPoolExecutor(MOST_REQUESTS) as pool:
-            waiting = [pool.submit(self._complete, body) for body in bodies]
-            try:
-                return [each.result() for each in waiting]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(MOST_REQUESTS, "requests")
+        waiting = [pool.submit(self._complete, body) for body in bodies]
+        try:
+            return [each.result() for each in waiting]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an error is not to wait for the others
 
     def _complete(self, body: Mapping[str, Any]) -> Completion:
         """One completion."""
-        (choice,) = self._post("/v1/completions", body)["choices"]
-        ids, logps = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        if not ids or not logps or len(ids) != len(logps) or not np.isfinite(np.array(logps, float)).all():
+        answer = self._post("/v1/completions", body)
+        try:
+            (choice,) = answer["choices"]
+            ids, found = [int(token) for token in choice["token_ids"]], choice["logprobs"]["token_logprobs"]
+            logps, finish_reason = np.array(found, np.float32), choice["finish_reason"]
+        except (KeyError, TypeError, ValueError):
+            ids, logps, finish_reason = [], np.zeros(0, np.float32), ""
+        if not ids or logps.shape != (len(ids),) or not np.isfinite(logps).all():
             raise self._error(
-                "answers without token ids and a log-probability of each; expected nnxdsl serve, or vLLM 0.10.2 "
-                "or newer (transformers serve has none)"
+                "answers without token ids and a log-probability of each; expected nnxdsl serve or vLLM (0.32 was "
+                "tried; transformers serve gives none)"
             )
-        if choice.get("finish_reason") == "stop" and ids[-1] not in self.stop_ids:
+        if finish_reason == "stop" and ids[-1] not in self.stop_ids:
             raise self._error(
                 f"ended a completion with token {ids[-1]}, at which this run's tokenizer does not stop; serve the "
                 f"model with the same tokenizer and generation_config.json"
             )
-        found = np.array(logps, np.float32)
-        return Completion(list(ids), found, np.zeros_like(found), len(ids))
+        return Completion(ids, logps, np.zeros_like(logps), len(ids))
 
-    def _load_weights(self, state: TrainState, version: int) -> None:
-        """Writes the weights, and has the server load them."""
+    def _load(self, weights: Path) -> None:
+        """Has the server load the weights."""
         if self._model is None:
-            self._model = self._get("/v1/models")["data"][0]["id"]
-        root = self.settings.weights_directory
-        place = Path(root) if root is not None else self.home / "server_weights" / self.program.experiment.id
-        place.mkdir(parents=True, exist_ok=True)
-        target = (place / f"step-{version:08}").resolve()
-        shutil.rmtree(target, ignore_errors=True)
-        write_policy(self.program, state, target)
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(target)}}
-        self._post("/collective_rpc", call)
+            try:
+                self._model = str(self._get("/v1/models")["data"][0]["id"])
+            except (KeyError, TypeError, IndexError):
+                raise self._error("names no model at /v1/models; expected nnxdsl serve or vLLM") from None
+        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
         self._post("/reset_prefix_cache", {}, may_be_missing=True)
-        for other in place.glob("step-*"):
-            if other.resolve() != target:
-                shutil.rmtree(other, ignore_errors=True)
+        self._loaded = weights
 
     def _get(self, route: str) -> Any:
         return self._request(urllib.request.Request(self.settings.url.rstrip("/") + route))
@@ -156,7 +187,7 @@ class ServerEngine:
 
     def _request(self, request: urllib.request.Request, *, may_be_missing: bool = False) -> Any:
         if key := os.environ.get(self.settings.api_key_variable):
-            request.add_header("Authorization", f"Bearer {key}")
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         for number in range(1, TRIES + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.settings.timeout) as answer:
@@ -167,11 +198,14 @@ class ServerEngine:
                     return None
                 if error.code not in BUSY or number == TRIES:
                     raise self._error(f"answers {error.code}: {_message(error)}{_hint(error.code, request)}") from error
-            except (OSError, ValueError) as error:
+            except TimeoutError as error:  # one that hangs is not asked again
+                raise self._error(f"does not answer within timeout={self.settings.timeout:g} seconds") from error
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 if number == TRIES:
-                    raise self._error(f"does not answer: {error}") from error
-            time.sleep(2 ** (number - 1))
-        raise AssertionError
+                    raise self._error(f"does not answer: {error!r}") from error
+            if self._is_closed.wait(2 ** (number - 1)):
+                break
+        raise self._error("is no longer needed: the run ends")
 
     def _error(self, message: str) -> RunError:
         return RunError(f"objective.engine: the server at {self.settings.url} {message}")
@@ -216,9 +250,11 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _hint(code: int, request: urllib.request.Request) -> str:
     """What to do about it."""
-    if code == 404 and request.full_url.endswith("/collective_rpc"):
-        return (
-            "; start it so that it loads new weights: nnxdsl serve MODEL --weights-directory DIR, or vLLM with "
-            "VLLM_SERVER_DEV_MODE=1"
-        )
-    return ""
+    if not request.full_url.endswith("/collective_rpc"):
+        return ""
+    if code == 403:
+        return "; set weights_directory of the engine to that directory"
+    return (
+        "; start it so that it loads new weights: nnxdsl serve MODEL --weights-directory DIR, or vLLM (0.32 was tried) "
+        "with VLLM_SERVER_DEV_MODE=1"
+    )

@@ -61,11 +61,13 @@ class ServedWeights:
         Raises:
             Refused: The directory lies elsewhere, or does not hold a model of this architecture.
         """
-        path = Path(call.kwargs.weights_path)
-        if not path.resolve().is_relative_to(self.directory.resolve()):
+        path, root = Path(call.kwargs.weights_path).resolve(), self.directory.resolve()
+        if path == root or not path.is_relative_to(root):
             raise Refused(
                 f"{path} is not below {self.directory}, where weights are read from", "kwargs.weights_path", 403
             )
+        if not path.is_dir():  # what is none might be the name of a repository on the Hub
+            raise Refused(f"{path} is no directory", "kwargs.weights_path")
         async with self._lock:
             try:
                 await asyncio.to_thread(self.model.reload, path)

@@ -128,4 +128,4 @@ class RolloutBatches:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self.rollouts.close()

@@ -63,8 +63,8 @@ def run(
             return prepared
         with session.attempt(prepared.program.blueprint.total_steps) as attempt:
             if isinstance(prepared.sampler, Rollouts) and prepared.sampler.objective.engine is not None:
-                keep = experiment.checkpoint.keep
-                prepared.sampler.recording = Recording(attempt.directory.path / "sampled", keep)
+                place = attempt.directory.path
+                prepared.sampler.recording = Recording(place / "sampled", place / "checkpoints")
             with attempt.before_training():
                 start = resume_or_init(prepared, attempt)
             with attempt.training():

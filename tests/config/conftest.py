@@ -26,6 +26,7 @@ from nnxdsl import (
     Environment,
     Evaluation,
     Experiment,
+    ImportanceSampling,
     Memory,
     Mesh,
     Model,
@@ -317,6 +318,8 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
     known = declared(cls)
     fields = {n: draw(of_field(f)) for n, f in known.items() if n not in ("rewards", "num_generations")}
     fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
+    if fields["engine"] is not None and fields["engine"].max_staleness and fields["importance_sampling"] is None:
+        fields["importance_sampling"] = ImportanceSampling()
     if fields["num_iterations"] == 1:
         fields |= {name: known[name].default for name in cls.off_policy_fields}
     if fields.get("baseline", cls.baseline) == "none":

@@ -205,7 +205,11 @@ def samples(design: Any) -> dict[str, Experiment]:
             quantization=None,
         ),
         "served": design(
-            objective=Objective.DAPO(rewards=(Reward("length"),), engine=Engine.Server("http://localhost:8000")),
+            objective=Objective.DAPO(
+                rewards=(Reward("length"),),
+                engine=Engine.Server("http://localhost:8000"),
+                importance_sampling=ImportanceSampling(),
+            ),
             data=Data.Prompts("prompts.jsonl"),
             quantization=None,
         ),

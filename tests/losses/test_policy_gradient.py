@@ -256,6 +256,9 @@ def test_rows_that_fill_a_batch_do_not_count(cls: Any, figures: Any) -> None:
     more = losses.build(objective)(*filled, jnp.concatenate([jnp.ones(rows), jnp.zeros(2)]))
     assert mean(more.loss) == pytest.approx(mean(whole.loss), rel=1e-6)
     assert whole.maxima is not None
+    nothing = losses.build(objective)(policy, reference, jnp.zeros(rows)).maxima
+    assert nothing is not None
+    assert set(map(float, nothing.values())) == {-np.inf}
     assert whole.maxima == more.maxima
     for name in whole.metrics:
         assert mean(more.metrics[name]) == pytest.approx(mean(whole.metrics[name]), rel=1e-6)

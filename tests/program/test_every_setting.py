@@ -306,6 +306,7 @@ ELSEWHERE = {
         "program/test_on_policy_distillation.py::test_a_run_learns_and_measures_the_distance_of_held_out_completions"
     ),
     **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
+    "Engine.Server.max_staleness": "rollouts/test_server_engine.py::test_completions_are_sampled_ahead",
     "Engine.Server.timeout": "rollouts/test_server_engine.py::test_a_server_that_hangs",
     "Engine.Server.max_logp_difference": (
         "rollouts/test_server_engine.py::test_another_model_is_refused_before_anything_is_learned"

@@ -127,8 +127,9 @@ def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(prog
     correcting = compile(evolve(program.experiment, settings))
     state, made = correcting.init(), Rollouts.of(correcting, prompts, BytesTokenizer())
     batch = made.at(0, state).batch
-    drawn = made._episodes.engine.sample(
-        state, [[5, 6]], [8], 1, batch_size=1, prompt_length=8, max_completion_length=8
+    engine = made._episodes.engine
+    drawn = engine.sample(
+        engine.weights(state), [[5, 6]], [8], 1, batch_size=1, prompt_length=8, max_completion_length=8
     )
     assert np.exp(drawn[0].log_mass).max() < 0.7
     _, metrics = correcting.step(state, made.train_batch(batch))

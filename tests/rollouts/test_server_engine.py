@@ -25,6 +25,7 @@ from nnxdsl import (
     Optimizer,
     Quantization,
     Reward,
+    RolloutLog,
     RunError,
     Schedule,
     SpecError,
@@ -33,11 +34,14 @@ from nnxdsl import (
     evolve,
     reward,
 )
+from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data import Prompts, load
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.rollouts.engine import build
+from nnxdsl.rollouts.recording import Recording
 from nnxdsl.rollouts.rollouts import Rollouts
+from nnxdsl.rollouts.server import ServerEngine
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
@@ -50,6 +54,11 @@ from tests.fixtures.serving import KEY, serving
 @reward("vowels of a server")
 def vowels(completion: str) -> float:
     return sum(letter in "aeiou" for letter in completion) / 8
+
+
+@reward("codes of a server")
+def codes(completion: str) -> float:
+    return sum(map(ord, completion)) % 7 / 7
 
 
 class Served:
@@ -131,39 +140,95 @@ def test_it_samples_with_the_weights_of_each_step(served: Served) -> None:
     again = served.rollouts(experiment).at(0, state).batch
     assert np.array_equal(again.tokens, batch.tokens)
     np.testing.assert_allclose(again.sampler_logps, batch.sampler_logps, rtol=0, atol=1e-5)
-    assert [one.name for one in served.weights.iterdir()] == ["step-00000000"]
+    assert [one.name for one in (served.weights / experiment.id).iterdir()] == ["step-00000000"]
     _, metrics = made.program.step(state, made.train_batch(batch))
     assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "max_num_gen_batches": 2}], ids=str)
+def test_completions_are_sampled_ahead(served: Served, settings: dict[str, Any]) -> None:
+    engine = Engine.Server(served.url, weights_directory=str(served.weights), max_staleness=1)
+    correction = ImportanceSampling(level="sequence_mean")
+    rewards = (Reward("codes of a server"),)
+    objective = {"engine": engine, "importance_sampling": correction, "rewards": rewards, **settings}
+    experiment = served.experiment(objective, optimizer=Optimizer.AdamW(schedule=Schedule.Constant(lr=0.05)), steps=6)
+    directory = run(experiment, served.place / "ahead", Display(quiet=True)).directory
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    stride = settings.get("num_iterations", 1)
+    assert [row["sampling/staleness"] for row in rows[::stride]] == [0.0, *[1.0] * (6 // stride - 1)]
+    # The first completions are of the weights that learn, later ones are of those before an update.
+    name = "sampling/sampling_logp_difference/max"
+    assert rows[0][name] < 1e-5
+    assert all(row[name] > 1e-4 for row in rows[stride::stride])
+    assert not (served.weights / experiment.id).exists()
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    """Rows of `rollouts.jsonl`, whichever attempt wrote them."""
+    rows = map(json.loads, (directory / "rollouts.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if name != "attempt"} for row in rows]
+
+
 class Dies(Hook):
-    """Ends a run in the middle of its last step."""
+    """Ends a run in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
 
     def on_step_end(self, trainer: Trainer) -> None:
-        if trainer.step == 4:
+        if trainer.step == self.step:
             raise RuntimeError("as if killed")
 
 
 def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
-    experiment, parts = served.experiment(), served.place / "parts"
+    experiment, parts = served.experiment(rollouts=RolloutLog(every_steps=1)), served.place / "parts"
     whole = run(experiment, served.place / "runs", Display(quiet=True))
     with pytest.raises(RuntimeError, match="as if killed"):
-        run(experiment, parts, Display(quiet=True), hooks=[Dies()])
+        run(experiment, parts, Display(quiet=True), hooks=[Dies(4)])
     directory = parts / experiment.id
+    before = rows_of(directory)
+    assert [row["step"] for row in before] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert [path.name for path in (directory / "checkpoints").glob("0*")] == ["00000003"]
     recorded = sorted(path.name for path in (directory / "sampled").iterdir())
-    assert recorded == [f"step-{step:08}.json" for step in range(5)]
+    assert recorded == ["step-00000003.json", "step-00000004.json"]
     # No server is needed until something is sampled that was not.
     gone = evolve(experiment, {"objective.engine.url": "http://localhost:1"})
     assert gone.id == experiment.id
     resumed = run(gone, parts, Display(quiet=True))
     assert (resumed.state, resumed.step) == ("finished", 5)
+    # Steps that are computed again have their completions in rollouts.jsonl again.
+    assert rows_of(directory) == before
+    assert [row.split('"attempt": ')[1][0] for row in (directory / "rollouts.jsonl").open()] == [*"111111", *"2222"]
     expected, found = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
     for path, leaf in expected.items():
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
 
 
-def test_another_model_is_refused_before_anything_is_learned(served: Served) -> None:
+def test_a_recording_of_other_rewards_or_rows_is_refused(served: Served) -> None:
+    experiment, home = served.experiment(steps=2), served.place / "changed"
+    with pytest.raises(RuntimeError, match="as if killed"):
+        run(experiment, home, Display(quiet=True), hooks=[Dies(0)])
+    assert not list((home / experiment.id / "checkpoints").glob("0*"))
+    functions["vowels of a server"] = lambda completion: 1.0
+    try:
+        with pytest.raises(RunError, match=r"the source of a reward .vowels of a server. has changed"):
+            run(experiment, home, Display(quiet=True))
+    finally:
+        functions["vowels of a server"] = vowels
+
+
+def test_recordings_before_the_oldest_checkpoint_are_deleted(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "sampled", tmp_path / "checkpoints")
+    for step in range(6):
+        (tmp_path / "checkpoints" / f"{step:08}.orbax-checkpoint-tmp").mkdir(parents=True)
+        if step in (2, 4):
+            (tmp_path / "checkpoints" / f"{step:08}").mkdir()
+        recording.write(step, {"step": step})
+        assert recording.read(step) == {"step": step}
+    assert [recording.read(step) is None for step in range(6)] == [True, True, False, False, False, False]
+
+
+def test_another_model_is_refused_before_anything_is_learned(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = served.experiment({"engine": Engine.Server(served.url, weights_directory=str(served.weights))})
     made = served.rollouts(experiment)
     state = state_of(made, experiment, served.place / "runs")
@@ -171,8 +236,7 @@ def test_another_model_is_refused_before_anything_is_learned(served: Served) -> 
     # What the server has is no longer what is trained.
     other = state._replace(trainable={path: leaf + 1.0 for path, leaf in state.trainable.items()})
     made = served.rollouts(experiment)
-    made._episodes.engine._version = 0  # pyright: ignore[reportAttributeAccessIssue]
-    made._episodes.engine._model = "tiny"  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(ServerEngine, "_load", lambda self, weights: setattr(self, "_model", "tiny"))
     with pytest.raises(
         RunError, match=r"^step 0: objective.engine: log-probabilities of its completions are [\d.]+ nats"
     ):
@@ -183,7 +247,7 @@ def test_another_model_is_refused_before_anything_is_learned(served: Served) -> 
     ("fields", "message"),
     [
         ({"url": "http://localhost:1"}, "does not answer: "),
-        ({"weights_directory": "elsewhere"}, r"answers 403: .*elsewhere/step-00000000 is not below "),
+        ({"weights_directory": "elsewhere"}, r"answers 403: .*elsewhere/.* is not below .*; set weights_directory"),
         ({"api_key_variable": "NO_KEY"}, "answers 401: the key is not that of the server"),
     ],
     ids=str,
@@ -195,7 +259,7 @@ def test_what_a_server_refuses(
     monkeypatch.setattr("nnxdsl.rollouts.server.TRIES", 1)
     engine = attrs.evolve(served.experiment().objective.engine, **fields)  # pyright: ignore[reportAttributeAccessIssue]
     made = served.rollouts(served.experiment({"engine": engine}))
-    with pytest.raises(RunError, match=f"^step 0: objective.engine: the server at {engine.url} {message}"):
+    with pytest.raises(RunError, match=rf"^step 0: objective.engine: the server at {engine.url} {message}"):
         made.at(0, made.program.init(open_source(made.program.blueprint, served.place)))
 
 
@@ -204,7 +268,7 @@ def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("localhost", 0)) as silent:
         url = f"http://localhost:{silent.getsockname()[1]}"
         made = place.rollouts(place.experiment({"engine": Engine.Server(url, timeout=0.2)}))
-        with pytest.raises(RunError, match=f"the server at {url} does not answer: .*timed out"):
+        with pytest.raises(RunError, match=rf"{url} does not answer within timeout=0\.2 seconds"):
             made.at(0, made.program.init(open_source(made.program.blueprint, place.place)))
 
 
@@ -220,6 +284,11 @@ def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> 
             "objective: num_speculative_tokens: has no effect with an engine, which has drafts of its own",
         ),
         (
+            {"objective": {"engine": Engine.Server("http://localhost:8000", max_staleness=1)}},
+            "engine.max_staleness: completions of earlier weights bias the loss; "
+            "set importance_sampling=ImportanceSampling()",
+        ),
+        (
             {"objective": {"engine": "http://localhost:8000"}},
             "engine: expected Engine, got 'http://localhost:8000'; use one of its members: Engine.Server",
         ),
@@ -230,8 +299,10 @@ def test_experiments_that_no_server_samples(place: Served, fields: dict[str, Any
     with pytest.raises(SpecError) as error:
         place.experiment(**fields)
     assert message.removeprefix("objective: ") in str(error.value)
-    with pytest.raises(SpecError, match="url: expected a URL, as http://localhost:8000, got 'localhost'"):
-        Engine.Server("localhost")
+    with pytest.raises(
+        SpecError, match="url: expected a URL without /v1, as http://localhost:8000, got 'http://localhost:8000/v1'"
+    ):
+        Engine.Server("http://localhost:8000/v1")
 
 
 def test_an_engine_of_another_package_is_one_file(place: Served) -> None:
@@ -248,7 +319,13 @@ def test_an_engine_of_another_package_is_one_file(place: Served) -> None:
         word: int
         max_logp_difference = None
 
-        def sample(self, state: Any, prompts: Any, limits: Any, seed: int, **sizes: int) -> list[Completion]:
+        def weights(self, state: Any) -> None:
+            return None
+
+        def close(self) -> None:
+            pass
+
+        def sample(self, weights: None, prompts: Any, limits: Any, seed: int, **sizes: int) -> list[Completion]:
             nothing = np.zeros(2, np.float32)
             return [Completion([self.word] * 2, nothing, nothing, 2) for _ in prompts]
 

@@ -12,9 +12,16 @@ import jax
 import numpy as np
 import openai
 import pytest
+from fastapi.testclient import TestClient
 
+import nnxdsl
+from nnxdsl import Data, Experiment, Model, Objective
 from nnxdsl.cli.dispatch import main
 from nnxdsl.generate.pretrained import Pretrained
+from nnxdsl.serve.http import make_app
+from nnxdsl.terminal.display import Display
+from nnxdsl.trainer.run import run
+from nnxdsl.weights.export import export
 
 KEY = {"Authorization": "Bearer a key"}
 QUESTION: Any = [{"role": "user", "content": "What is it?"}]
@@ -223,3 +230,44 @@ def test_a_key_is_needed(server: str, trained: Path, capsys: pytest.CaptureFixtu
     monkeypatch.delenv("NNXDSL_API_KEY", raising=False)
     assert main(["serve", trained.name, "--home", str(trained.parent), "--host", "0.0.0.0"]) == 2
     assert "others reach the server; set NNXDSL_API_KEY" in capsys.readouterr().err
+
+
+def test_weights_come_from_directories_below_one_alone(tmp_path: Path, trained: Path) -> None:
+    root = tmp_path / "weights"
+    exported = export(trained, root / "same").directory
+    (root / "file").write_text("")
+    (root / "link").symlink_to("/")
+    other = Experiment(
+        name="other",
+        model=Model.Llama3("tiny"),
+        objective=Objective.SFT(loss_on="all"),
+        data=Data.Text(str(trained.parent.parent / "texts.jsonl"), max_length=48),
+        batch_size=4,
+        steps=1,
+    )
+    export(run(other, tmp_path / "runs", Display(quiet=True)).directory, root / "other")
+    model = nnxdsl.load(exported)
+    before = model.leaves
+    client = TestClient(make_app(model, "tiny", "a key", root))
+
+    def call(path: str, **fields: object) -> tuple[int, str]:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}, **fields}
+        answer = client.post("/collective_rpc", json=body, headers=KEY)
+        return answer.status_code, answer.text
+
+    assert call(str(exported)) == (200, '{"results":[null]}')
+    assert model.leaves is not before
+    loaded = model.leaves
+    for path in (str(tmp_path), str(root), "/etc", str(root / "link"), str(root / ".." / "runs")):
+        assert call(path)[0] == 403, path
+    for path, message in (
+        ("gone", "is no directory"),
+        ("file", "is no directory"),
+        ("other", "of another architecture"),
+    ):
+        status, text = call(str(root / path))
+        assert (status, message in text) == (400, True), text
+    assert call(str(exported), method="shutdown")[0] == 400
+    assert client.post("/collective_rpc", json={}).status_code == 401
+    assert model.leaves is loaded
+    assert TestClient(make_app(model, "tiny")).post("/collective_rpc", json={}).status_code == 404

@@ -51,6 +51,8 @@ def run(args: Namespace) -> int:
     from nnxdsl.runtime.compile_cache import compile_cache
     from nnxdsl.terminal.display import Display
 
+    if args.weights_directory is not None:
+        args.weights_directory.mkdir(parents=True, exist_ok=True)
     listener = _listener(args.host, args.port)
     is_id = Path(target).name == target and target != ".." and (args.home / target).is_dir()
     place = Path(args.home / target if is_id else target)

@@ -18,7 +18,7 @@ from nnxdsl.errors import Problem
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
 
-_url = Limit(pattern=r"https?://\S+", description="a URL, as http://localhost:8000")
+_url = Limit(pattern=r"https?://\S+(?<!/v1)(?<!/v1/)", description="a URL without /v1, as http://localhost:8000")
 
 
 @attrs.frozen(kw_only=True)
@@ -29,6 +29,9 @@ class Engine(Spec):
     """
 
     Server: ClassVar[type[Server]]
+
+    max_staleness: ClassVar[int] = 0
+    """Updates of the weights between those that sample and those that learn, at most."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,12 +51,14 @@ class Server(Engine):
 
     Attributes:
         url: Where it listens, without `/v1`.
-        weights_directory: Where weights are written, by the path at which the server finds it too; one version at a
-            time is there. None for `server_weights/RUN` beside the runs.
+        weights_directory: Where weights are written, in a directory of the run's id, by the path at which the server
+            finds it too: one version and the one that is being written. None for `server_weights` beside the runs.
         api_key_variable: The environment variable with the key that the server asks for; it may be unset.
         timeout: Seconds that a request may take.
         max_logp_difference: Most nats by which log-probabilities of server and trainer may differ in the mean over the
             first completions; the run ends where they differ by more, since the server has another model.
+        max_staleness: Above 0, the completions of so many batches are sampled and rewarded ahead, with the weights of
+            then, while the devices train. `importance_sampling` then corrects the loss.
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset(
@@ -65,6 +70,7 @@ class Server(Engine):
     api_key_variable: str = attrs.field(default="NNXDSL_API_KEY", validator=filled)
     timeout: float = attrs.field(default=600.0, validator=positive)
     max_logp_difference: float = attrs.field(default=0.1, validator=positive)
+    max_staleness: int = attrs.field(default=0, validator=Limit(at_least=0))
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The weights are such as the server can be given."""

@@ -93,6 +93,7 @@ class PolicyGradient(Online):
             self._check_dynamic_sampling,
             self._check_off_policy,
             self._check_kl,
+            self._check_staleness,
         )
 
     def _check_rewards(self) -> Iterable[Problem]:
@@ -112,6 +113,11 @@ class PolicyGradient(Online):
 
     def _check_kl(self) -> Iterable[Problem]:
         return ()
+
+    def _check_staleness(self) -> Iterable[Problem]:
+        if self.engine is not None and self.engine.max_staleness and self.importance_sampling is None:
+            message = "completions of earlier weights bias the loss; set importance_sampling=ImportanceSampling()"
+            yield Problem("engine.max_staleness", message)
 
 
 @attrs.frozen(kw_only=True)
