@@ -198,7 +198,8 @@ def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
     assert (resumed.state, resumed.step) == ("finished", 5)
     # Steps that are computed again have their completions in rollouts.jsonl again.
     assert rows_of(directory) == before
-    assert [row.split('"attempt": ')[1][0] for row in (directory / "rollouts.jsonl").open()] == [*"111111", *"2222"]
+    attempts = [json.loads(row)["attempt"] for row in (directory / "rollouts.jsonl").read_text().splitlines()]
+    assert attempts == [1] * 6 + [2] * 4
     expected, found = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
     for path, leaf in expected.items():
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
