@@ -35,7 +35,7 @@ from nnxdsl.storage.atomic_dir import atomic_directory
 MOST_REQUESTS = 64
 """At one time."""
 TRIES = 4
-"""Of a request whose connection fails, or that the server cannot take now."""
+"""Of a request that the server cannot take now; and of the first one, if the server is not up yet."""
 BUSY = (429, 502, 503, 504)
 
 
@@ -201,7 +201,7 @@ class ServerEngine:
             except TimeoutError as error:  # one that hangs is not asked again
                 raise self._error(f"does not answer within timeout={self.settings.timeout:g} seconds") from error
             except (OSError, http.client.HTTPException, ValueError) as error:
-                if number == TRIES:
+                if number == TRIES or self._loaded is not None:  # once it is back, its weights might be others
                     raise self._error(f"does not answer: {error!r}") from error
             if self._is_closed.wait(2 ** (number - 1)):
                 break

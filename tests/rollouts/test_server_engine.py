@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from nnxdsl.trainer.run import run
 from nnxdsl.trainer.trainer import Trainer
 from nnxdsl.weights.export import export
 from nnxdsl.weights.sources import open_source, open_tokenizer_of
-from tests.fixtures.serving import KEY, serving
+from tests.fixtures.serving import KEY, serving, start
 
 
 @reward("vowels of a server")
@@ -203,6 +204,43 @@ def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
     expected, found = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
     for path, leaf in expected.items():
         np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+
+
+class Kills(Hook):
+    """Kills a process in the middle of a step."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        if trainer.step == 2:
+            self.process.kill()
+            self.process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_a_run_ends_with_its_server_and_goes_on_with_the_next(
+    place: Served, max_staleness: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNXDSL_API_KEY", KEY)
+    words = "--weights-directory", str(place.weights)
+    process, url = start(place.model, "--port", "0", *words)
+    engine = Engine.Server(url.removesuffix("/v1"), weights_directory=str(place.weights), max_staleness=max_staleness)
+    experiment = place.experiment({"engine": engine, "importance_sampling": ImportanceSampling()})
+    with pytest.raises(RunError, match=r"step [34]: objective.engine: the server at .* does not answer"):
+        run(experiment, tmp_path, Display(quiet=True), hooks=[Kills(process)])
+    recorded = (tmp_path / experiment.id / "sampled" / "step-00000002.json").read_bytes()
+    process, _ = start(place.model, "--port", url.split(":")[2].removesuffix("/v1"), *words)
+    try:
+        found = run(experiment, tmp_path, Display(quiet=True))
+    finally:
+        process.kill()
+        process.communicate()
+    assert (found.state, found.step) == ("finished", 5)
+    rows = [json.loads(line) for line in (found.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [*range(5)]
+    assert json.loads(recorded)["rollout"]["metrics"]["reward"] == rows[2]["reward"]
 
 
 def test_a_recording_of_other_rewards_or_rows_is_refused(served: Served) -> None:
