@@ -115,7 +115,9 @@ def test_the_metrics_are_those_that_runs_write() -> None:
     mixtures = {"mixture/NAME"}  # tests/trainer/test_mixture_run.py
     ratios = (f"importance_sampling_ratio/{name}" for name in ("mean", "raw_mean", "clip_mean"))
     differences = (f"sampling_logp_difference/{name}" for name in ("mean", "max"))
-    sampling = {f"sampling/{name}" for name in (*ratios, *differences, "staleness")}  # tests/rollouts
+    sampling = {
+        f"sampling/{name}" for name in (*ratios, *differences, "off_policy_mask_ratio", "staleness")
+    }  # tests/rollouts
     others = {"cispo_clip_ratio"} | sampling  # tests/losses/test_policy_gradient.py
     assert set(described) == recorded | mixtures | others | {"step", "attempt", "peak_memory_gib"}
 

@@ -16,14 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nnxdsl.config.objectives import policy_gradient as config
-from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.policy_gradient import KLEstimator
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-
-_DIFFERENCE = "sampling/sampling_logp_difference/"
-_RATIO = "sampling/importance_sampling_ratio/"
-"""TRL's names of metrics."""
+from nnxdsl.losses.sampler_weights import lengths, sampler_weights
 
 
 class RolloutOutputs(NamedTuple):
@@ -93,17 +89,11 @@ def policy_gradient(
         tokens = Tokens(logps, old_logps, policy.advantages, mask)
         log_ratios = log_ratio(tokens)
         per_token, metrics = surrogate(log_ratios, tokens)
-        correction = objective.importance_sampling
-        if correction is not None and policy.sampler_logps is None:
-            raise ValueError("importance_sampling needs the log-probabilities of the sampler in the batch")
-        metrics, maxima = {} if policy.old_logps is None else dict(metrics), None
-        if policy.sampler_logps is not None:
-            log_weights = jnp.where(mask > 0, old_logps - policy.sampler_logps, 0.0)
-            maxima = {_DIFFERENCE + "max": jnp.max(jnp.abs(log_weights), where=mask > 0, initial=-jnp.inf)}
-            metrics[_DIFFERENCE + "mean"] = jnp.abs(log_weights)
-            if correction is not None:
-                weights, more = importance_weights(correction, log_weights, mask)
-                per_token, metrics = per_token * weights, metrics | more
+        weights, more, maxima = sampler_weights(
+            objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask
+        )
+        per_token = per_token if weights is None else per_token * weights
+        metrics = {**({} if policy.old_logps is None else metrics), **more}
         if reference is not None:
             metrics["kl"], term = _kl_terms(objective, logps - reference.stats.logp, log_ratios)
             per_token = per_token + term
@@ -111,27 +101,6 @@ def policy_gradient(
         return LossTerms(aggregate(per_token * mask, mask, policy, weight), means, maxima=maxima)
 
     return loss
-
-
-def importance_weights(
-    settings: ImportanceSampling, log_ratios: Float[Array, "B N"], mask: Float[Array, "B N"]
-) -> tuple[Array, dict[str, Array]]:
-    """What corrects the loss of each token, `[B, N]` or `[B, 1]`, and metrics of it; see `ImportanceSampling`.
-
-    Args:
-        settings: Level and bounds.
-        log_ratios: Log-probabilities under the policy minus those of the sampler, 0 where the mask is.
-        mask: Positive where a token counts.
-    """
-    if settings.level != "token":
-        log_ratios = jnp.sum(log_ratios, axis=1, keepdims=True)
-        if settings.level == "sequence_mean":
-            log_ratios = log_ratios / _lengths(mask)
-    raw = jnp.exp(log_ratios)
-    low = 0.0 if settings.min_ratio is None else settings.min_ratio
-    bounded = jnp.clip(raw, low, settings.max_ratio)
-    weights = bounded if settings.mode == "truncate" else jnp.where(bounded == raw, raw, 0.0)
-    return weights, {_RATIO + "mean": weights, _RATIO + "raw_mean": raw, _RATIO + "clip_mean": bounded != raw}
 
 
 def _mean(value: jax.Array, mask: jax.Array, weight: jax.Array) -> WeightedMean:
@@ -174,17 +143,12 @@ def token_ratio(tokens: Tokens) -> jax.Array:
 
 def sequence_mean_ratio(tokens: Tokens) -> jax.Array:
     """Mean log-ratio of the tokens of each completion, `[B, 1]` (GSPO)."""
-    return sequence_ratio(tokens) / _lengths(tokens.mask)
+    return sequence_ratio(tokens) / lengths(tokens.mask)
 
 
 def sequence_ratio(tokens: Tokens) -> jax.Array:
     """Log-ratio of each whole completion, `[B, 1]`."""
     return jnp.sum(jnp.where(tokens.mask > 0, token_ratio(tokens), 0.0), axis=1, keepdims=True)
-
-
-def _lengths(mask: jax.Array) -> jax.Array:
-    """Tokens of each completion that count `[B, 1]`, at least 1."""
-    return jnp.maximum(jnp.sum(mask > 0, axis=1, keepdims=True), 1)
 
 
 # Surrogates
@@ -264,8 +228,7 @@ def _clip_ratios(is_low: jax.Array, is_high: jax.Array) -> dict[str, jax.Array]:
 
 def mean_over_completions(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
     """A mean over completions of the means over their tokens."""
-    lengths = jnp.sum(mask > 0, axis=1)
-    return WeightedMean(jnp.sum(jnp.sum(loss, axis=1) / jnp.maximum(lengths, 1)), jnp.sum(weight))
+    return WeightedMean(jnp.sum(jnp.sum(loss, axis=1) / lengths(mask)[:, 0]), jnp.sum(weight))
 
 
 def mean_over_tokens(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:

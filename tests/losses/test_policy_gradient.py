@@ -14,7 +14,8 @@ import pytest
 from nnxdsl import ImportanceSampling, Objective, Reward, losses
 from nnxdsl.losses.base import LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
-from nnxdsl.losses.policy_gradient import RolloutOutputs, importance_weights, kl
+from nnxdsl.losses.policy_gradient import RolloutOutputs, kl
+from nnxdsl.losses.sampler_weights import importance_weights
 
 POLICY = Path(__file__).parents[1] / "reference" / "policy"
 REWARDS = (Reward("exact_answer"),)
@@ -135,6 +136,19 @@ def test_what_trl_computes_with_the_log_probs_of_another_sampler(level: Any, mod
     assert mean(terms.metrics[f"{RATIO}/mean"]) == pytest.approx(bounded.mean(), rel=1e-6)
 
 
+def test_what_trl_computes_with_an_off_policy_mask(figures: Any) -> None:
+    fields = {"epsilon_high": 0.28, "off_policy_mask_threshold": 0.02}
+    objective = Objective.DAPO(rewards=REWARDS, num_iterations=2, beta=0.3, **fields)
+    value, terms, gradient = value_and_grad(objective, figures)
+    assert value == pytest.approx(float(figures["masked.loss"]), rel=2e-6, abs=2e-7)
+    np.testing.assert_allclose(gradient, figures["masked.gradient"], rtol=2e-5, atol=2e-7)
+    mask = mask_of(figures)
+    fallen = np.where(mask, figures["sampler"] - figures["logp"], 0.0).sum(1) / mask.sum(1)
+    is_out = (figures["advantage"].reshape(-1) < 0) & (fallen > 0.02)
+    assert 0 < is_out.mean() < 1
+    assert mean(terms.metrics["sampling/off_policy_mask_ratio"]) == pytest.approx(is_out.mean())
+
+
 def test_the_mean_ratio_of_a_completion_by_the_formula(figures: Any) -> None:
     settings = ImportanceSampling(level="sequence_mean", max_ratio=1.02, min_ratio=0.98, mode="mask")
     expected = [
@@ -160,9 +174,12 @@ def test_how_far_the_sampler_is(figures: Any) -> None:
 
 def test_a_correction_needs_the_log_probs_of_the_sampler(figures: Any) -> None:
     objective = Objective.DAPO(rewards=REWARDS, importance_sampling=ImportanceSampling())
+    masked = Objective.DAPO(rewards=REWARDS, off_policy_mask_threshold=0.1)
     inputs = inputs_of(figures, jnp.asarray(figures["logp"], jnp.float32))._replace(sampler_logps=None)
     with pytest.raises(ValueError, match="importance_sampling needs the log-probabilities of the sampler"):
         losses.build(objective)(inputs, None, jnp.ones(12))
+    with pytest.raises(ValueError, match="off_policy_mask_threshold needs the log-probabilities of the sampler"):
+        losses.build(masked)(inputs, None, jnp.ones(12))
 
 
 def test_what_trl_computes_for_rloo(figures: Any) -> None:

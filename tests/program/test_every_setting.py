@@ -207,6 +207,7 @@ COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_th
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
 CORRECTED = "losses/test_policy_gradient.py::test_what_trl_computes_with_the_log_probs_of_another_sampler"
+MASKED = "losses/test_policy_gradient.py::test_what_trl_computes_with_an_off_policy_mask"
 SERVED = "rollouts/test_server_engine.py::test_it_samples_with_the_weights_of_each_step"
 REFUSED = "rollouts/test_server_engine.py::test_what_a_server_refuses"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
@@ -297,6 +298,7 @@ ELSEWHERE = {
             ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("importance_sampling", CORRECTED),
+            ("off_policy_mask_threshold", MASKED),
             ("engine", SERVED),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )

@@ -35,6 +35,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's `vllm_importance_sampling_mode`."""
 CLIP_MIN, CLIP_MAX = 0.7, 1.5
+MASKED = 0.02
+"""TRL's `off_policy_mask_threshold`."""
 
 
 def drawn() -> dict[str, np.ndarray]:
@@ -70,6 +72,7 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
+        "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
         "importance_sampling_level": "token",
         "beta": BETA,
         "args": args,
@@ -97,6 +100,8 @@ def grpo() -> dict[str, np.ndarray]:
     found["advantage"] = advantage.numpy()
     for name, settings in SETTINGS.items():
         found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+    settings = {"loss_type": "dapo", "off_policy_mask_threshold": MASKED}
+    found |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     for mode in CORRECTIONS:
         settings = {"loss_type": "dapo", "correction": mode}
         found |= {f"{mode}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
@@ -126,6 +131,7 @@ def computed(
         "completion_ids": ids,
         "completion_mask": mask,
         "advantages": advantage.reshape(-1),
+        "sampling_per_token_logps": torch.tensor(drawn["sampler"]),
         "old_per_token_logps": torch.tensor(drawn["old"]),
         "ref_per_token_logps": torch.tensor(drawn["reference"]),
         "old_logps": (torch.tensor(drawn["old"]) * mask).sum(1),

@@ -51,11 +51,17 @@ class PolicyGradient(Online):
             of the loss. They count in the advantages of their group.
         importance_sampling: Corrects the loss for what the sampler computes otherwise than the trainer; None for no
             correction. The KL term is not corrected.
+        off_policy_mask_threshold: Leaves out completions with a negative advantage whose tokens have become less likely
+            than they were for the sampler, by more than so many nats in the mean (DeepSeek-V3.2, arXiv:2512.02556,
+            equation 9). The KL term has them. None for all completions.
         beta: Weight of the KL divergence from the reference; 0 for no reference.
     """
 
     is_base: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {"importance_sampling"}
+    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {
+        "importance_sampling",
+        "off_policy_mask_threshold",
+    }
     baseline: ClassVar[Baseline] = "mean"
     """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
     scale_rewards: ClassVar[Scale] = "none"
@@ -69,6 +75,7 @@ class PolicyGradient(Online):
     max_num_gen_batches: int = attrs.field(default=1, validator=positive)
     mask_truncated_completions: bool = False
     importance_sampling: ImportanceSampling | None = None
+    off_policy_mask_threshold: float | None = attrs.field(default=None, validator=positive)
     beta: float = attrs.field(default=0.0, validator=not_negative)
 
     # Other members know it by their class; here it goes by `beta`.
