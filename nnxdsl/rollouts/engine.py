@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from functools import singledispatch
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nnxdsl.config.objectives.engine import Engine as EngineSpec
 from nnxdsl.config.objectives.online import Online
@@ -15,6 +16,26 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.params import AbstractModel
 from nnxdsl.program.compile import Program, TrainState
 from nnxdsl.program.forward import Leaves
+
+
+class Requests(NamedTuple):
+    """Completions that are asked for.
+
+    Attributes:
+        prompts: Token ids; completions of equal prompts are different draws.
+        limits: Most tokens of each completion.
+        seed: Of the draws.
+        batch_size: At least the number of prompts; requests of one size and length share what is compiled.
+        prompt_length: Least padded length of prompts.
+        max_completion_length: Most tokens of any completion.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    limits: Sequence[int]
+    seed: int
+    batch_size: int
+    prompt_length: int
+    max_completion_length: int
 
 
 class Engine(Protocol):
@@ -29,33 +50,18 @@ class Engine(Protocol):
         """What `sample` samples with: the policy of a state, which may be gone once `sample` is called."""
         ...
 
-    def sample(
-        self,
-        weights: Any,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        seed: int,
-        *,
-        batch_size: int,
-        prompt_length: int,
-        max_completion_length: int,
-    ) -> list[Completion]:
-        """A completion of each prompt; those of equal prompts are different draws.
-
-        Args:
-            weights: Whose policy answers, from `weights`.
-            prompts: Token ids.
-            limits: Most tokens of each completion.
-            seed: Of the draws.
-            batch_size: At least the number of prompts; calls of one size and length share what is compiled.
-            prompt_length: Least padded length of prompts.
-            max_completion_length: Most tokens of any completion.
-        """
+    def sample(self, weights: Any, requests: Requests) -> list[Completion]:
+        """A completion of each prompt, with what `weights` has returned."""
         ...
 
     def close(self) -> None:
         """Ends what is sampled, and deletes what was written; called once at the end of a run."""
         ...
+
+
+def seed_of(text: str) -> int:
+    """The seed of draws that a text names, below 2^32."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 @singledispatch
@@ -100,17 +106,7 @@ class OwnEngine:
         """The policy itself: it samples before the state is donated."""
         return self._program.policy(state)
 
-    def sample(
-        self,
-        weights: tuple[AbstractModel, Leaves],
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        seed: int,
-        *,
-        batch_size: int,
-        prompt_length: int,
-        max_completion_length: int,
-    ) -> list[Completion]:
+    def sample(self, weights: tuple[AbstractModel, Leaves], requests: Requests) -> list[Completion]:
         """See `Engine.sample`."""
         program = self._program
         objective, blueprint = program.experiment.objective, program.blueprint
@@ -120,11 +116,14 @@ class OwnEngine:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
             self._sampler = Sampler(template, *arrays)
         drawn = objective.temperature, objective.top_k, objective.top_p
-        sampling = Sampling(max_completion_length, *drawn, seed, objective.num_speculative_tokens)
-        fill = batch_size - len(prompts)
-        rows, most = [*prompts, *[prompts[0]] * fill], [*limits, *[limits[0]] * fill]
-        found = self._sampler.complete(leaves, rows, sampling, prompt_length=prompt_length, limits=most)
-        return found[: len(prompts)]
+        drafts = objective.num_speculative_tokens
+        sampling = Sampling(requests.max_completion_length, *drawn, requests.seed, drafts)
+        count = len(requests.prompts)
+        fill = requests.batch_size - count
+        rows = [*requests.prompts, *[requests.prompts[0]] * fill]
+        limits = [*requests.limits, *[requests.limits[0]] * fill]
+        found = self._sampler.complete(leaves, rows, sampling, prompt_length=requests.prompt_length, limits=limits)
+        return found[:count]
 
     def close(self) -> None:
         """Does nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,15 +95,15 @@ class EpisodeSampler:
             if turn.number:  # lengths and numbers of prompts are other ones each time: powers of two are compiled once
                 count, length = power_of_two(len(turn.prompts)), padded_turn(max(map(len, turn.prompts)))
                 name = f"{purpose}, turn {turn.number}"
-            return self.engine.sample(
-                weights,
+            requests = engine.Requests(
                 turn.prompts,
                 turn.limits,
-                _seed(self.program.experiment.seed, name),
+                engine.seed_of(f"nnxdsl rollouts 1: seed {self.program.experiment.seed}, {name}"),
                 batch_size=count,
                 prompt_length=length,
                 max_completion_length=prompts.max_completion_length,
             )
+            return self.engine.sample(weights, requests)
 
         return self._scored(prompts, rows, self.turns.play(prompts, rows, draw))
 
@@ -143,8 +142,3 @@ class EpisodeSampler:
 def _with_episode(row: Mapping[str, object], one: Trajectory) -> dict[str, object]:
     """The columns of a row with what an environment adds; see `environments.COLUMNS`."""
     return {**row, "environment_reward": one.reward, "turns": list(one.turns)}
-
-
-def _seed(seed: int, purpose: str) -> int:
-    """The seed of draws for one purpose."""
-    return int.from_bytes(hashlib.sha256(f"nnxdsl rollouts 1: seed {seed}, {purpose}".encode()).digest()[:4], "little")

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import json
-import os
 import shutil
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,15 +21,13 @@ from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.program.architecture import model_type
 from nnxdsl.program.compile import Program, TrainState
-from nnxdsl.rollouts.engine import Engine, build
+from nnxdsl.rollouts.client import Client
+from nnxdsl.rollouts.engine import Engine, Requests, build, seed_of
 from nnxdsl.runtime import distributed
 from nnxdsl.storage.atomic_dir import atomic_directory
 
 MOST_REQUESTS = 64
 """At one time."""
-TRIES = 4
-"""Of a request that the server cannot take now; and of the first one, if the server is not up yet."""
-BUSY = (429, 502, 503, 504)
 
 
 @build.register
@@ -65,11 +56,14 @@ class ServerEngine:
     _written: list[Path] = attrs.field(factory=list, init=False)
     """Directories with weights that may still be loaded, the oldest first."""
     _loaded: Path | None = attrs.field(default=None, init=False)
-    _is_closed: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _client: Client = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._client = Client(self.settings)
 
     def close(self) -> None:
         """Ends requests, and deletes the weights."""
-        self._is_closed.set()
+        self._client.close()
         shutil.rmtree(self._place, ignore_errors=True)
 
     @property
@@ -101,17 +95,7 @@ class ServerEngine:
         self._written.append(target)
         return target
 
-    def sample(
-        self,
-        weights: Path,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        seed: int,
-        *,
-        batch_size: int,
-        prompt_length: int,
-        max_completion_length: int,
-    ) -> list[Completion]:
+    def sample(self, weights: Path, requests: Requests) -> list[Completion]:
         """See `Engine.sample`.
 
         Raises:
@@ -132,10 +116,10 @@ class ServerEngine:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        rows = zip(prompts, limits, strict=True)
+        rows = enumerate(zip(requests.prompts, requests.limits, strict=True))
         bodies = [
-            {**fixed, "prompt": list(prompt), "max_tokens": limit, "seed": _seed(seed, row)}
-            for row, (prompt, limit) in enumerate(rows)
+            {**fixed, "prompt": list(prompt), "max_tokens": limit, "seed": _seed(requests.seed, row)}
+            for row, (prompt, limit) in rows
         ]
         pool = ThreadPoolExecutor(MOST_REQUESTS, "requests")
         waiting = [pool.submit(self._complete, body) for body in bodies]
@@ -146,7 +130,7 @@ class ServerEngine:
 
     def _complete(self, body: Mapping[str, Any]) -> Completion:
         """One completion."""
-        answer = self._post("/v1/completions", body)
+        answer = self._client.post("/v1/completions", body)
         try:
             (choice,) = answer["choices"]
             ids, found = [int(token) for token in choice["token_ids"]], choice["logprobs"]["token_logprobs"]
@@ -154,12 +138,12 @@ class ServerEngine:
         except (KeyError, TypeError, ValueError):
             ids, logps, finish_reason = [], np.zeros(0, np.float32), ""
         if not ids or logps.shape != (len(ids),) or not np.isfinite(logps).all():
-            raise self._error(
+            raise self._client.error(
                 "answers without token ids and a log-probability of each; expected nnxdsl serve or vLLM (0.32 was "
                 "tried; transformers serve gives none)"
             )
         if finish_reason == "stop" and ids[-1] not in self.stop_ids:
-            raise self._error(
+            raise self._client.error(
                 f"ended a completion with token {ids[-1]}, at which this run's tokenizer does not stop; serve the "
                 f"model with the same tokenizer and generation_config.json"
             )
@@ -169,46 +153,12 @@ class ServerEngine:
         """Has the server load the weights."""
         if self._model is None:
             try:
-                self._model = str(self._get("/v1/models")["data"][0]["id"])
+                self._model = str(self._client.get("/v1/models")["data"][0]["id"])
             except (KeyError, TypeError, IndexError):
-                raise self._error("names no model at /v1/models; expected nnxdsl serve or vLLM") from None
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
-        self._post("/reset_prefix_cache", {}, may_be_missing=True)
-        self._loaded = weights
-
-    def _get(self, route: str) -> Any:
-        return self._request(urllib.request.Request(self.settings.url.rstrip("/") + route))
-
-    def _post(self, route: str, body: Mapping[str, Any], *, may_be_missing: bool = False) -> Any:
-        """The answer in JSON, None for an empty one."""
-        request = urllib.request.Request(self.settings.url.rstrip("/") + route, json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
-        return self._request(request, may_be_missing=may_be_missing)
-
-    def _request(self, request: urllib.request.Request, *, may_be_missing: bool = False) -> Any:
-        if key := os.environ.get(self.settings.api_key_variable):
-            request.add_unredirected_header("Authorization", f"Bearer {key}")
-        for number in range(1, TRIES + 1):
-            try:
-                with urllib.request.urlopen(request, timeout=self.settings.timeout) as answer:
-                    content = answer.read()
-                return json.loads(content) if content else None
-            except urllib.error.HTTPError as error:
-                if error.code == 404 and may_be_missing:
-                    return None
-                if error.code not in BUSY or number == TRIES:
-                    raise self._error(f"answers {error.code}: {_message(error)}{_hint(error.code, request)}") from error
-            except TimeoutError as error:  # one that hangs is not asked again
-                raise self._error(f"does not answer within timeout={self.settings.timeout:g} seconds") from error
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                if number == TRIES or self._loaded is not None:  # once it is back, its weights might be others
-                    raise self._error(f"does not answer: {error!r}") from error
-            if self._is_closed.wait(2 ** (number - 1)):
-                break
-        raise self._error("is no longer needed: the run ends")
-
-    def _error(self, message: str) -> RunError:
-        return RunError(f"objective.engine: the server at {self.settings.url} {message}")
+                raise self._client.error("names no model at /v1/models; expected nnxdsl serve or vLLM") from None
+        self._client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+        self._client.post("/reset_prefix_cache", {}, may_be_missing=True)
+        self._loaded, self._client.has_weights = weights, True
 
 
 def write_policy(program: Program, state: TrainState, target: Path) -> None:
@@ -235,26 +185,4 @@ def write_policy(program: Program, state: TrainState, target: Path) -> None:
 
 def _seed(seed: int, row: int) -> int:
     """The seed of one completion, below 2^31."""
-    return int.from_bytes(hashlib.sha256(f"nnxdsl server 1: {seed}, {row}".encode()).digest()[:4], "little") >> 1
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    """What the server says about an error."""
-    text = error.read().decode(errors="replace")
-    try:
-        body = json.loads(text)
-        return str(body["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text[:500] or error.reason
-
-
-def _hint(code: int, request: urllib.request.Request) -> str:
-    """What to do about it."""
-    if not request.full_url.endswith("/collective_rpc"):
-        return ""
-    if code == 403:
-        return "; set weights_directory of the engine to that directory"
-    return (
-        "; start it so that it loads new weights: nnxdsl serve MODEL --weights-directory DIR, or vLLM (0.32 was tried) "
-        "with VLLM_SERVER_DEV_MODE=1"
-    )
+    return seed_of(f"nnxdsl server 1: {seed}, {row}") >> 1

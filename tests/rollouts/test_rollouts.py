@@ -27,6 +27,7 @@ from nnxdsl import (
 from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data import BytesTokenizer, Prompts, load
 from nnxdsl.program.compile import Program
+from nnxdsl.rollouts.engine import Requests
 from nnxdsl.rollouts.rollouts import Rollouts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages"))
@@ -128,9 +129,8 @@ def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(prog
     state, made = correcting.init(), Rollouts.of(correcting, prompts, BytesTokenizer())
     batch = made.at(0, state).batch
     engine = made._episodes.engine
-    drawn = engine.sample(
-        engine.weights(state), [[5, 6]], [8], 1, batch_size=1, prompt_length=8, max_completion_length=8
-    )
+    requests = Requests([[5, 6]], [8], 1, batch_size=1, prompt_length=8, max_completion_length=8)
+    drawn = engine.sample(engine.weights(state), requests)
     assert np.exp(drawn[0].log_mass).max() < 0.7
     _, metrics = correcting.step(state, made.train_batch(batch))
     found = {name.removeprefix("sampling/"): float(value) for name, value in metrics.items()}

@@ -39,7 +39,7 @@ from nnxdsl.config.objectives.reward import functions
 from nnxdsl.data import Prompts, load
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.generate.sampler import Completion
-from nnxdsl.rollouts.engine import build
+from nnxdsl.rollouts.engine import Requests, build
 from nnxdsl.rollouts.recording import Recording
 from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.rollouts.server import ServerEngine
@@ -295,7 +295,7 @@ def test_what_a_server_refuses(
     served: Served, fields: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(served.place)
-    monkeypatch.setattr("nnxdsl.rollouts.server.TRIES", 1)
+    monkeypatch.setattr("nnxdsl.rollouts.client.TRIES", 1)
     engine = attrs.evolve(served.experiment().objective.engine, **fields)  # pyright: ignore[reportAttributeAccessIssue]
     made = served.rollouts(served.experiment({"engine": engine}))
     with pytest.raises(RunError, match=rf"^step 0: objective.engine: the server at {engine.url} {message}"):
@@ -303,7 +303,7 @@ def test_what_a_server_refuses(
 
 
 def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnxdsl.rollouts.server.TRIES", 1)
+    monkeypatch.setattr("nnxdsl.rollouts.client.TRIES", 1)
     with socket.create_server(("localhost", 0)) as silent:
         url = f"http://localhost:{silent.getsockname()[1]}"
         made = place.rollouts(place.experiment({"engine": Engine.Server(url, timeout=0.2)}))
@@ -364,9 +364,9 @@ def test_an_engine_of_another_package_is_one_file(place: Served) -> None:
         def close(self) -> None:
             pass
 
-        def sample(self, weights: None, prompts: Any, limits: Any, seed: int, **sizes: int) -> list[Completion]:
+        def sample(self, weights: None, requests: Requests) -> list[Completion]:
             nothing = np.zeros(2, np.float32)
-            return [Completion([self.word] * 2, nothing, nothing, 2) for _ in prompts]
+            return [Completion([self.word] * 2, nothing, nothing, 2) for _ in requests.prompts]
 
     @build.register(Parrot)
     def _(engine: Any, program: Any, stop_ids: Any, home: Path) -> ParrotEngine:

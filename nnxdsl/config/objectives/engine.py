@@ -41,7 +41,7 @@ class Server(Engine):
     Before completions of a step are sampled, the weights of the policy (with its adapter merged) are written to a
     directory that both sides see, and the server loads them from there. It must be told so at its start:
     `nnxdsl serve MODEL --weights-directory DIR`, or vLLM with `VLLM_SERVER_DEV_MODE=1`. Prompts and completions are
-    token ids. Each completion has a seed of its own, so that a request that failed can be sent again.
+    token ids. Each completion has a seed of its own, so that a request that a busy server refused can be sent again.
 
     Completions are recorded in the run's directory before anything is learned from them. A run that was killed resumes
     from what is recorded, and samples only what is not.
