@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import failpoints
 from nnxdsl.storage.failpoints import POINTS, VARIABLE
 from nnxdsl.storage.jsonl import JsonLines
+from tests.work import calls
 
 NNXDSL = Path(__file__).parents[2] / "nnxdsl"
 
@@ -72,14 +72,14 @@ def test_the_end_of_a_file_is_looked_at_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_hundred_thousand_rows_are_looked_at_in_seconds(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_looked_at_with_a_few_calls_each(tmp_path: Path) -> None:
     run = make(tmp_path)
     row = {f"metric {number}": number / 7 for number in range(20)}
     path = run.path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step, "attempt": 1, **row}) + "\n" for step in range(100_000)))
-    began = time.process_time()
-    assert run.repair_rows(90_000) == []
-    assert time.process_time() - began < 10
+    repaired: list[object] = []
+    repairing = calls(lambda: repaired.extend(run.repair_rows(90_000)))
+    assert (repaired, repairing < 100 * 100_000) == ([], True)
     assert run.last_metrics(1)[0]["step"] == 89_999
 
 
