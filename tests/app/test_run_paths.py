@@ -53,7 +53,7 @@ def blocks(site: Site) -> Any:
 
 
 @pytest.mark.parametrize(
-    "step", [30, pytest.param(5, marks=pytest.mark.extended), pytest.param(1, marks=pytest.mark.slow)]
+    "step", [60, pytest.param(5, marks=pytest.mark.extended), pytest.param(1, marks=pytest.mark.slow)]
 )
 def test_no_request_reaches_beyond_the_home(site: Site, outside: Outside, blocks: Any, step: int) -> None:
     before = outside.snapshot()

@@ -134,6 +134,7 @@ def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
     assert found != sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
 
 
+@pytest.mark.extended
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leaves: Leaves) -> None:
     hot = Sampling(NEW, temperature=1.5, seed=1)
     one = sampler(leaves, PROMPTS, hot)

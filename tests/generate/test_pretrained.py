@@ -51,6 +51,7 @@ def test_what_a_call_refuses(model: nnxdsl.Pretrained) -> None:
         model.generate(["a"])
 
 
+@pytest.mark.extended
 def test_text(tmp_path: Path) -> None:
     program = nnxdsl.compile(
         nnxdsl.Experiment(

@@ -131,6 +131,7 @@ def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built],
         assert (one.logps <= one.log_mass + 1e-6).all()
 
 
+@pytest.mark.extended
 def test_log_mass_is_zero_where_nothing_is_left_out(build: Callable[[str], Built]) -> None:
     template, config, leaves = build("sliding windows")
     sampler = Sampler(template, config, jnp.float32, stop_ids=())

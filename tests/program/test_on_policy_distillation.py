@@ -112,10 +112,15 @@ def test_each_step_equals_that_of_trl(name: str) -> None:
 def logps(template: Any, leaves: Any, batch: RolloutBatch, temperature: float) -> Any:
     """Log-probabilities of completions' tokens, from whole logits."""
     places = positions_right_padded(batch.length, batch.tokens.shape[1])
-    model = template.merge(dict(leaves))
-    logits = model.logits(model(batch.tokens, places, dtype=np.float32).hidden) / temperature
-    each = jax.nn.log_softmax(logits[:, :-1])
-    return jnp.take_along_axis(each, batch.tokens[:, 1:, None], axis=2)[..., 0]  # by the token's place, less one
+
+    @jax.jit
+    def computed(leaves: Any) -> Any:
+        model = template.merge(leaves)
+        logits = model.logits(model(batch.tokens, places, dtype=np.float32).hidden) / temperature
+        each = jax.nn.log_softmax(logits[:, :-1])
+        return jnp.take_along_axis(each, batch.tokens[:, 1:, None], axis=2)[..., 0]  # by the token's place, less one
+
+    return computed(dict(leaves))
 
 
 def test_the_sampled_distance_is_the_policy_gradient_of_log_ratios() -> None:
@@ -135,7 +140,7 @@ def test_the_sampled_distance_is_the_policy_gradient_of_log_ratios() -> None:
         ours = logps(template, {**leaves, **trainable}, batch, temperature)
         return -jnp.sum(jax.lax.stop_gradient(theirs - ours) * ours * mask) / mask.sum()
 
-    expected = jax.grad(surrogate)(dict(state.trainable))
+    expected = jax.jit(jax.grad(surrogate))(dict(state.trainable))
     ours = np.asarray(logps(template, leaves, batch, temperature), np.float64)
     found, terms = jax.jit(program.policy_loss.grads)(
         state.trainable, state.frozen, state.reference, program.shard_batch(batch)
@@ -186,23 +191,26 @@ def test_completions_that_share_their_prompt_take_the_same_step(distance: Distan
         assert other == pytest.approx(one, rel=2e-5)
 
 
-def test_a_run_learns_and_measures_the_distance_of_held_out_completions(tmp_path: Path) -> None:
+@pytest.mark.extended
+@pytest.mark.parametrize("rewards", [(), (Reward("short"),)], ids=["none", "one"])
+def test_a_run_learns_and_measures_the_distance_of_held_out_completions(
+    tmp_path: Path, rewards: tuple[Reward, ...]
+) -> None:
     """Rewards are logged alone, so that there may be none."""
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Say {n}: "}) + "\n" for n in range(12)))
     data = Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=PROMPT, max_completion_length=8)
     functions["short"] = lambda completion: -len(completion)
-    for rewards in ((), (Reward("short"),)):
-        experiment = asked(
-            rewards=rewards, num_generations=2, data=data, test_size=0.25, evaluation=Evaluation(every_steps=4), steps=8
-        )
-        outcome = run(experiment, tmp_path / "runs", Display(quiet=True))
-        lines = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
-        held = [line["eval/loss"] for line in lines if "eval/loss" in line]
-        assert held[-1] < held[0]
-        step = next(line for line in lines if "loss" in line)
-        assert [key for key in step if "reward" in key] == (RECORDED if rewards else [])
-        rows = [json.loads(line) for line in (outcome.directory / "rollouts.jsonl").read_text().splitlines()]
-        assert all(one["reward"] is None for one in rows[0]["completions"]) is not bool(rewards)
+    experiment = asked(
+        rewards=rewards, num_generations=2, data=data, test_size=0.25, evaluation=Evaluation(every_steps=4), steps=8
+    )
+    outcome = run(experiment, tmp_path / "runs", Display(quiet=True))
+    lines = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+    held = [line["eval/loss"] for line in lines if "eval/loss" in line]
+    assert held[-1] < held[0]
+    step = next(line for line in lines if "loss" in line)
+    assert [key for key in step if "reward" in key] == (RECORDED if rewards else [])
+    rows = [json.loads(line) for line in (outcome.directory / "rollouts.jsonl").read_text().splitlines()]
+    assert all(one["reward"] is None for one in rows[0]["completions"]) is not bool(rewards)
 
 
 @pytest.mark.extended

@@ -82,6 +82,7 @@ def test_packed_pairs_and_micro_batches_have_the_same_first_step(fields: dict[st
     assert figures[1] == pytest.approx(figures[0], rel=1e-5)
 
 
+@pytest.mark.extended
 def test_rewards_of_a_stored_model_equal_those_of_transformers() -> None:
     found = nnxdsl.load(STORED.path)
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
@@ -92,6 +93,7 @@ def test_rewards_of_a_stored_model_equal_those_of_transformers() -> None:
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("adapter", [None, Adapter.LoRA(rank=2)], ids=["full", "lora"])
 def test_an_export_is_read_back_and_trained_on(adapter: Adapter | None, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def trained(rows: list[dict[str, Any]], place: Path, steps: int = 6) -> tuple[Ex
     return asked, run(asked, place / "runs", Display(quiet=True)).directory
 
 
+@pytest.mark.extended
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("rows", [CHATS, TEXTS], ids=["chats", "texts"])
 def test_rewards_are_those_of_training(rows: list[dict[str, Any]], tmp_path: Path) -> None:

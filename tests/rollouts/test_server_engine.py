@@ -146,6 +146,7 @@ def test_it_samples_with_the_weights_of_each_step(served: Served) -> None:
     assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "max_num_gen_batches": 2}], ids=str)
 def test_completions_are_sampled_ahead(served: Served, settings: dict[str, Any]) -> None:
     engine = Engine.Server(served.url, weights_directory=str(served.weights), max_staleness=1)
@@ -181,6 +182,7 @@ class Dies(Hook):
             raise RuntimeError("as if killed")
 
 
+@pytest.mark.extended
 def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
     experiment, parts = served.experiment(rollouts=RolloutLog(every_steps=1)), served.place / "parts"
     whole = run(experiment, served.place / "runs", Display(quiet=True))

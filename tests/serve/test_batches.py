@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 from typing import Any
 
+import pytest
+
 from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
@@ -25,6 +27,7 @@ def test_numbers_of_completions_differ() -> None:
     assert numbers_of(-(10**30), [1], 1) != numbers_of(10**30, [1], 1)
 
 
+@pytest.mark.extended
 def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model: Pretrained) -> None:
     batches, told = Batches(model), queue.Queue[Any]()
     rows = [

@@ -68,6 +68,7 @@ def test_a_chat_by_the_client_of_openai(client: openai.OpenAI, model: Pretrained
     assert sum(bool(event.choices and event.choices[0].delta.content) for event in events) > 1
 
 
+@pytest.mark.extended
 def test_a_conversation_is_continued(client: openai.OpenAI, model: Pretrained) -> None:
     """A last message of the assistant is the beginning of its answer; contents may be parts."""
     begun: Any = [
@@ -199,6 +200,7 @@ def test_what_is_no_request_is_answered_in_the_same_form(server: str) -> None:
         assert (found.status_code, found.json()["error"]["code"]) == (status, status), path
 
 
+@pytest.mark.extended
 def test_fields_without_a_value_are_left_out(post: Callable[..., Any]) -> None:
     """Messages as OpenAI's client gives them back, and clients that send null for what was not set."""
     nothing = dict.fromkeys(("temperature", "top_p", "n", "stream", "stop", "seed", "logprobs", "user", "tools"))

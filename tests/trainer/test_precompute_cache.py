@@ -246,6 +246,7 @@ def test_only_what_is_missing_is_asked(ask: Ask) -> None:
     np.testing.assert_equal(everything[1:4], some[1:4])
 
 
+@pytest.mark.extended
 def test_cut_short_it_keeps_what_it_knows(kind: Kind, ask: Ask, tmp_path: Path) -> None:
     assert ask(until=1) is None
     (file,) = files(tmp_path, kind.directory)
