@@ -149,6 +149,7 @@ class RolloutBatch(NamedTuple):
         ref_logps: [B, R] float32, log-probability of each token under the reference, where rewards have the KL
             divergence; else None.
         sampler_logps: [B, R] float32, log-probability of each token as the sampler computed it, or None.
+        entropy_mask: [B, R] bool, True on the tokens of highest entropy, which the policy term has; None for all.
     """
 
     tokens: Array
@@ -162,6 +163,7 @@ class RolloutBatch(NamedTuple):
     old_logps: Array = None
     ref_logps: Array = None
     sampler_logps: Array = None
+    entropy_mask: Array = None
 
 
 class GroupBatch(NamedTuple):
@@ -179,6 +181,7 @@ class GroupBatch(NamedTuple):
         old_logps: [P, G, R] float32, as in `RolloutBatch`.
         ref_logps: [P, G, R] float32, as in `RolloutBatch`.
         sampler_logps: [P, G, R] float32, as in `RolloutBatch`.
+        entropy_mask: [P, G, R] bool, as in `RolloutBatch`.
     """
 
     prompt: Array
@@ -192,6 +195,7 @@ class GroupBatch(NamedTuple):
     old_logps: Array = None
     ref_logps: Array = None
     sampler_logps: Array = None
+    entropy_mask: Array = None
 
 
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch

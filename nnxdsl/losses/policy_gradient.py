@@ -1,7 +1,7 @@
 """Losses of a policy's own completions, from log-probabilities and advantages; formulas are with each objective.
 
-An algorithm is three functions: the ratio of probabilities to those of sampling (per token or per completion), the
-surrogate (what a token's ratio and advantage cost), and the aggregation (what the loss is a mean over).
+An algorithm is two functions, the ratio of probabilities to those of sampling (per token or per completion) and the
+surrogate (what a token's ratio and advantage cost), and what the loss is a mean over.
 """
 
 # ruff: noqa: F722 - the shapes of jaxtyping are no forward annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nnxdsl.config.objectives import policy_gradient as config
-from nnxdsl.config.objectives.policy_gradient import KLEstimator
+from nnxdsl.config.objectives.policy_gradient import KLEstimator, MeanOver
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean, build
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.sampler_weights import lengths, sampler_weights
@@ -31,6 +31,7 @@ class RolloutOutputs(NamedTuple):
         max_completion_length: The most tokens that a completion could have had, `[B]`.
         old_logps: Log-probabilities of the tokens when they were sampled, `[B, N]`; None: those of the policy as it is.
         sampler_logps: The same as the sampler computed them, `[B, N]`; None if it gave none.
+        entropy_mask: Which tokens the policy term has, `[B, N]`; None for all.
     """
 
     stats: TokenStats
@@ -38,6 +39,7 @@ class RolloutOutputs(NamedTuple):
     max_completion_length: Array
     old_logps: Array | None
     sampler_logps: Array | None = None
+    entropy_mask: Array | None = None
 
 
 class Tokens(NamedTuple):
@@ -74,14 +76,9 @@ LogRatio = Callable[[Tokens], Array]
 SurrogateFn = Callable[[Array, Tokens], Surrogate]
 """From log-ratios to the loss of each token."""
 
-Aggregation = Callable[[Array, Array, RolloutOutputs, Array], WeightedMean]
-"""From `[B, N]` losses, their mask, the policy's outputs and row weights `[B]` to the loss."""
 
-
-def policy_gradient(
-    objective: config.PolicyGradient, log_ratio: LogRatio, surrogate: SurrogateFn, aggregate: Aggregation
-) -> Loss:
-    """The loss of an objective from its three functions, with its KL term."""
+def policy_gradient(objective: config.PolicyGradient, log_ratio: LogRatio, surrogate: SurrogateFn) -> Loss:
+    """The loss of an objective from its two functions, with its KL term."""
 
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logps, mask = policy.stats.logp, policy.stats.mask * weight[:, None]
@@ -93,12 +90,16 @@ def policy_gradient(
             objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask
         )
         per_token = per_token if weights is None else per_token * weights
+        per_token = per_token if policy.entropy_mask is None else per_token * policy.entropy_mask
         metrics = {**({} if policy.old_logps is None else metrics), **more}
         if reference is not None:
             metrics["kl"], term = _kl_terms(objective, logps - reference.stats.logp, log_ratios)
             per_token = per_token + term
         means = {name: _mean(value, mask, weight) for name, value in metrics.items()}
-        return LossTerms(aggregate(per_token * mask, mask, policy, weight), means, maxima=maxima)
+        total = aggregated(objective.mean_over, per_token * mask, mask, policy, weight)
+        if objective.entropy_coef:
+            means["policy_loss"] = total
+        return LossTerms(total, means, maxima=maxima)
 
     return loss
 
@@ -226,74 +227,82 @@ def _clip_ratios(is_low: jax.Array, is_high: jax.Array) -> dict[str, jax.Array]:
 # Aggregations
 
 
-def mean_over_completions(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
-    """A mean over completions of the means over their tokens."""
-    return WeightedMean(jnp.sum(jnp.sum(loss, axis=1) / lengths(mask)[:, 0]), jnp.sum(weight))
+def aggregated(
+    mean_over: MeanOver, loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array
+) -> WeightedMean:
+    """The loss of a micro-batch from that of its tokens `[B, N]`, their mask, and the weights of rows `[B]`."""
+    if mean_over == "completions":
+        loss = jnp.sum(loss, axis=1) / lengths(mask)[:, 0]
+    return WeightedMean(jnp.sum(loss), divisor(mean_over, mask, policy.max_completion_length, weight))
 
 
-def mean_over_tokens(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
-    """A mean over all tokens of the step."""
-    return WeightedMean(jnp.sum(loss), jnp.sum(mask))
+def divisor(mean_over: MeanOver, mask: jax.Array, max_completion_length: jax.Array, weight: jax.Array) -> jax.Array:
+    """The number of completions or tokens that a loss is a mean over, as `PolicyGradient.mean_over` has it.
 
-
-def sum_over_max_length(loss: jax.Array, mask: jax.Array, policy: RolloutOutputs, weight: jax.Array) -> WeightedMean:
-    """A sum over tokens, divided by the number that all completions could have had at most."""
-    return WeightedMean(jnp.sum(loss), jnp.sum(policy.max_completion_length * weight))
+    Args:
+        mean_over: What is counted.
+        mask: The weight of the completion where a token counts, else 0.
+        max_completion_length: The most tokens that each completion could have had.
+        weight: Of each completion.
+    """
+    if mean_over == "tokens":
+        return jnp.sum(mask)
+    return jnp.sum(weight if mean_over == "completions" else max_completion_length * weight)
 
 
 @build.register
 def _(objective: config.GRPO) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
-    return policy_gradient(objective, token_ratio, surrogate, mean_over_completions)
+    return policy_gradient(objective, token_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.DAPO) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
-    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)
+    return policy_gradient(objective, token_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.DrGRPO) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high, objective.delta)
-    return policy_gradient(objective, token_ratio, surrogate, sum_over_max_length)
+    return policy_gradient(objective, token_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.GSPO) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high)
-    return policy_gradient(objective, sequence_mean_ratio, surrogate, mean_over_completions)
+    return policy_gradient(objective, sequence_mean_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.CISPO) -> Loss:
-    return policy_gradient(objective, token_ratio, truncated(objective.max_ratio), mean_over_tokens)
+    return policy_gradient(objective, token_ratio, truncated(objective.max_ratio))
 
 
 @build.register
 def _(objective: config.SAPO) -> Loss:
     surrogate = soft_gate(objective.temperature_positive, objective.temperature_negative)
-    return policy_gradient(objective, token_ratio, surrogate, mean_over_completions)
+    return policy_gradient(objective, token_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.GMPO) -> Loss:
-    return policy_gradient(objective, token_ratio, geometric_mean(objective.epsilon), mean_over_completions)
+    return policy_gradient(objective, token_ratio, geometric_mean(objective.epsilon))
 
 
 @build.register
 def _(objective: config.DPPO) -> Loss:
     surrogate = trust_region(objective.max_divergence, objective.max_ratio)
-    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)
+    return policy_gradient(objective, token_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.RLOO) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high)
-    return policy_gradient(objective, sequence_ratio, surrogate, mean_over_completions)
+    return policy_gradient(objective, sequence_ratio, surrogate)
 
 
 @build.register
 def _(objective: config.ReinforcePlusPlus) -> Loss:
     surrogate = clipped(objective.epsilon, objective.epsilon_high)
-    return policy_gradient(objective, token_ratio, surrogate, mean_over_tokens)
+    return policy_gradient(objective, token_ratio, surrogate)

@@ -1,4 +1,4 @@
-"""The loss that training minimizes: the objective's, and auxiliary losses of MTP, routers and indexers."""
+"""The loss that training minimizes: the objective's, and auxiliary losses of MTP, entropies, routers and indexers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import jax.numpy as jnp
 
 from nnxdsl import losses
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.data.batch import Batch
+from nnxdsl.config.objectives.policy_gradient import MeanOver, PolicyGradient
+from nnxdsl.data.batch import Batch, GroupBatch, RolloutBatch
 from nnxdsl.losses.base import Loss, LossTerms, WeightedMean
 from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.losses.policy_gradient import RolloutOutputs, divisor
 from nnxdsl.models.moe.router import load_balance
 from nnxdsl.models.params import is_indexer_param
 from nnxdsl.program import heads
@@ -91,6 +93,47 @@ class MTPLoss(AuxLoss):
 
 
 @attrs.frozen
+class EntropyBonus(AuxLoss):
+    """The mean entropy of the tokens that a policy term has, by which the loss is lower.
+
+    Attributes:
+        mean_over: What the objective's loss is a mean over.
+        scale: The count of the objective's loss over that of these tokens, of the whole batch; None: of the
+            micro-batch.
+    """
+
+    mean_over: MeanOver = "completions"
+    scale: jax.Array | None = None
+
+    name: ClassVar[str] = "entropy_bonus"
+    is_evaluated: ClassVar[bool] = False
+
+    def mean(self, out: ForwardOutput) -> WeightedMean | None:
+        """Entropies in nats."""
+        assert isinstance(out.loss_inputs, RolloutOutputs)
+        assert out.token_stats is not None
+        counted = out.token_stats.mask
+        if out.loss_inputs.entropy_mask is not None:
+            counted = counted * out.loss_inputs.entropy_mask
+        return WeightedMean(jnp.sum(out.token_stats.entropy * counted), jnp.sum(counted))
+
+    def for_batch(self, batch: Batch) -> EntropyBonus:
+        """The bonus of micro-batches of `batch`, scaled by the counts of the whole batch."""
+        return attrs.evolve(self, scale=self._scale(batch))
+
+    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
+        """The sum in units of the objective's count: linear, so that micro-batches add up to the batch."""
+        return -self.coef * (self._scale(batch) if self.scale is None else self.scale) * mean.total
+
+    def _scale(self, batch: Batch) -> jax.Array:
+        assert isinstance(batch, RolloutBatch | GroupBatch)
+        weight = jnp.asarray(batch.weight)
+        mask = batch.loss_mask * weight[..., None]
+        has_bonus = mask if batch.entropy_mask is None else mask * batch.entropy_mask
+        return divide(divisor(self.mean_over, mask, batch.max_completion_length, weight), jnp.sum(has_bonus))
+
+
+@attrs.frozen
 class RouterLoss(AuxLoss):
     """The load-balancing loss of routers; `aux_loss` is TRL's name of its metric."""
 
@@ -129,7 +172,11 @@ def aux_losses(experiment: Experiment) -> tuple[AuxLoss, ...]:
         RouterLoss(experiment.router_aux_loss_coef),
         IndexerLoss(experiment.indexer_loss_coef),
     )
-    return tuple(aux for aux in every if aux.coef)
+    found = tuple(aux for aux in every if aux.coef)
+    objective = experiment.objective
+    if isinstance(objective, PolicyGradient) and objective.entropy_coef:
+        return *found, EntropyBonus(objective.entropy_coef, objective.mean_over)
+    return found
 
 
 @attrs.frozen

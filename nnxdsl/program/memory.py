@@ -363,6 +363,7 @@ def _temporary_peak(blueprint: Blueprint, residuals: GroupBytes) -> tuple[int, s
 def _logits(blueprint: Blueprint, vocab_size: int, *, trained: bool) -> tuple[int, str]:
     """Bytes of the logits that exist at one time on one device, for its shard of the vocabulary, explained."""
     layout, limit = blueprint.layout, blueprint.experiment.memory.logprob_tokens
+    objective = blueprint.experiment.objective
     rows = blueprint.rows_at_once
     length = blueprint.longest.head + -blueprint.longest.head % layout.length_shards
     devices = math.prod(layout.shard_counts(("head_batch", "length"), (rows, length)))
@@ -375,7 +376,7 @@ def _logits(blueprint: Blueprint, vocab_size: int, *, trained: bool) -> tuple[in
     teacher = blueprint.teacher
     float32 = 4 if teacher is None or not teacher.has_distributions else 8 if teacher.is_precomputed else 12
     tile_bytes = (float32 + blueprint.compute.itemsize) * chunk * tile
-    if trained and keep:
+    if (trained or objective.entropy_coef) and keep:
         tokens *= 1 + len(blueprint.mtp_layer_kinds)  # those of MTP, too
         return tile_bytes + 4 * tokens * vocab_size, f"float32 logits of {tokens} tokens x vocab_size {vocab_size}"
     return (

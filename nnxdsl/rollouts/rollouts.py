@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
@@ -271,18 +272,19 @@ class Rollouts:
             chosen = select(self._totals(episodes), size, self._groups)
             episodes, counts = [episodes[index] for index in chosen.indices], chosen.counts
             metrics["sampling/num_groups"] = float(counts.sum() / size)
+        weight = counts
+        if objective.mask_truncated_completions:
+            weight = weight & ~np.array([one.is_truncated for one in episodes])
         sampled = _batch(self.prompts, episodes)
         self._require_same_model(state, sampled)
-        batch = self._scored(state, sampled)
+        batch = self._scored(state, sampled, weight)
         advantages = batch.advantages
         if isinstance(objective, PolicyGradient):
             log_ratios = None if batch.ref_logps is None else batch.old_logps.astype(float) - batch.ref_logps
             totals = np.where(counts, self._totals(episodes), np.nan)
             advantages = token_advantages(objective, totals, batch.loss_mask, log_ratios).astype(np.float32)
-        if objective.mask_truncated_completions:
-            counts = counts & ~np.array([one.is_truncated for one in episodes])
         old_logps = batch.old_logps if objective.num_iterations > 1 else None
-        batch = batch._replace(advantages=advantages, weight=counts.astype(np.float32), old_logps=old_logps)
+        batch = batch._replace(advantages=advantages, weight=weight.astype(np.float32), old_logps=old_logps)
         return Rollout(step, [one.row for one in episodes], batch, metrics, episodes)
 
     def _sampled(self, step: int, weights: Any, extra_batches: int) -> Sampled:
@@ -311,22 +313,48 @@ class Rollouts:
         """The reward of each completion; NaN where it has none."""
         return self.rewards.totals([one.rewards for one in episodes])
 
-    def _scored(self, state: TrainState, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with the log-probabilities that advantages or later steps read."""
-        if not self.objective.has_kl_in_reward and self.objective.num_iterations == 1:
+    def _scored(self, state: TrainState, batch: RolloutBatch, counts: npt.NDArray[np.bool_]) -> RolloutBatch:
+        """The batch with the log-probabilities that advantages or later steps read, and its tokens of high entropy.
+
+        Args:
+            state: Whose policy sampled.
+            batch: Its completions.
+            counts: [B] which of them the loss has.
+        """
+        objective, rows = self.objective, self.train_batch(batch)
+        if not objective.has_kl_in_reward and objective.num_iterations == 1 and objective.top_entropy_quantile == 1:
             return batch
-        rows = self.train_batch(batch)
-        if not self.objective.has_kl_in_reward:
-            return batch._replace(old_logps=np.asarray(self.program.score(state, rows).token_stats.logp))
-        policy, reference = self.program.score_with_reference(state, rows)
-        old_logps, ref_logps = np.asarray(policy.token_stats.logp), np.asarray(reference.stats.logp)
-        return batch._replace(old_logps=old_logps, ref_logps=ref_logps)
+        if objective.has_kl_in_reward:
+            policy, reference = self.program.score_with_reference(state, rows)
+            batch = batch._replace(ref_logps=np.asarray(reference.stats.logp))
+        else:
+            policy = self.program.score(state, rows)
+        stats = policy.token_stats
+        assert stats is not None
+        if objective.top_entropy_quantile < 1:
+            counted = batch.loss_mask & counts[:, None]
+            entropy = np.asarray(stats.entropy).reshape(counted.shape)
+            batch = batch._replace(entropy_mask=high_entropy(entropy, counted, objective.top_entropy_quantile))
+        return batch._replace(old_logps=np.asarray(stats.logp))
 
 
 def _batch(prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
     """The batch of episodes, of `size` rows."""
     ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
     return prompts.rollout_batch([one.row for one in episodes], ids, is_sampled, size, [one.logps for one in episodes])
+
+
+def high_entropy(entropy: npt.NDArray[np.floating], mask: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:
+    """Which tokens are among the given share of those of highest entropy.
+
+    Args:
+        entropy: [B, R], in nats.
+        mask: [B, R] which tokens count.
+        share: Above 0, at most 1.
+    """
+    if not mask.any():
+        return mask
+    return mask & (entropy >= np.quantile(entropy[mask], 1 - share))
 
 
 def _extend(

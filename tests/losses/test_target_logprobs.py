@@ -86,19 +86,26 @@ def test_equal_to_the_naive(
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.extended
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize("has_entropy_gradient", [True, False])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @cases
 def test_gradients_of_hidden_states_and_head(
-    small_tiles: Callable[..., None], seed: int, vocab_size: int, tokens: int, soft_cap: float | None, keep: bool
+    small_tiles: Callable[..., None],
+    seed: int,
+    vocab_size: int,
+    tokens: int,
+    soft_cap: float | None,
+    keep: bool,
+    has_entropy_gradient: bool,
 ) -> None:
     small_tiles(vocab_size, tokens, keep)
     hidden, head, targets, mask = inputs(seed)
     weight = np.random.default_rng(1).standard_normal((2, B, N)).astype(np.float32)
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        stats = token_stats(hidden, head, targets, mask, soft_cap=soft_cap)
-        # Entropy and correctness must give no gradient.
+        stats = token_stats(hidden, head, targets, mask, soft_cap=soft_cap, has_entropy_gradient=has_entropy_gradient)
+        # Correctness must give no gradient, and entropy only where it is asked for.
         scored = jnp.sum(stats.logp * weight[0]) + jnp.sum(jnp.square(stats.log_z) * weight[1])
         return scored + 3 * jnp.sum(stats.entropy) + jnp.sum(stats.correct)
 
@@ -108,7 +115,11 @@ def test_gradients_of_hidden_states_and_head(
     log_z = np.log(np.exp(logits).sum(-1, keepdims=True))
     probability = np.exp(logits - log_z)
     toward = (np.eye(V)[targets] - probability) * weight[0][..., None]
-    toward = (toward + 2 * log_z * probability * weight[1][..., None]) * mask[..., None]
+    toward = toward + 2 * log_z * probability * weight[1][..., None]
+    if has_entropy_gradient:
+        entropy = -np.sum(probability * (logits - log_z), axis=-1, keepdims=True)
+        toward = toward - 3 * probability * (logits - log_z + entropy)
+    toward = toward * mask[..., None]
     toward = toward if soft_cap is None else toward * (1 - np.tanh(plain / soft_cap) ** 2)
     np.testing.assert_allclose(for_hidden, toward @ head.astype(np.float64), rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(for_head, np.einsum("bnv,bnd->vd", toward, hidden), rtol=1e-5, atol=1e-5)
@@ -125,16 +136,26 @@ def test_a_limit_on_tokens_changes_nothing(limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "keep", "products"), [((), False, 1), ((0,), False, 2), ((0, 1), True, 3), ((0, 1), False, 4)]
+    ("trained", "keep", "has_entropy_gradient", "products"),
+    [
+        ((), False, False, 1),
+        ((), False, True, 1),
+        ((0,), False, False, 2),
+        ((0,), True, True, 2),
+        ((0,), False, True, 3),
+        ((0, 1), True, False, 3),
+        ((0, 1), True, True, 3),
+        ((0, 1), False, False, 4),
+    ],
 )
 def test_how_many_products_with_the_head(
-    small_tiles: Callable[..., None], trained: tuple[int, ...], keep: bool, products: int
+    small_tiles: Callable[..., None], trained: tuple[int, ...], keep: bool, has_entropy_gradient: bool, products: int
 ) -> None:
     small_tiles(4, 4, keep)
     hidden, head, targets, mask = inputs()
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        return jnp.sum(token_stats(hidden, head, targets, mask).logp)
+        return jnp.sum(token_stats(hidden, head, targets, mask, has_entropy_gradient=has_entropy_gradient).logp)
 
     run = jax.jit(jax.grad(loss, argnums=trained) if trained else loss)
     assert str(jax.make_jaxpr(run)(hidden, head)).count("dot_general[") == products

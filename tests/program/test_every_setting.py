@@ -299,6 +299,11 @@ ELSEWHERE = {
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("importance_sampling", CORRECTED),
             ("off_policy_mask_threshold", MASKED),
+            ("entropy_coef", "program/test_entropy.py::test_what_trl_computes"),
+            (
+                "top_entropy_quantile",
+                "rollouts/test_rollouts.py::test_tokens_of_high_entropy_are_chosen_among_those_that",
+            ),
             ("engine", SERVED),
             ("scale_rewards", "losses/test_advantages.py::test_by_hand"),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import jax
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from nnxdsl.program.blueprint import build_blueprint
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=8, max_completion_length=8)
 PAIRS = Data.Preferences("none.jsonl", max_prompt_length=8, max_completion_length=8)
 REWARDS = (Reward("none"),)
+ENTROPY = Objective.GSPO(
+    rewards=REWARDS, num_generations=4, num_iterations=2, beta=0.1, entropy_coef=0.3, top_entropy_quantile=0.5
+)
 
 
 def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[RolloutBatch, GroupBatch]:
@@ -63,6 +67,7 @@ def step(asked: Experiment, batch: Any) -> tuple[dict[str, float], dict[str, np.
     [
         {},
         {"adapter": Adapter.LoRA(rank=2), "microbatch_size": 4},
+        {"objective": ENTROPY, "adapter": Adapter.LoRA(rank=2), "microbatch_size": 4},
         {"memory": Memory(attention="chunked", reference="online")},
         {"model": Small(layers=3, pattern=2, window=5, heads=4)},
         {"model": Model.Qwen3Next("tiny")},
@@ -77,7 +82,11 @@ def test_a_step_is_that_of_completions_alone(fields: dict[str, Any], experiment:
     defaults = {"memory": Memory(reference="online"), "batch_size": 8}
     asked = experiment(**{"objective": objective, "data": PROMPTS, **defaults, **fields})
     alone, together = completions(build_blueprint(asked).config.vocab_size)
-    expected, leaves = step(asked, alone)
+    if asked.objective.top_entropy_quantile < 1:
+        chosen = alone.loss_mask & (np.random.default_rng(4).random(alone.loss_mask.shape) < 0.5)
+        alone = alone._replace(entropy_mask=chosen)
+        together = together._replace(entropy_mask=chosen.reshape(together.loss_mask.shape))
+    expected, leaves = step(attrs.evolve(asked, microbatch_size=None), alone)
     found, others = step(asked, together)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -132,10 +141,11 @@ def test_groups_share_a_row_where_they_fill_it(
 
 
 def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[..., Experiment]) -> None:
-    objective = Objective.RLOO(rewards=REWARDS, num_generations=4, num_iterations=2)
+    objective = Objective.RLOO(rewards=REWARDS, num_generations=4, num_iterations=2, top_entropy_quantile=0.5)
     asked = experiment(objective=objective, data=PROMPTS, batch_size=8, memory=Memory(reference="online"))
     program = compile(asked)
     shapes = program.lower().args_info[0][3]
     together = completions(program.blueprint.config.vocab_size)[1]
-    together = together._replace(ref_logps=together.old_logps, sampler_logps=together.old_logps)
+    logps, mask = together.old_logps, together.loss_mask
+    together = together._replace(ref_logps=logps, sampler_logps=logps, entropy_mask=mask)
     assert [(x.shape, x.dtype) for x in shapes] == [(x.shape, x.dtype) for x in together]

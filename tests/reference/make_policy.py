@@ -8,6 +8,7 @@ Writes tests/reference/policy/grpo.npz, rloo.npz and jsd.npz. Made with TRL 1.16
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gspo_corrected": {"importance_sampling_level": "sequence", "use_bias_correction_kl": True},
 }
 """Settings of TRL's trainer that differ from the first."""
+ENTROPY: dict[str, dict[str, Any]] = {
+    "bonus": {"entropy_coef": 0.05},
+    "quantile": {"top_entropy_quantile": 0.4},
+    "quantile_gspo": {"top_entropy_quantile": 0.4, "importance_sampling_level": "sequence"},
+    "both": {"entropy_coef": 0.05, "top_entropy_quantile": 0.4, "loss_type": "dapo"},
+}
+"""Settings of TRL's trainer that read entropies."""
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's `vllm_importance_sampling_mode`."""
 CLIP_MIN, CLIP_MAX = 0.7, 1.5
@@ -53,12 +61,19 @@ def drawn() -> dict[str, np.ndarray]:
     }
     found["rewards"][1] = 0.5  # a group that tells nothing
     found["sampler"] = found["old"] + draw.normal(0, 0.25, logp.shape)
+    found["entropy"] = draw.exponential(0.7, logp.shape)
     return found
 
 
-def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
+def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor) -> Any:
     """What `_compute_loss` of GRPO's and RLOO's trainers reads of a trainer."""
-    nothing = SimpleNamespace(reduce=lambda x, reduction: x, gather=lambda x: x, num_processes=1, sync_gradients=True)
+    nothing = SimpleNamespace(
+        reduce=lambda x, reduction: x,
+        gather=lambda x: x,
+        pad_across_processes=lambda x, dim, pad_index: x,
+        num_processes=1,
+        sync_gradients=True,
+    )
     own = dict(settings)
     args = SimpleNamespace(
         use_bias_correction_kl=own.pop("use_bias_correction_kl", False),
@@ -68,7 +83,7 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
         sapo_temperature_neg=1.05,
     )
     fields = {
-        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, entropy, None),
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
@@ -85,10 +100,13 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor) -> Any:
         "current_gradient_accumulation_steps": 1,
         "max_completion_length": LIMIT,
         "accelerator": nothing,
-        "_entropy_bonus_enabled": False,
+        "_entropy_bonus_enabled": "entropy_coef" in own,
+        "use_adaptive_entropy": False,
         "_metrics": {"train": defaultdict(list)},
     }
-    return SimpleNamespace(**{**fields, **own})
+    self = SimpleNamespace(**{**fields, **own})
+    self.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, self)
+    return self
 
 
 def grpo() -> dict[str, np.ndarray]:
@@ -99,6 +117,8 @@ def grpo() -> dict[str, np.ndarray]:
     advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     found["advantage"] = advantage.numpy()
     for name, settings in SETTINGS.items():
+        found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+    for name, settings in ENTROPY.items():
         found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     settings = {"loss_type": "dapo", "off_policy_mask_threshold": MASKED}
     found |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
@@ -123,7 +143,8 @@ def computed(
     """Loss, gradient by log-probabilities, and metrics of a trainer's class."""
     mask = torch.tensor(np.arange(LENGTH) < drawn["lengths"][:, None]).double()
     logp = torch.tensor(drawn["logp"], requires_grad=True)
-    self = trainer(settings, logp)
+    entropy = torch.tensor(drawn["entropy"], requires_grad=True)
+    self = trainer(settings, logp, entropy)
     ids = torch.zeros(logp.shape, dtype=torch.long)
     inputs = {
         "prompt_ids": ids[:, :1],
@@ -142,7 +163,8 @@ def computed(
     loss = cls._compute_loss(self, None, inputs)
     loss.backward()
     metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}
-    return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **metrics}
+    by_entropy = {} if entropy.grad is None else {"entropy_gradient": entropy.grad.numpy()}
+    return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **by_entropy, **metrics}
 
 
 def rloo() -> dict[str, np.ndarray]:

@@ -148,6 +148,26 @@ def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(prog
 
 
 @pytest.mark.extended
+def test_tokens_of_high_entropy_are_chosen_among_those_that_count(program: Program, prompts: Prompts) -> None:
+    fields = {"top_entropy_quantile": 0.25, "entropy_coef": 0.1, "num_iterations": 1}
+    asked = evolve(program.experiment, {f"objective.{name}": value for name, value in fields.items()})
+    choosing = compile(asked)
+    state, made = choosing.init(), Rollouts.of(choosing, prompts, BytesTokenizer())
+    batch = made.at(0, state).batch
+    assert batch.old_logps is None
+    stats = choosing.score(state, made.train_batch(batch)).token_stats
+    entropy = np.asarray(stats.entropy).reshape(batch.loss_mask.shape)
+    assert batch.entropy_mask.sum() == np.ceil(0.25 * batch.loss_mask.sum())
+    assert entropy[batch.entropy_mask].min() > entropy[batch.loss_mask & ~batch.entropy_mask].max()
+    again = Rollouts.of(choosing, prompts, BytesTokenizer())
+    again.check(json.loads(json.dumps(made.state(0))))
+    _, metrics = choosing.step(state, made.train_batch(batch))
+    expected = float(metrics["policy_loss"]) - 0.1 * entropy[batch.entropy_mask].mean()
+    assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert float(metrics["entropy_bonus"]) == pytest.approx(entropy[batch.entropy_mask].mean(), rel=1e-5)
+
+
+@pytest.mark.extended
 def test_truncated_completions_can_be_left_out(program: Program, prompts: Prompts) -> None:
     state = program.init()
     last_ids = rollouts(program, prompts).at(0, state).batch.completion_ids[:, -1].tolist()

@@ -83,6 +83,10 @@ class Objective(Spec):
     """Optimizer steps on the same rows, one after another."""
     use_kl_in_reward: ClassVar[bool] = False
     """Whether the rewards of sampled completions, and not the loss, have the KL divergence from the reference."""
+    entropy_coef: ClassVar[float] = 0.0
+    """Weight of the mean entropy of sampled tokens, by which the loss is lower."""
+    top_entropy_quantile: ClassVar[float] = 1.0
+    """The share of sampled tokens, those of highest entropy, that the policy term has."""
     loss_on: ClassVar[str] = "assistant"
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None

@@ -24,6 +24,7 @@ from nnxdsl.errors import Problem
 KLEstimator = Literal["k1", "k2", "k3"]
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out", "none"]
+MeanOver = Literal["completions", "tokens", "max_length"]
 
 _below_one = Limit(above=0, at_most=1)
 
@@ -54,6 +55,10 @@ class PolicyGradient(Online):
         off_policy_mask_threshold: Leaves out completions with a negative advantage whose tokens have become less likely
             than they were for the sampler, by more than so many nats in the mean (DeepSeek-V3.2, arXiv:2512.02556,
             equation 9). The KL term has them. None for all completions.
+        entropy_coef: Weight of the mean entropy of tokens, by which the loss is lower: a bonus for exploring. The mean
+            is over the tokens of the step in every algorithm, as in TRL.
+        top_entropy_quantile: The share of tokens, those of highest entropy when they were sampled, that the policy term
+            and the entropy bonus have (Wang et al. 2025, arXiv:2506.01939, with 0.2); 1 for all. The KL term has all.
         beta: Weight of the KL divergence from the reference; 0 for no reference.
     """
 
@@ -61,7 +66,12 @@ class PolicyGradient(Online):
     fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {
         "importance_sampling",
         "off_policy_mask_threshold",
+        "entropy_coef",
+        "top_entropy_quantile",
     }
+    mean_over: ClassVar[MeanOver] = "completions"
+    """What the loss is a mean over: completions, of the means over their tokens; all tokens of the step; or the most
+    tokens that all completions could have had."""
     baseline: ClassVar[Baseline] = "mean"
     """What is subtracted from a reward: the mean of its group, that of the others in its group, or nothing."""
     scale_rewards: ClassVar[Scale] = "none"
@@ -76,6 +86,8 @@ class PolicyGradient(Online):
     mask_truncated_completions: bool = False
     importance_sampling: ImportanceSampling | None = None
     off_policy_mask_threshold: float | None = attrs.field(default=None, validator=positive)
+    entropy_coef: float = attrs.field(default=0.0, validator=not_negative)
+    top_entropy_quantile: float = attrs.field(default=1.0, validator=_below_one)
     beta: float = attrs.field(default=0.0, validator=not_negative)
 
     # Other members know it by their class; here it goes by `beta`.
@@ -189,6 +201,7 @@ class DAPO(KLInLoss):
         scale_rewards: As of GRPO.
     """
 
+    mean_over: ClassVar[MeanOver] = "tokens"
     off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high", "delta")
 
     epsilon: float = attrs.field(default=0.2, validator=_below_one)
@@ -210,6 +223,7 @@ class DrGRPO(KLInLoss):
         delta: As of GRPO.
     """
 
+    mean_over: ClassVar[MeanOver] = "max_length"
     off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high", "delta")
 
     epsilon: float = attrs.field(default=0.2, validator=_below_one)
@@ -248,6 +262,7 @@ class CISPO(KLInLoss):
         scale_rewards: As of GRPO.
     """
 
+    mean_over: ClassVar[MeanOver] = "tokens"
     off_policy_fields: ClassVar[tuple[str, ...]] = ("max_ratio",)
 
     max_ratio: float = attrs.field(default=5.0, validator=Limit(at_least=1))
@@ -304,6 +319,7 @@ class DPPO(KLInLoss):
         scale_rewards: As of GRPO.
     """
 
+    mean_over: ClassVar[MeanOver] = "tokens"
     off_policy_fields: ClassVar[tuple[str, ...]] = ("max_divergence", "max_ratio")
 
     max_divergence: float = attrs.field(default=0.2, validator=inner)
@@ -350,6 +366,7 @@ class ReinforcePlusPlus(PolicyGradient):
         epsilon_high: By how much a ratio above 1 counts; None for `epsilon`.
     """
 
+    mean_over: ClassVar[MeanOver] = "tokens"
     whitens_tokens: ClassVar[bool] = True
     use_kl_in_reward: ClassVar[bool] = True
     off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")

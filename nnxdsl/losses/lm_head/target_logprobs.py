@@ -41,7 +41,7 @@ class TargetStats(NamedTuple):
     Attributes:
         logp: Natural log of the target's probability.
         log_z: Logsumexp of all logits.
-        entropy: In nats; carries no gradient.
+        entropy: In nats; carries a gradient only where one is asked for.
         correct: 1 where no token is likelier than the target; carries no gradient.
     """
 
@@ -70,9 +70,13 @@ class _OnlineSoftmax(NamedTuple):
     weighted_rows: Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def target_stats(
-    hidden: Float[Array, "n g l c d"], head: Float[Array, "w d"], targets: Int[Array, "n g l c"], tiling: Tiling
+    hidden: Float[Array, "n g l c d"],
+    head: Float[Array, "w d"],
+    targets: Int[Array, "n g l c"],
+    tiling: Tiling,
+    has_entropy_gradient: bool = False,
 ) -> TargetStats:
     """Statistics of `targets` under softmax(hidden @ head.T).
 
@@ -81,12 +85,13 @@ def target_stats(
         head: The output head, in the dtype of `hidden`.
         targets: Token ids.
         tiling: The tiles.
+        has_entropy_gradient: Whether a loss reads entropies.
 
     Returns:
         Statistics in float32, from products accumulated in float32. If two tokens are equally the most likely, both
         count as correct. With a frozen head, the forward pass of a derivative takes two products of the head's size and
-        the backward pass none; with a trained one it is one and two, or three where logits are recomputed. Without a
-        derivative it is one.
+        the backward pass none, or one and one where entropies have a gradient; with a trained one it is one and two.
+        Where logits are recomputed, the backward pass takes one more. Without a derivative it is one.
     """
     sums, _ = _forward(hidden, head, targets, tiling, uses_rows=False, keep=False)
     return _target_stats(_merge(sums))
@@ -113,7 +118,7 @@ class _Frozen(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """Residuals where hidden states and head have gradients.
+    """Residuals where gradients of logits are computed again, tile by tile: for a trained head, and for entropies.
 
     Attributes:
         hidden: Hidden states, `[n, g, l, c, d]`.
@@ -122,6 +127,7 @@ class _Trained(NamedTuple):
         max_logit: See `_SoftmaxStats`.
         sum_exp: See `_SoftmaxStats`.
         logits: Of all tiles, `[n, tiles, s, g, l, c, v]`; None where they are recomputed.
+        entropy: See `TargetStats`; None where it has no gradient.
     """
 
     hidden: Array
@@ -130,16 +136,34 @@ class _Trained(NamedTuple):
     max_logit: Array
     sum_exp: Array
     logits: Array | None
+    entropy: Array | None
+
+
+class _FrozenWithEntropy(NamedTuple):
+    """Residuals where entropies have a gradient and the head has none.
+
+    Attributes:
+        residuals: Those of a trained head.
+    """
+
+    residuals: _Trained
 
 
 def _forward_rule(
-    hidden: CustomVJPPrimal, head: CustomVJPPrimal, targets: CustomVJPPrimal, tiling: Tiling
-) -> tuple[TargetStats, _Frozen | _Trained]:
+    hidden: CustomVJPPrimal,
+    head: CustomVJPPrimal,
+    targets: CustomVJPPrimal,
+    tiling: Tiling,
+    has_entropy_gradient: bool,
+) -> tuple[TargetStats, _Frozen | _Trained | _FrozenWithEntropy]:
     values = hidden.value, head.value, targets.value
-    if head.perturbed:
+    if head.perturbed or has_entropy_gradient:
         sums, logits = _forward(*values, tiling, uses_rows=False, keep=tiling.keep)
         stats = _merge(sums)
-        return _target_stats(stats), _Trained(*values, stats.max_logit, stats.sum_exp, logits)
+        out = _target_stats(stats)
+        entropy = out.entropy if has_entropy_gradient else None
+        residuals = _Trained(*values, stats.max_logit, stats.sum_exp, logits, entropy)
+        return out, residuals if head.perturbed else _FrozenWithEntropy(residuals)
     sums, _ = _forward(*values, tiling, uses_rows=True, keep=False)
     stats = _merge(sums)
     # Sums are relative to the maximum of their own shard of the vocabulary.
@@ -148,14 +172,20 @@ def _forward_rule(
 
 
 def _backward_rule(
-    tiling: Tiling, residuals: _Frozen | _Trained, cotangents: TargetStats
+    tiling: Tiling,
+    has_entropy_gradient: bool,
+    residuals: _Frozen | _Trained | _FrozenWithEntropy,
+    cotangents: TargetStats,
 ) -> tuple[Array | None, Array | None, None]:
-    logp_grad, log_z_grad = (
+    is_trained = isinstance(residuals, _Trained)
+    if isinstance(residuals, _FrozenWithEntropy):
+        residuals = residuals.residuals
+    logp_grad, log_z_grad, entropy_grad = (
         jnp.zeros(residuals.targets.shape, jnp.float32) if isinstance(cotangent, SymbolicZero) else cotangent
-        for cotangent in (cotangents.logp, cotangents.log_z)
+        for cotangent in (cotangents.logp, cotangents.log_z, cotangents.entropy)
     )
     if isinstance(residuals, _Trained):
-        return *_gradients(residuals, logp_grad, log_z_grad, tiling), None
+        return *_gradients(residuals, logp_grad, log_z_grad, entropy_grad, tiling, trained=is_trained), None
     target_grad = logp_grad * residuals.rest_prob + log_z_grad * (1 - residuals.rest_prob)
     if tiling.soft_cap is not None:
         target_grad = target_grad * soft_cap_grad(residuals.target_logit, tiling.soft_cap)
@@ -253,9 +283,15 @@ def _target_stats(stats: _SoftmaxStats) -> TargetStats:
 
 
 def _gradients(
-    residuals: _Trained, logp_grad: jax.Array, log_z_grad: jax.Array, tiling: Tiling
+    residuals: _Trained,
+    logp_grad: jax.Array,
+    log_z_grad: jax.Array,
+    entropy_grad: jax.Array,
+    tiling: Tiling,
+    *,
+    trained: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Gradients of hidden states and head."""
+    """Gradients of hidden states and head; None for one that is not trained."""
     arrays = residuals.max_logit, residuals.sum_exp, logp_grad, log_z_grad
 
     def logits_and_grads(tile: Tile) -> tuple[jax.Array, jax.Array]:
@@ -265,10 +301,14 @@ def _gradients(
             logits = tile_logits(tile.hidden, tile.vocab, tiling)
         else:
             logits = take(take(residuals.logits, tile.chunk), tile.number)
-        softmax_grad = jnp.exp(logits - max_logit) * ((for_log_z - for_logp) / sum_exp)
+        for_softmax = for_log_z - for_logp
+        if residuals.entropy is not None:  # of a logit it is -p (log p + entropy)
+            for_entropy, entropy = (take(x, tile.chunk)[..., None] for x in (entropy_grad, residuals.entropy))
+            for_softmax = for_softmax - for_entropy * (logits - max_logit - jnp.log(sum_exp) + entropy)
+        softmax_grad = jnp.exp(logits - max_logit) * (for_softmax / sum_exp)
         return logits, softmax_grad + jnp.where(tile.vocab.is_target(targets), for_logp, 0.0)
 
-    return gradients(residuals.hidden, residuals.head, logits_and_grads, tiling)
+    return gradients(residuals.hidden, residuals.head, logits_and_grads, tiling, trained=trained)
 
 
 def _rows_of(targets: jax.Array, head: jax.Array) -> jax.Array:

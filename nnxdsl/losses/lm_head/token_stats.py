@@ -23,7 +23,7 @@ class TokenStats(NamedTuple):
     Attributes:
         logp: Natural log of the probability of the target.
         log_z: Logsumexp of all logits.
-        entropy: Of the distribution over the vocabulary, in nats; carries no gradient.
+        entropy: Of the distribution over the vocabulary, in nats; carries a gradient only where one is asked for.
         correct: 1 where no token is likelier than the target; carries no gradient.
         mask: 1 for real targets.
     """
@@ -94,6 +94,8 @@ def token_stats(
     limit: int | None = None,
     soft_cap: float | None = None,
     shard_context: ShardContext | None = None,
+    *,
+    has_entropy_gradient: bool = False,
 ) -> TokenStats:
     """Statistics of `targets` under softmax(hidden @ head.T).
 
@@ -105,6 +107,7 @@ def token_stats(
         limit: The most tokens whose logits exist at one time, over all devices; None for the platform's default.
         soft_cap: Logits `z` are `soft_cap * tanh(z / soft_cap)` (Gemma 2, arXiv:2408.00118); None for none.
         shard_context: Platform and sharding of logits; None for one CPU.
+        has_entropy_gradient: Whether a loss reads entropies.
 
     Returns:
         Statistics, computed in float32 from products accumulated in float32.
@@ -114,8 +117,9 @@ def token_stats(
     states = chunks.split(hidden)
     if shard_context.constrain is not None:
         states = shard_context.constrain(states, (None, "head_batch", "length", None, "activation_embed"))
+    tiling = chunks.tiling(soft_cap, shard_context)
     stats: TargetStats = target_stats(
-        states, head.astype(hidden.dtype), chunks.split(targets), chunks.tiling(soft_cap, shard_context)
+        states, head.astype(hidden.dtype), chunks.split(targets), tiling, has_entropy_gradient
     )
     logp, log_z, entropy, correct = (chunks.join(x) for x in stats)
     return TokenStats(logp, log_z, entropy, correct, mask.astype(jnp.float32))

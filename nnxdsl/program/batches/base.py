@@ -131,6 +131,7 @@ class AbstractArrays:
         has_old_logps: Whether rollouts carry the log-probabilities of sampling.
         num_generations: Completions of a row of a batch of groups.
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
+        has_entropy_mask: Whether rollouts say which tokens have the highest entropy.
     """
 
     count: int
@@ -139,6 +140,7 @@ class AbstractArrays:
     has_old_logps: bool = False
     num_generations: int = 1
     teacher_top_k: int | None = None
+    has_entropy_mask: bool = False
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
         """An array `[count, *shape]` without values."""

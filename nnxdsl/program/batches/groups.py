@@ -68,8 +68,8 @@ class GroupKind(BatchKind[GroupBatch]):
         return reference_outputs(_by_completion(batch))
 
     def without_cached(self, batch: GroupBatch) -> GroupBatch:
-        """The batch without log-probabilities of sampling, sampler and reference."""
-        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None)
+        """The batch without log-probabilities of sampling, sampler and reference, and what follows from them."""
+        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None, entropy_mask=None)
 
     def lengths(self, batch: GroupBatch) -> BatchLengths:
         """What a batch in numpy holds."""

@@ -63,8 +63,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
         return reference_outputs(batch)
 
     def without_cached(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch without log-probabilities of sampling, sampler and reference."""
-        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None)
+        """The batch without log-probabilities of sampling, sampler and reference, and what follows from them."""
+        return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None, entropy_mask=None)
 
     def lengths(self, batch: RolloutBatch) -> BatchLengths:
         """What a batch in numpy holds."""
@@ -87,7 +87,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
 def rollout_outputs(stats: TokenStats, batch: RolloutBatch | GroupBatch) -> tuple[RolloutOutputs, TokenStats]:
     """The inputs of the loss of `[B, R]` tokens, and statistics without completions of weight 0."""
     given = batch.advantages, batch.max_completion_length, batch.old_logps, batch.sampler_logps
-    outputs = RolloutOutputs(stats, *given)
+    chosen = None if batch.entropy_mask is None else jnp.asarray(batch.entropy_mask, jnp.float32)
+    outputs = RolloutOutputs(stats, *given, chosen)
     return outputs, weighted_stats(stats, batch.weight)
 
 
@@ -111,6 +112,7 @@ def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
         "old_logps": per_token if arrays.has_old_logps else None,
         "ref_logps": per_token if arrays.has_ref_logps else None,
         "sampler_logps": per_token,
+        "entropy_mask": arrays.array(*shape, dtype=jnp.bool_) if arrays.has_entropy_mask else None,
     }
 
 

@@ -62,7 +62,14 @@ class HeadInputs:
         """The tokens that need a log-probability, and the states that predict them."""
         return self.kind.targets(self.hidden, self.batch)
 
-    def token_stats(self, targets: Targets, temperature: float = 1.0, *, has_gradient: bool = True) -> TokenStats:
+    def token_stats(
+        self,
+        targets: Targets,
+        temperature: float = 1.0,
+        *,
+        has_gradient: bool = True,
+        has_entropy_gradient: bool = False,
+    ) -> TokenStats:
         """Statistics of targets under softmax(logits / temperature)."""
         hidden, head, soft_cap = targets.hidden, self.model.head(), self.soft_cap
         if not has_gradient:
@@ -70,7 +77,16 @@ class HeadInputs:
         if temperature != 1:  # of capped logits too: c tanh(z / c) / t is (c / t) tanh((z / t) / (c / t))
             hidden = hidden / temperature
             soft_cap = None if soft_cap is None else soft_cap / temperature
-        return token_stats(hidden, head, targets.ids, targets.mask, self.limit, soft_cap, self.shard_context)
+        return token_stats(
+            hidden,
+            head,
+            targets.ids,
+            targets.mask,
+            self.limit,
+            soft_cap,
+            self.shard_context,
+            has_entropy_gradient=has_entropy_gradient,
+        )
 
 
 class Head:

@@ -25,16 +25,18 @@ class LogProbs(Head):
         temperature: The temperature of logits.
         ld_alpha: LD-DPO's weight of a pair's tokens beyond the length of the shorter completion.
         uses_wpo: Whether a loss reads WPO weights.
+        uses_entropy: Whether a loss reads entropies.
     """
 
     temperature: float = 1.0  # pyright: ignore[reportIncompatibleVariableOverride] - a field in place of a default
     ld_alpha: float = 1.0
     uses_wpo: bool = False
+    uses_entropy: bool = False
 
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """See `Head.read`; the batch's kind groups the log-probabilities."""
         targets = inputs.targets()
-        stats = inputs.token_stats(targets, self.temperature)
+        stats = inputs.token_stats(targets, self.temperature, has_entropy_gradient=self.uses_entropy)
         wpo_logps = partial(self._wpo_logps, inputs, targets, stats) if self.uses_wpo else None
         return HeadOutput(*inputs.kind.loss_inputs(stats, inputs.batch, PairOptions(self.ld_alpha, wpo_logps)))
 
@@ -57,4 +59,4 @@ def build(objective: Objective) -> Head:
 
 @build.register
 def _(objective: PolicyGradient) -> Head:
-    return LogProbs(temperature=objective.temperature)
+    return LogProbs(temperature=objective.temperature, uses_entropy=objective.entropy_coef > 0)

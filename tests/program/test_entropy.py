@@ -1,0 +1,104 @@
+"""Losses that read entropies: equal to TRL's code, in value and gradients, over any micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnxdsl import Objective, Reward, losses
+from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.losses.lm_head.token_stats import TokenStats
+from nnxdsl.losses.policy_gradient import RolloutOutputs
+from nnxdsl.program import heads
+from nnxdsl.program.forward import ForwardOutput
+from nnxdsl.program.loss_fn import EntropyBonus, LossFn
+from nnxdsl.rollouts.rollouts import high_entropy
+
+FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
+GIVEN: dict[str, Any] = {
+    "rewards": (Reward("exact_answer"),),
+    "num_iterations": 2,
+    "beta": 0.3,
+    "epsilon": 0.2,
+    "epsilon_high": 0.28,
+}
+IN_TRL: dict[str, Any] = {
+    "bonus": Objective.GRPO(entropy_coef=0.05, **GIVEN),
+    "quantile": Objective.GRPO(top_entropy_quantile=0.4, **GIVEN),
+    "quantile_gspo": Objective.GSPO(top_entropy_quantile=0.4, **GIVEN),
+    "both": Objective.DAPO(entropy_coef=0.05, top_entropy_quantile=0.4, **GIVEN),
+}
+"""TRL's settings in `make_policy.py`."""
+
+
+@pytest.fixture(scope="module")
+def figures() -> Any:
+    with np.load(FIGURES) as file:
+        return dict(file)
+
+
+def batch_of(figures: Any, share: float) -> RolloutBatch:
+    """The completions, whose tokens do not matter."""
+    rows, length = figures["logp"].shape
+    mask = np.arange(length) < figures["lengths"][:, None]
+    chosen = high_entropy(figures["entropy"].astype(np.float32), mask, share) if share < 1 else None
+    ids, ones = np.zeros((rows, length), np.int32), np.ones(rows, np.float32)
+    advantages = np.broadcast_to(figures["advantage"].reshape(-1, 1), mask.shape).astype(np.float32)
+    old = figures["old"].astype(np.float32)
+    return RolloutBatch(
+        ids, figures["lengths"], ids, figures["lengths"], mask, ones, advantages, ones * 9, old, entropy_mask=chosen
+    )
+
+
+def output(logps: Any, entropy: Any, batch: RolloutBatch) -> ForwardOutput:
+    mask = jnp.asarray(batch.loss_mask, jnp.float32)
+    stats = TokenStats(logps * mask, 0 * mask, entropy * mask, 0 * mask, mask)
+    inputs = RolloutOutputs(
+        stats, batch.advantages, batch.max_completion_length, batch.old_logps, entropy_mask=batch.entropy_mask
+    )
+    return ForwardOutput(inputs, stats, None)
+
+
+@pytest.mark.parametrize("rows", [12, 5])
+@pytest.mark.parametrize("name", IN_TRL)
+def test_what_trl_computes(name: str, rows: int, figures: Any) -> None:
+    objective = IN_TRL[name]
+    bonus = EntropyBonus(objective.entropy_coef, objective.mean_over)
+    loss = LossFn(losses.build(objective), heads.build(objective), (bonus,) if objective.entropy_coef else ())
+    batch = batch_of(figures, objective.top_entropy_quantile)
+    of_batch = loss.for_batch(batch)
+
+    def mean(logps: jax.Array, entropy: jax.Array) -> Any:
+        totals = []
+        for start in range(0, len(logps), rows):
+            part = jax.tree.map(lambda x: x[start : start + rows], batch)  # noqa: B023
+            out = output(logps[start : start + rows], entropy[start : start + rows], part)
+            reference = output(jnp.asarray(figures["reference"], jnp.float32)[start : start + rows], 0.0, part)
+            totals.append(of_batch(out, reference.loss_inputs, part))
+        terms = totals[0]
+        for more in totals[1:]:
+            terms = terms.added_to(more)
+        return loss.mean(terms), terms
+
+    given = jnp.asarray(figures["logp"], jnp.float32), jnp.asarray(figures["entropy"], jnp.float32)
+    (value, terms), gradients = jax.jit(jax.value_and_grad(mean, argnums=(0, 1), has_aux=True))(*given)
+    assert float(value) == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
+    by_entropy = figures.get(f"{name}.entropy_gradient", np.zeros_like(figures["logp"]))
+    for found, expected in zip(gradients, (figures[f"{name}.gradient"], by_entropy), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-7)
+    if objective.entropy_coef:
+        policy = terms.metrics["policy_loss"]
+        assert float(policy.total / policy.count) == pytest.approx(float(figures[f"{name}.policy_loss"]), rel=2e-6)
+
+
+def test_a_share_of_the_tokens_of_highest_entropy() -> None:
+    entropy = np.array([[0.5, 0.1, 9.0], [0.2, 0.4, 0.3]], np.float32)
+    mask = np.array([[True, True, False], [True, True, True]])
+    assert high_entropy(entropy, mask, 0.5).tolist() == [[True, False, False], [False, True, True]]
+    assert high_entropy(entropy, mask, 0.01).tolist() == [[True, False, False], [False, False, False]]
+    assert not high_entropy(entropy, mask & False, 0.5).any()
