@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +15,26 @@ import numpy.typing as npt
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
+from nnxdsl.adapters import lora_math
 from nnxdsl.config.tokenizer import Auto, Tokenizer
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.errors import DataError, WeightsError
+from nnxdsl.formats import peft
 from nnxdsl.formats.finite import require_finite
-from nnxdsl.formats.hf import HubReader
+from nnxdsl.formats.hf import HubReader, read_fields
 from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.families.registry import text_fields
 from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.models.slots import power_of_two
 from nnxdsl.program import xla_options
+from nnxdsl.program.architecture import model_type
 from nnxdsl.program.init import place
 from nnxdsl.weights.open import is_run
 from nnxdsl.weights.run_weights import RunWeights
@@ -74,11 +79,12 @@ class Pretrained:
         directory: Path,
         tokenizer: Tokenizer,
         tokenizer_directory: Path | None,
+        model_type: str | None,
     ) -> None:
         self.config = config
         self.leaves = dict(leaves)
         self.dtype = jnp.dtype(dtype)
-        self._template, self._directory = template, directory
+        self._template, self._directory, self._model_type = template, directory, model_type
         self._spec, self._tokenizer_directory = tokenizer, tokenizer_directory
         self._tokenizer: TokenizerBase | None = None
         self._sampler: Sampler | None = None
@@ -112,6 +118,27 @@ class Pretrained:
         if other.config != self.config:
             raise WeightsError(f"{directory}: is of another architecture than {self._directory}")
         self.leaves = other.leaves
+
+    def with_adapter(self, directory: Path) -> Pretrained:
+        """Return the model with an adapter merged; arrays that it does not change, and what is compiled, are shared.
+
+        Args:
+            directory: in PEFT's format.
+
+        Raises:
+            WeightsError: a file is missing or damaged, or the adapter is of another architecture or not supported.
+        """
+        read = peft.read(directory, self.config, self._template.variables, self._model_type)
+        if read.is_pissa:
+            raise WeightsError(f"{directory}: init_lora_weights='pissa' changes the base; merge the adapter into it")
+        changed = {path: jnp.asarray(weight, self.dtype) for path, weight in read.whole.items()}
+        for path in {lora_math.kernel_of(path) for path in read.leaves}:
+            weight = lora_math.merged(read.adapter, path, self.leaves[path], read.leaves.__getitem__)
+            changed[path] = weight.astype(self.dtype)
+        other = copy.copy(self)
+        other._sampler = None if self.config.num_labels else self.sampler
+        other.leaves = {**self.leaves, **changed}
+        return other
 
     def __call__(self, tokens: ArrayLike, attention_mask: ArrayLike | None = None) -> jax.Array:
         """Compute next-token logits at each position.
@@ -331,7 +358,8 @@ def load(
         raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
     leaves = {path: place(reader.mapped(path), dtype, here) for path in template.variables}
-    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto(), found)
+    kind = text_fields(read_fields(found)).get("model_type")
+    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto(), found, kind)
 
 
 def _of_run(
@@ -350,7 +378,8 @@ def _of_run(
     leaves = {name: place(leaf(name), dtype, here) for name in template.variables}
     owner = tokenizer_owner(saved.experiment)
     directory = tokenizer_directory(owner, saved.directory.parent)
-    return Pretrained(template, config, leaves, dtype, path, tokenizer or owner.model.tokenizer, directory)
+    tokenizer, kind = tokenizer or owner.model.tokenizer, model_type(saved.experiment)
+    return Pretrained(template, config, leaves, dtype, path, tokenizer, directory, kind)
 
 
 def _template(stored: DecoderConfig, dtype: DTypeLike, path: Path, *, mtp: bool) -> tuple[DecoderConfig, AbstractModel]:

@@ -42,24 +42,24 @@ class Client:
         """The answer in JSON; errors as of `post`."""
         return self._request(urllib.request.Request(self.settings.url.rstrip("/") + route))
 
-    def post(self, route: str, body: Mapping[str, Any], *, may_be_missing: bool = False) -> Any:
-        """The answer in JSON, None for an empty one, or for a route that may be missing and is.
+    def post(self, route: str, body: Mapping[str, Any], *, may_be_missing: bool = False, is_json: bool = True) -> Any:
+        """The answer in JSON; None for an empty one, for text, and for a route that may be missing and is.
 
         Raises:
             RunError: The server does not answer, or refuses.
         """
         request = urllib.request.Request(self.settings.url.rstrip("/") + route, json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
-        return self._request(request, may_be_missing=may_be_missing)
+        return self._request(request, may_be_missing=may_be_missing, is_json=is_json)
 
-    def _request(self, request: urllib.request.Request, *, may_be_missing: bool = False) -> Any:
+    def _request(self, request: urllib.request.Request, *, may_be_missing: bool = False, is_json: bool = True) -> Any:
         if key := os.environ.get(self.settings.api_key_variable):
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         for number in range(1, TRIES + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.settings.timeout) as answer:
                     content = answer.read()
-                return json.loads(content) if content else None
+                return json.loads(content) if content and is_json else None
             except urllib.error.HTTPError as error:
                 if error.code == 404 and may_be_missing:
                     return None
@@ -91,10 +91,16 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _hint(code: int, request: urllib.request.Request) -> str:
     """What to do about it."""
-    if not request.full_url.endswith("/collective_rpc"):
+    route = request.full_url.rpartition("/")[2]
+    if route not in ("collective_rpc", "load_lora_adapter"):
         return ""
     if code == 403:
         return "; set weights_directory of the engine to that directory"
+    if route == "load_lora_adapter":
+        return (
+            "; start it so that it loads adapters: nnxdsl serve MODEL --weights-directory DIR, or vLLM with "
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank"
+        )
     return (
         "; start it so that it loads new weights: nnxdsl serve MODEL --weights-directory DIR, or vLLM (0.32 was tried) "
         "with VLLM_SERVER_DEV_MODE=1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.objectives import engine as config
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import RunError
-from nnxdsl.formats import hf
+from nnxdsl.formats import hf, peft
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.program.architecture import model_type
 from nnxdsl.program.compile import Program, TrainState
@@ -25,6 +26,7 @@ from nnxdsl.rollouts.client import Client
 from nnxdsl.rollouts.engine import Engine, Requests, build, seed_of
 from nnxdsl.runtime import distributed
 from nnxdsl.storage.atomic_dir import atomic_directory
+from nnxdsl.weights.sources import starts_from_pissa
 
 MOST_REQUESTS = 64
 """At one time."""
@@ -56,6 +58,8 @@ class ServerEngine:
     _written: list[Path] = attrs.field(factory=list, init=False)
     """Directories with weights that may still be loaded, the oldest first."""
     _loaded: Path | None = attrs.field(default=None, init=False)
+    _prefix: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
+    """Of adapters' names, so that those of a process that was killed are no others."""
     _client: Client = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -91,7 +95,8 @@ class ServerEngine:
         for other in self._place.glob("*"):  # too old, or of a process that was killed
             if other not in self._written:
                 shutil.rmtree(other, ignore_errors=True)
-        write_policy(self.program, state, target)
+        write = write_adapter if self.settings.adapter_only else write_policy
+        write(self.program, state, target)
         self._written.append(target)
         return target
 
@@ -150,7 +155,23 @@ class ServerEngine:
         return Completion(ids, logps, np.zeros_like(logps), len(ids))
 
     def _load(self, weights: Path) -> None:
-        """Has the server load the weights."""
+        """Has the server load the weights, or the adapter."""
+        if self.settings.adapter_only:
+            self._load_adapter(weights)
+        else:
+            self._load_weights(weights)
+        self._loaded, self._client.has_weights = weights, True
+
+    def _load_adapter(self, weights: Path) -> None:
+        """Has the server load the adapter under a new name, and forget the one before."""
+        name = f"{self.program.experiment.name}-{self._prefix}-{weights.name}"
+        self._client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights)}, is_json=False)
+        if self._model is not None:
+            self._client.post("/v1/unload_lora_adapter", {"lora_name": self._model}, is_json=False)
+        self._model = name
+
+    def _load_weights(self, weights: Path) -> None:
+        """Has the server load the weights in place of those that it has."""
         if self._model is None:
             try:
                 self._model = str(self._client.get("/v1/models")["data"][0]["id"])
@@ -158,7 +179,6 @@ class ServerEngine:
                 raise self._client.error("names no model at /v1/models; expected nnxdsl serve or vLLM") from None
         self._client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
         self._client.post("/reset_prefix_cache", {}, may_be_missing=True)
-        self._loaded, self._client.has_weights = weights, True
 
 
 def write_policy(program: Program, state: TrainState, target: Path) -> None:
@@ -181,6 +201,32 @@ def write_policy(program: Program, state: TrainState, target: Path) -> None:
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, blueprint.compute) for path, leaf in blueprint.base.items()}
     with atomic_directory(target) as place:
         hf.write(place, blueprint.config, shapes, value=value, like=model_type(program.experiment))
+
+
+def write_adapter(program: Program, state: TrainState, target: Path) -> None:
+    """Writes the policy's adapter in PEFT's format, float32.
+
+    Args:
+        program: Of an experiment with an adapter.
+        state: Whose policy.
+        target: The directory, which does not exist.
+    """
+    experiment, adapter = program.experiment, program.experiment.adapter
+    assert isinstance(adapter, LowRank)
+    leaves = {
+        path: np.asarray(leaf, np.float32) for path, leaf in state.trainable.items() if lora_math.is_adapter(path)
+    }
+    kind, is_pissa = model_type(experiment), starts_from_pissa(experiment)
+    with atomic_directory(target) as place:
+        peft.write(
+            place,
+            program.blueprint.config,
+            leaves,
+            adapter=adapter,
+            base=None,
+            model_type=kind,
+            is_pissa=is_pissa,
+        )
 
 
 def _seed(seed: int, row: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import attrs
 
+from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.serve.batches import Row
 from nnxdsl.serve.choices import Choice
@@ -21,6 +22,7 @@ class Answer:
 
     Attributes:
         request: The request.
+        model: Answers it.
         prompts: Token ids of each prompt.
         choices: The completions, those of a prompt one after another.
         rows: The row of each.
@@ -29,6 +31,7 @@ class Answer:
     """
 
     request: Request
+    model: Pretrained
     prompts: Sequence[Sequence[int]]
     choices: Sequence[Choice]
     rows: Sequence[Row]

@@ -15,8 +15,8 @@ from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.slots import padded_turn, power_of_two
 
-Settings = tuple[float, int | None, float | None, float | None]
-"""Of a draw: temperature, top-k, top-p, min-p. Rows of a batch have them in common."""
+Settings = tuple[int, float, int | None, float | None, float | None]
+"""What rows of a batch have in common: the model, and temperature, top-k, top-p and min-p of a draw."""
 
 MOST_ROWS = 256
 """Most rows of a batch."""
@@ -29,6 +29,7 @@ class Row:
     """A completion that is asked for.
 
     Attributes:
+        model: Samples it.
         prompt: Token ids.
         sampling: Its settings; `max_new_tokens` is its own, and `seed` is not read.
         numbers: RNG stream numbers, from `numbers_of`.
@@ -36,6 +37,7 @@ class Row:
         is_cancelled: Whether nothing waits for it any longer.
     """
 
+    model: Pretrained
     prompt: Sequence[int]
     sampling: Sampling
     numbers: tuple[int, int]
@@ -46,7 +48,7 @@ class Row:
     def settings(self) -> Settings:
         """What a row of the same batch has in common with it."""
         own = self.sampling
-        return own.temperature, own.top_k, own.top_p, own.min_p
+        return id(self.model), own.temperature, own.top_k, own.top_p, own.min_p
 
 
 def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int, int]]:
@@ -57,14 +59,10 @@ def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int
 
 
 class Batches:
-    """Samples rows in the order in which they came, all that wait and have their settings in common at a time.
+    """Samples rows in the order in which they came, all that wait and have model and settings in common at a time."""
 
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: Pretrained) -> None:
-        self._model, self._waiting = model, list[Row]()
+    def __init__(self) -> None:
+        self._waiting = list[Row]()
         self._changed, self._is_closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="nnxdsl serve", daemon=True)
         self._thread.start()
@@ -112,8 +110,9 @@ class Batches:
     def _sample(self, rows: Sequence[Row]) -> None:
         limits = [row.sampling.max_new_tokens for row in rows]
         fillers = filling([row.prompt for row in rows])
-        pieces = self._model.sampler.pieces(
-            self._model.leaves,
+        model = rows[0].model
+        pieces = model.sampler.pieces(
+            model.leaves,
             [*(row.prompt for row in rows), *fillers],
             attrs.evolve(rows[0].sampling, max_new_tokens=power_of_two(max(limits)), seed=0),
             prompt_length=padded_turn(max(len(row.prompt) for row in rows)),

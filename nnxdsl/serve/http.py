@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
-from nnxdsl.serve.batches import Batches
 from nnxdsl.serve.errors import Refused, error_response
 from nnxdsl.serve.server import Server
 from nnxdsl.serve.weights import ServedWeights
@@ -71,7 +70,7 @@ def make_app(
         yield
         server.batches.close()
 
-    server = Server(model, name, Batches(model))
+    server = Server(model, name)
     app = FastAPI(title="nnxdsl", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.get("/health")(lambda: Response())
     app.get("/v1/models")(server.models)
@@ -79,7 +78,10 @@ def make_app(
     app.post("/v1/chat/completions", response_model=None)(server.chat)
 
     if weights_directory is not None:
-        app.post("/collective_rpc")(ServedWeights(model, weights_directory).call)
+        weights = ServedWeights(server, weights_directory)
+        app.post("/collective_rpc")(weights.call)
+        app.post("/v1/load_lora_adapter")(weights.load_adapter)
+        app.post("/v1/unload_lora_adapter")(weights.unload_adapter)
 
     app.add_middleware(Gate, api_key=api_key)
 

@@ -29,17 +29,19 @@ LISTEN_EVERY = 0.5
 
 @attrs.define(eq=False)
 class Server:
-    """Answers requests with a model.
+    """Answers requests with a model, or with one of its adapters.
 
     Attributes:
         model: The model.
         name: What clients call it.
         batches: Samples.
+        adapters: The model with an adapter merged, by the name of the adapter.
     """
 
     model: Pretrained
     name: str
-    batches: Batches
+    batches: Batches = attrs.field(factory=Batches)
+    adapters: dict[str, Pretrained] = attrs.field(factory=dict)
     _scoring: asyncio.Lock = attrs.field(factory=asyncio.Lock, init=False)
 
     async def completions(self, request: CompletionRequest, client: HTTPRequest) -> Response:
@@ -81,8 +83,9 @@ class Server:
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""
-        one = {"id": self.name, "object": "model", "owned_by": "nnxdsl", "max_model_len": self.model.config.max_length}
-        return {"object": "list", "data": [one]}
+        same = {"object": "model", "owned_by": "nnxdsl", "max_model_len": self.model.config.max_length}
+        adapters = [{"id": name, **same, "parent": self.name} for name in self.adapters]
+        return {"object": "list", "data": [{"id": self.name, **same}, *adapters]}
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt."""
@@ -111,9 +114,7 @@ class Server:
         Raises:
             Refused: It does not fit into the model's positions, a setting has no effect, or too many requests wait.
         """
-        config = self.model.config
-        if request.model not in (None, self.name):
-            raise Refused(f"the model {request.model!r} is not served here, but {self.name!r}", "model", 404)
+        config, model = self.model.config, self._named(request.model)
         if request.top_k > config.vocab_size:
             raise Refused(f"{request.top_k:,} exceeds the {config.vocab_size:,} tokens of the vocabulary", "top_k")
         if odd := [token for token in request.stop_token_ids if not 0 <= token < config.vocab_size]:
@@ -137,10 +138,19 @@ class Server:
             for numbers in numbers_of(seed, prompt, request.n):
                 choices.append(Choice(self.model.tokenizer, request.stops, stops))
                 choices[-1].finish_reason = None if new else "length"
-                rows.append(Row(prompt, sampling, numbers, listener(len(rows)), not new))
+                rows.append(Row(model, prompt, sampling, numbers, listener(len(rows)), not new))
         if not self.batches.submit([row for row in rows if not row.is_cancelled]):
             raise Refused("too many requests wait; ask again later", status=429)
-        return Answer(request, prompts, choices, rows, pieces)
+        return Answer(request, model, prompts, choices, rows, pieces)
+
+    def _named(self, name: str | None) -> Pretrained:
+        """The model, or the one with the adapter of that name."""
+        if name in (None, self.name):
+            return self.model
+        if name not in self.adapters:
+            served = ", ".join(map(repr, (self.name, *self.adapters)))
+            raise Refused(f"the model {name!r} is not served here, but {served}", "model", 404)
+        return self.adapters[name]
 
     def _limit(self, request: Request, prompt: Sequence[int]) -> int:
         """Most tokens of a completion of a prompt."""
@@ -218,7 +228,8 @@ class Server:
     def _body(self, answer: Answer, kind: str, choices: list[dict[str, Any]], *, usage: bool = True) -> dict[str, Any]:
         """What all answers have."""
         prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
-        same = {"id": f"{prefix}-{answer.id}", "object": kind, "created": answer.created, "model": self.name}
+        same = {"id": f"{prefix}-{answer.id}", "object": kind, "created": answer.created}
+        same["model"] = answer.request.model or self.name
         return {**same, "choices": choices, **({"usage": answer.usage()} if usage else {})}
 
     async def _completion(self, answer: Answer, number: int, client: HTTPRequest) -> dict[str, Any]:
@@ -235,7 +246,7 @@ class Server:
             logps: list[float | None] = [*choice.logps]
             top: list[dict[str, float] | None] | None = None
             if request.echo or request.logprobs:
-                logps, top = await self._scored(request, [*prompt, *choice.ids], len(ids), client)
+                logps, top = await self._scored(answer, [*prompt, *choice.ids], len(ids), client)
             logprobs = of_completion(tokenizer, ids, logps, top if request.logprobs else None)
         body = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         if request.return_token_ids:
@@ -251,7 +262,7 @@ class Server:
             top: Any = None
             if request.top:
                 whole = [*answer.prompts[0], *choice.ids]
-                logps, top = await self._scored(request, whole, len(choice.ids), client)
+                logps, top = await self._scored(answer, whole, len(choice.ids), client)
             logprobs = of_chat(self.model.tokenizer, choice.ids, logps, top)
         message = {"role": "assistant", "content": choice.text}
         body = {"index": number, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
@@ -260,13 +271,13 @@ class Server:
         return body
 
     async def _scored(
-        self, request: Request, ids: Sequence[int], count: int, client: HTTPRequest
+        self, answer: Answer, ids: Sequence[int], count: int, client: HTTPRequest
     ) -> tuple[list[float | None], list[dict[str, float] | None]]:
         """Log-probabilities of the last `count` tokens, and the most likely ones; None for a first token."""
-        top, temperature = request.top or 0, request.temperature or 1.0
+        top, temperature = answer.request.top or 0, answer.request.temperature or 1.0
         async with self._scoring:  # one pass at a time
             await _require_client(client)
-            found = await asyncio.to_thread(self.model.token_logps, ids, top, temperature)
+            found = await asyncio.to_thread(answer.model.token_logps, ids, top, temperature)
         logps: list[float | None] = [None, *found.logps.tolist()]
         each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], found)]
         return logps[-count:] if count else [], each[-count:] if count else []

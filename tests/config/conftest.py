@@ -42,7 +42,7 @@ from nnxdsl import (
     Tracking,
     Weights,
 )
-from nnxdsl.config.adapter import LowRank
+from nnxdsl.config.adapter import LoRA, LowRank
 from nnxdsl.config.core.base import Field, declared, is_family, members, registry
 from nnxdsl.config.core.json_object import JsonObject
 from nnxdsl.config.core.validators import Limit, function_name, positive
@@ -407,6 +407,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
         quantization = None
         if adapter is not None and not isinstance(adapter, LowRank):
             objective = attrs.evolve(objective, engine=None)
+        elif not isinstance(adapter, LoRA) or adapter.ranks or adapter.alphas:
+            objective = attrs.evolve(objective, engine=attrs.evolve(objective.engine, adapter_only=False))
     if "indexer_stage" in declared(type(model)):
         plain = isinstance(objective, Objective.SFT) and not (objective.z_loss or fields["frozen"] or quantization)
         model = draw(with_indexers(model, is_trained=adapter is None and mesh.stage == 1, is_plain=plain))

@@ -315,6 +315,7 @@ ELSEWHERE = {
     **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
     "Engine.Server.max_staleness": "rollouts/test_server_engine.py::test_completions_are_sampled_ahead",
     "Engine.Server.timeout": "rollouts/test_server_engine.py::test_a_server_that_hangs",
+    "Engine.Server.adapter_only": "rollouts/test_server_engine.py::test_each_step_has_an_adapter_of_a_new_name",
     "Engine.Server.max_logp_difference": (
         "rollouts/test_server_engine.py::test_another_model_is_refused_before_anything_is_learned"
     ),

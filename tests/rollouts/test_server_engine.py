@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ def vowels(completion: str) -> float:
 @reward("codes of a server")
 def codes(completion: str) -> float:
     return sum(map(ord, completion)) % 7 / 7
+
+
+ADAPTER_ONLY = Engine.Server("http://localhost:1", adapter_only=True)
 
 
 class Served:
@@ -127,10 +131,24 @@ def state_of(rollouts: Rollouts, experiment: Experiment, home: Path) -> Any:
     return state._replace(trainable=moved)
 
 
-def test_it_samples_with_the_weights_of_each_step(served: Served) -> None:
-    settings = {"temperature": 0.8, "top_p": 0.9, "importance_sampling": ImportanceSampling()}
+def load_base(served: Served, rollouts: Rollouts) -> None:
+    """Has the server load the weights that it began with, in place of a policy's."""
+    base = served.weights / "base"
+    shutil.copytree(served.model, base, dirs_exist_ok=True)
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(base)}}
+    engine = rollouts._episodes.engine
+    assert isinstance(engine, ServerEngine)
+    engine._client.post("/collective_rpc", call)
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize("adapter_only", [False, True])
+def test_it_samples_with_the_weights_of_each_step(served: Served, adapter_only: bool) -> None:
+    engine = Engine.Server(served.url, weights_directory=str(served.weights), timeout=60, adapter_only=adapter_only)
+    settings = {"temperature": 0.8, "top_p": 0.9, "importance_sampling": ImportanceSampling(), "engine": engine}
     experiment = served.experiment(settings)
     made = served.rollouts(experiment)
+    load_base(served, made)
     state = state_of(made, experiment, served.place / "runs")
     batch = made.at(0, state).batch
     logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
@@ -269,6 +287,25 @@ def test_recordings_before_the_oldest_checkpoint_are_deleted(tmp_path: Path) -> 
     assert [recording.read(step) is None for step in range(6)] == [True, True, False, False, False, False]
 
 
+@pytest.mark.extended
+def test_each_step_has_an_adapter_of_a_new_name(served: Served) -> None:
+    engine = Engine.Server(served.url, weights_directory=str(served.weights), timeout=60, adapter_only=True)
+    made = served.rollouts(experiment := served.experiment({"engine": engine}))
+    load_base(served, made)
+    state, client = state_of(made, experiment, served.place / "runs"), made._episodes.engine._client
+    names = list[str]()
+    for step in (0, 1):
+        moved = {path: leaf + 0.02 * step for path, leaf in state.trainable.items()}
+        now = state._replace(trainable=moved, step=state.step + step)
+        batch = made.at(step, now).batch
+        logps = np.asarray(made.program.score(now, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
+        np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
+        found = {one["id"] for one in client.get("/v1/models")["data"] if one["id"].startswith("served-")}
+        names.append(max(found, key=lambda name: name.endswith(f"{step:08}")))
+        assert found & set(names) == {names[-1]}  # the one before is forgotten
+    assert [name.partition("-step-")[2] for name in names] == ["00000000", "00000001"]
+
+
 def test_another_model_is_refused_before_anything_is_learned(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = served.experiment({"engine": Engine.Server(served.url, weights_directory=str(served.weights))})
     made = served.rollouts(experiment)
@@ -332,6 +369,18 @@ def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> 
         (
             {"objective": {"engine": "http://localhost:8000"}},
             "engine: expected Engine, got 'http://localhost:8000'; use one of its members: Engine.Server",
+        ),
+        (
+            {"objective": {"engine": ADAPTER_ONLY}, "adapter": None},
+            "objective.engine.adapter_only: has no effect without an adapter; set adapter=Adapter.LoRA()",
+        ),
+        (
+            {"objective": {"engine": ADAPTER_ONLY}, "adapter": Adapter.DoRA()},
+            "objective.engine.adapter_only: vLLM serves LoRA, and no Adapter.DoRA; leave it out",
+        ),
+        (
+            {"objective": {"engine": ADAPTER_ONLY}, "adapter": Adapter.LoRA(ranks=(("mlp", 4),))},
+            "objective.engine.adapter_only: vLLM has one rank and one alpha for all layers",
         ),
     ],
     ids=str,

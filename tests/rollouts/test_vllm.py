@@ -16,14 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnxdsl import Optimizer, RunError, Schedule
+from nnxdsl import Engine, Optimizer, RunError, Schedule
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
-from tests.rollouts.test_server_engine import Served, state_of
+from tests.rollouts.test_server_engine import Served, load_base, state_of
 
 VLLM = os.environ.get("VLLM", "")
 PORT = 8123
-SETTINGS = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_API_KEY": "a key"}
+SETTINGS = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_API_KEY": "a key",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM, reason="VLLM does not name vLLM's command")]
 
@@ -32,6 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM, reason="VLLM does n
 def served(tmp_path_factory: pytest.TempPathFactory, wait_until: Any) -> Iterator[Served]:
     place = Served(tmp_path_factory.mktemp("vllm"))
     words = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    words += ["--enable-lora", "--max-lora-rank", "8"]
     command = [VLLM, "serve", str(place.model), *words, "--port", str(PORT)]
     place.url = f"http://localhost:{PORT}"
 
@@ -63,6 +70,20 @@ def test_it_samples_with_the_weights_of_each_step(served: Served, settings: dict
     logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
     np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
     assert np.array_equal(served.rollouts(experiment).at(0, state).batch.tokens, batch.tokens)
+
+
+def test_it_samples_with_the_adapter_of_each_step(served: Served) -> None:
+    engine = Engine.Server(served.url, weights_directory=str(served.weights), timeout=60, adapter_only=True)
+    experiment = served.experiment({"engine": engine})
+    made = served.rollouts(experiment)
+    load_base(served, made)
+    state = state_of(made, experiment, served.place / "runs")
+    for step in (0, 1):
+        moved = {path: leaf + 0.02 * step for path, leaf in state.trainable.items()}
+        now = state._replace(trainable=moved, step=state.step + step)
+        batch = made.at(step, now).batch
+        logps = np.asarray(made.program.score(now, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
+        np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
 
 
 def test_log_probabilities_at_another_temperature_are_refused(served: Served) -> None:

@@ -29,10 +29,14 @@ def test_numbers_of_completions_differ() -> None:
 
 @pytest.mark.extended
 def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model: Pretrained) -> None:
-    batches, told = Batches(model), queue.Queue[Any]()
+    batches, told = Batches(), queue.Queue[Any]()
     rows = [
         Row(
-            [97, 32], Sampling(size), numbers_of(size, [97, 32], 1)[0], lambda piece, size=size: told.put((size, piece))
+            model,
+            [97, 32],
+            Sampling(size),
+            numbers_of(size, [97, 32], 1)[0],
+            lambda piece, size=size: told.put((size, piece)),
         )
         for size in (20, 200)
     ]
@@ -50,13 +54,15 @@ def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model
         found[size].append(piece)
     assert sum(len(piece.ids) for piece in found[20]) == 20
     assert len(found[200]) == 1
-    wrong = Row([97], Sampling(5, temperature=1.0, top_k=10**6), (1, 2), lambda piece: told.put(piece))
-    right = Row([97], Sampling(1), (1, 2), lambda piece: told.put(piece))
+    wrong = Row(model, [97], Sampling(5, temperature=1.0, top_k=10**6), (1, 2), lambda piece: told.put(piece))
+    right = Row(model, [97], Sampling(1), (1, 2), lambda piece: told.put(piece))
     batches.submit([wrong, right])
     assert "top_k=1000000 exceeds the vocabulary size" in str(told.get())
     assert told.get().is_done
 
-    longer = [Row([97] * size, Sampling(1000 - size), (1, size), lambda piece: told.put(piece)) for size in (900, 5)]
+    longer = [
+        Row(model, [97] * size, Sampling(1000 - size), (1, size), lambda piece: told.put(piece)) for size in (900, 5)
+    ]
     batches.submit(longer)  # together they are longer than the context, and each of them fits
     assert isinstance(told.get(), Piece)
     batches.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from nnxdsl.config.adapter import LowRank
+from nnxdsl.config.adapter import Adapter, LoRA, LowRank
 from nnxdsl.config.core.base import Spec
 from nnxdsl.config.core.validators import Limit, filled, positive
 from nnxdsl.errors import Problem
@@ -59,10 +59,13 @@ class Server(Engine):
             first completions; the run ends where they differ by more, since the server has another model.
         max_staleness: Above 0, the completions of so many batches are sampled and rewarded ahead, with the weights of
             then, while the devices train. `importance_sampling` then corrects the loss.
+        adapter_only: Writes the adapter alone, in PEFT's format, and has the server load it under a new name. vLLM is
+            then started with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, `--enable-lora` and `--max-lora-rank`. The server
+            has the weights of the base, which may be quantized here, and not those that another run has sent.
     """
 
     outside_identity: ClassVar[frozenset[str]] = frozenset(
-        {"url", "weights_directory", "api_key_variable", "timeout", "max_logp_difference"}
+        {"url", "weights_directory", "api_key_variable", "timeout", "max_logp_difference", "adapter_only"}
     )
 
     url: str = attrs.field(kw_only=False, validator=_url)
@@ -71,13 +74,29 @@ class Server(Engine):
     timeout: float = attrs.field(default=600.0, validator=positive)
     max_logp_difference: float = attrs.field(default=0.1, validator=positive)
     max_staleness: int = attrs.field(default=0, validator=Limit(at_least=0))
+    adapter_only: bool = False
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The weights are such as the server can be given."""
         adapter, path = experiment.adapter, "objective.engine"
+        if self.adapter_only:
+            yield from _adapter_problems(adapter)
+            return
         if experiment.quantization is not None:
             kind = type(experiment.quantization).__qualname__
             yield Problem(path, f"a server gets merged weights, and those of {kind} are not merged; leave one out")
         if adapter is not None and not isinstance(adapter, LowRank):
             message = f"a server gets merged weights, and {type(adapter).__qualname__} cannot be merged; leave one out"
             yield Problem(path, message)
+
+
+def _adapter_problems(adapter: Adapter | None) -> Iterable[Problem]:
+    """Why a server cannot be given an adapter."""
+    path = "objective.engine.adapter_only"
+    if adapter is None:
+        yield Problem(path, "has no effect without an adapter; set adapter=Adapter.LoRA(), or leave it out")
+    elif not isinstance(adapter, LoRA):
+        kind = type(adapter).__qualname__
+        yield Problem(path, f"vLLM serves LoRA, and no {kind}; leave it out, which sends merged weights")
+    elif adapter.ranks or adapter.alphas:
+        yield Problem(path, "vLLM has one rank and one alpha for all layers; leave out ranks and alphas, or this")
