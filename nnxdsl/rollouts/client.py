@@ -42,6 +42,17 @@ class Client:
         """The answer in JSON; errors as of `post`."""
         return self._request(urllib.request.Request(self.settings.url.rstrip("/") + route))
 
+    def models(self) -> list[str]:
+        """The names of the models that the server has, at least one; errors as of `post`."""
+        answer = self.get("/v1/models")
+        try:
+            names = [str(one["id"]) for one in answer["data"]]
+        except (KeyError, TypeError):
+            names = []
+        if not names:
+            raise self.error("names no model at /v1/models; expected nnxdsl serve or vLLM")
+        return names
+
     def post(self, route: str, body: Mapping[str, Any], *, may_be_missing: bool = False, is_json: bool = True) -> Any:
         """The answer in JSON; None for an empty one, for text, and for a route that may be missing and is.
 

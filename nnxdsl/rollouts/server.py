@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
@@ -30,6 +31,8 @@ from nnxdsl.weights.sources import starts_from_pissa
 
 MOST_REQUESTS = 64
 """At one time."""
+CLOSE_SECONDS = 5.0
+"""Most seconds that a server has to forget the last adapter of a run that ends."""
 
 
 @build.register
@@ -68,6 +71,10 @@ class ServerEngine:
     def close(self) -> None:
         """Ends requests, and deletes the weights."""
         self._client.close()
+        if self.settings.adapter_only and self._model is not None:
+            settings = attrs.evolve(self.settings, timeout=min(self.settings.timeout, CLOSE_SECONDS))
+            with contextlib.suppress(RunError):  # it may be gone
+                _unload(Client(settings, has_weights=True), self._model)
         shutil.rmtree(self._place, ignore_errors=True)
 
     @property
@@ -163,20 +170,19 @@ class ServerEngine:
         self._loaded, self._client.has_weights = weights, True
 
     def _load_adapter(self, weights: Path) -> None:
-        """Has the server load the adapter under a new name, and forget the one before."""
-        name = f"{self.program.experiment.name}-{self._prefix}-{weights.name}"
+        """Has the server load the adapter under a new name, and forget those before."""
+        run = self.program.experiment.id
+        before = [name for name in self._client.models() if name.startswith(f"{run}-")]  # also of a process that died
+        name = f"{run}-{self._prefix}-{weights.name}"
         self._client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights)}, is_json=False)
-        if self._model is not None:
-            self._client.post("/v1/unload_lora_adapter", {"lora_name": self._model}, is_json=False)
+        for other in before:
+            _unload(self._client, other)
         self._model = name
 
     def _load_weights(self, weights: Path) -> None:
         """Has the server load the weights in place of those that it has."""
         if self._model is None:
-            try:
-                self._model = str(self._client.get("/v1/models")["data"][0]["id"])
-            except (KeyError, TypeError, IndexError):
-                raise self._client.error("names no model at /v1/models; expected nnxdsl serve or vLLM") from None
+            self._model = self._client.models()[0]
         self._client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
         self._client.post("/reset_prefix_cache", {}, may_be_missing=True)
 
@@ -227,6 +233,11 @@ def write_adapter(program: Program, state: TrainState, target: Path) -> None:
             model_type=kind,
             is_pissa=is_pissa,
         )
+
+
+def _unload(client: Client, name: str) -> None:
+    """Has a server forget an adapter."""
+    client.post("/v1/unload_lora_adapter", {"lora_name": name}, is_json=False)
 
 
 def _seed(seed: int, row: int) -> int:

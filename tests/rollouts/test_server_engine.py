@@ -156,12 +156,14 @@ def test_it_samples_with_the_weights_of_each_step(served: Served, adapter_only: 
     np.testing.assert_allclose(batch.sampler_logps[mask], logps[mask], rtol=0, atol=2e-5)
     assert not np.array_equal(*batch.completion_ids[:2])  # completions of one prompt
     # The same tokens again, as after a restart; log-probs up to rounding, as requests are batched as they come.
-    again = served.rollouts(experiment).at(0, state).batch
+    second = served.rollouts(experiment)
+    again = second.at(0, state).batch
     assert np.array_equal(again.tokens, batch.tokens)
     np.testing.assert_allclose(again.sampler_logps, batch.sampler_logps, rtol=0, atol=1e-5)
     assert [one.name for one in (served.weights / experiment.id).iterdir()] == ["step-00000000"]
     _, metrics = made.program.step(state, made.train_batch(batch))
     assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(1.0, abs=1e-5)
+    second.close()
 
 
 @pytest.mark.extended
@@ -300,10 +302,15 @@ def test_each_step_has_an_adapter_of_a_new_name(served: Served) -> None:
         batch = made.at(step, now).batch
         logps = np.asarray(made.program.score(now, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
         np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
-        found = {one["id"] for one in client.get("/v1/models")["data"] if one["id"].startswith("served-")}
-        names.append(max(found, key=lambda name: name.endswith(f"{step:08}")))
-        assert found & set(names) == {names[-1]}  # the one before is forgotten
+        (name,) = set(client.models()) - {"tiny"}  # the one before is forgotten
+        names.append(name)
     assert [name.partition("-step-")[2] for name in names] == ["00000000", "00000001"]
+    made = served.rollouts(experiment)  # as after a kill
+    assert np.array_equal(made.at(1, now).batch.tokens, batch.tokens)
+    (name,) = set(client.models()) - {"tiny"}
+    assert name not in names
+    made.close()
+    assert client.models() == ["tiny"]
 
 
 def test_another_model_is_refused_before_anything_is_learned(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
