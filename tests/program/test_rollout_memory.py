@@ -50,6 +50,7 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
     assert plan(asked)["tokens_at_most"] == 10 * 1024 * by_group
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("limits", [{}, {"top_p": 0.9}])
 def test_it_is_what_xla_says(experiment: Callable[..., Experiment], limits: dict[str, Any]) -> None:
     asked = experiment(

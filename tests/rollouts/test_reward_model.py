@@ -118,6 +118,7 @@ def test_a_run_is_the_reward_of_sampled_completions(tmp_path: Path) -> None:
     assert compared >= 8
 
 
+@pytest.mark.extended
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"weights: Weights\.Random is no reward model; use Weights\.HF, "):
         Reward.Model(Weights.Random())

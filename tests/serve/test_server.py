@@ -144,6 +144,7 @@ def test_a_completion_does_not_depend_on_those_beside_it(server: str) -> None:
     assert len({text for texts in together for text in texts}) > 50
 
 
+@pytest.mark.extended
 def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"prompt": "a word and ", "max_tokens": 24, "temperature": 0}
     whole = post(**asked).json()["choices"][0]["text"]
@@ -234,6 +235,7 @@ def test_a_key_is_needed(server: str, trained: Path, capsys: pytest.CaptureFixtu
     assert "others reach the server; set NNXDSL_API_KEY" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_weights_come_from_directories_below_one_alone(tmp_path: Path, trained: Path) -> None:
     root = tmp_path / "weights"
     exported = export(trained, root / "same").directory

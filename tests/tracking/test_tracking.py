@@ -329,6 +329,7 @@ class StopBeforeStep3(Hook):
             trainer.stop()
 
 
+@pytest.mark.extended
 def test_a_new_run_without_its_tracker_ends_before_step_0_and_a_resume_goes_on(tmp_path: Path) -> None:
     tracked = attrs.evolve(SMALL, tracking=(Lines(str(tmp_path / "missing" / "lines")),))
     home, quiet = tmp_path / "runs", Display(quiet=True)
