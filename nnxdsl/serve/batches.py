@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -17,6 +18,9 @@ from nnxdsl.models.slots import padded_turn, power_of_two
 
 Settings = tuple[int, float, int | None, float | None, float | None]
 """What rows of a batch have in common: the model, and temperature, top-k, top-p and min-p of a draw."""
+
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of rows that have begun, as in vLLM: they end with an error, are finished, or go on after the pause."""
 
 MOST_ROWS = 256
 """Most rows of a batch."""
@@ -62,7 +66,8 @@ class Batches:
     """Samples rows in the order in which they came, all that wait and have model and settings in common at a time."""
 
     def __init__(self) -> None:
-        self._waiting = list[Row]()
+        self._waiting, self._running = list[Row](), list[Row]()
+        self._paused: PauseMode | None = None
         self._changed, self._is_closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="nnxdsl serve", daemon=True)
         self._thread.start()
@@ -74,14 +79,40 @@ class Batches:
             if self._is_closed or len(self._waiting) + len(rows) > MOST_WAITING:
                 return False
             self._waiting += rows
-            self._changed.notify()
+            self._changed.notify_all()
             return True
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new rows wait for `resume`."""
+        return self._paused is not None
+
+    def pause(self, mode: PauseMode) -> None:
+        """Begins no batch until `resume`; with "abort" and "wait", returns once the one that is sampled has ended."""
+        rows = list[Row]()
+        with self._changed:
+            self._paused = mode
+            if mode == "abort":
+                rows, self._waiting = [*self._running, *self._waiting], []
+                rows = [row for row in rows if not row.is_cancelled]
+                for row in rows:
+                    row.is_cancelled = True
+            self._changed.notify_all()
+        _fail(rows, RunError("the server is paused; ask again later"))
+        with self._changed:
+            self._changed.wait_for(lambda: mode == "keep" or not self._running or self._is_closed)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        with self._changed:
+            self._paused = None
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends what is sampled, and the thread."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()  # a process that ends while XLA runs in a thread aborts
 
     def _run(self) -> None:
@@ -90,13 +121,16 @@ class Batches:
                 self._sample(rows)
             except Exception as error:  # of one batch: the server goes on
                 _fail(rows, error)
+            with self._changed:
+                self._running = []
+                self._changed.notify_all()
         _fail(self._waiting, RunError("the server ends"))
 
     def _take(self) -> list[Row]:
         """The rows of the next batch, once there are any; empty at the end."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                self._changed.wait_for(lambda: (self._waiting and not self.is_paused) or self._is_closed)
                 if self._is_closed:
                     return []
                 self._waiting = [row for row in self._waiting if not row.is_cancelled]
@@ -105,6 +139,7 @@ class Batches:
                     rows = [row for row in self._waiting if row.settings == first][:MOST_ROWS]
                     taken = set(map(id, rows))
                     self._waiting = [row for row in self._waiting if id(row) not in taken]
+                    self._running = rows
                     return rows
 
     def _sample(self, rows: Sequence[Row]) -> None:
@@ -124,6 +159,8 @@ class Batches:
             for piece in found:
                 if piece.row < len(rows) and not rows[piece.row].is_cancelled:
                     rows[piece.row].deliver(piece)
+            with self._changed:
+                self._changed.wait_for(lambda: self._paused != "keep" or self._is_closed)
             if self._is_closed:
                 _fail(rows, RunError("the server ends"))
                 return

@@ -82,6 +82,9 @@ def make_app(
         app.post("/collective_rpc")(weights.call)
         app.post("/v1/load_lora_adapter")(weights.load_adapter)
         app.post("/v1/unload_lora_adapter")(weights.unload_adapter)
+        app.post("/pause")(server.pause)
+        app.post("/resume")(server.resume)
+        app.get("/is_paused")(server.is_paused)
 
     app.add_middleware(Gate, api_key=api_key)
 

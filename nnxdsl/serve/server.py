@@ -18,7 +18,7 @@ from nnxdsl.errors import DataError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.serve.answers import Answer
-from nnxdsl.serve.batches import Batches, Row, numbers_of
+from nnxdsl.serve.batches import Batches, PauseMode, Row, numbers_of
 from nnxdsl.serve.choices import Choice, most_likely, of_chat, of_completion
 from nnxdsl.serve.errors import Refused, error_body
 from nnxdsl.serve.requests import MOST_COMPLETIONS, ChatRequest, CompletionRequest, Request
@@ -80,6 +80,20 @@ class Server:
         if request.return_token_ids:
             body["prompt_token_ids"] = list(answer.prompts[0])
         return JSONResponse(body)
+
+    async def pause(self, mode: PauseMode = "abort", clear_cache: bool = True) -> dict[str, Any]:
+        """`POST /pause`: requests that come later wait for `/resume`; there is no cache to be cleared."""
+        await asyncio.to_thread(self.batches.pause, mode)
+        return {"status": "paused"}
+
+    def resume(self) -> dict[str, Any]:
+        """`POST /resume`."""
+        self.batches.resume()
+        return {"status": "resumed"}
+
+    def is_paused(self) -> dict[str, Any]:
+        """`GET /is_paused`."""
+        return {"is_paused": self.batches.is_paused}
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,17 @@ def test_what_is_no_adapter_is_refused(
     assert found == status
     assert message in answer["error"]["message"]
     assert post("/v1/unload_lora_adapter", {"lora_name": "nobody"})[0] == 404
+
+
+def test_requests_wait_while_the_server_is_paused(post: Post) -> None:
+    assert post("/is_paused", None) == (200, {"is_paused": False})
+    assert post("/pause?mode=keep", {}) == (200, {"status": "paused"})
+    assert post("/is_paused", None) == (200, {"is_paused": True})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, "/v1/completions", completion("tiny"))
+        assert post("/v1/models", None)[0] == 200
+        assert not waiting.done()
+        assert post("/resume", {}) == (200, {"status": "resumed"})
+        assert waiting.result()[0] == 200
+    status, answer = post("/pause?mode=later", {})
+    assert (status, "'abort', 'wait' or 'keep'" in answer["error"]["message"]) == (400, True)

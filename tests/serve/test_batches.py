@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
-from nnxdsl.serve.batches import Batches, Row, filling, numbers_of
+from nnxdsl.serve.batches import Batches, PauseMode, Row, filling, numbers_of
 
 
 def test_what_fills_a_batch_up_makes_its_numbers_powers_of_two() -> None:
@@ -68,3 +69,54 @@ def test_a_cancelled_row_is_decoded_no_further_and_an_error_ends_one_batch(model
     batches.close()
     assert any(isinstance(told.get(), RunError) for _ in range(1000))
     assert not batches.submit(longer)
+
+
+@pytest.mark.extended
+def test_a_pause_keeps_ends_or_waits_for_what_is_sampled(model: Pretrained) -> None:
+    batches, told = Batches(), queue.Queue[Any]()
+    numbers = numbers_of(3, [97, 32], 1)[0]
+
+    def sampled(tokens: int, at_first: PauseMode | None = None) -> Row:
+        """A row whose first piece pauses the batches, in their own thread, if that is asked for."""
+        pauses: list[PauseMode] = [] if at_first is None else [at_first]
+
+        def deliver(piece: Any) -> None:
+            told.put(piece)
+            while pauses:
+                batches.pause(pauses.pop())
+
+        return Row(model, [97, 32], Sampling(tokens, temperature=1.0), numbers, deliver)
+
+    def ids(until_done: bool = True) -> list[int]:
+        found = list[int]()
+        while True:
+            piece = told.get()
+            assert isinstance(piece, Piece), piece
+            found += piece.ids
+            if piece.is_done or not until_done:
+                return found
+
+    assert batches.submit([sampled(60)])
+    expected = ids()
+    assert batches.submit([sampled(60, at_first="keep")])
+    first = ids(until_done=False)
+    assert batches.submit([sampled(2)])  # waits
+    time.sleep(0.3)
+    assert (batches.is_paused, told.empty()) == (True, True)
+    batches.resume()
+    assert [*first, *ids()] == expected
+    assert ids() == expected[:2]
+    assert not batches.is_paused
+
+    assert batches.submit([sampled(60)])
+    first = ids(until_done=False)
+    batches.pause("wait")
+    assert [*first, *ids()] == expected
+    assert told.empty()
+    assert batches.submit([sampled(2)])
+    batches.pause("abort")
+    assert "the server is paused" in str(told.get())
+    batches.resume()
+    assert batches.submit([sampled(2)])
+    assert ids() == expected[:2]
+    batches.close()
