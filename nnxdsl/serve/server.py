@@ -81,8 +81,8 @@ class Server:
             body["prompt_token_ids"] = list(answer.prompts[0])
         return JSONResponse(body)
 
-    async def pause(self, mode: PauseMode = "abort", clear_cache: bool = True) -> dict[str, Any]:
-        """`POST /pause`: requests that come later wait for `/resume`; there is no cache to be cleared."""
+    async def pause(self, mode: PauseMode = "abort") -> dict[str, Any]:
+        """`POST /pause`: requests that come later wait for `/resume`."""
         await asyncio.to_thread(self.batches.pause, mode)
         return {"status": "paused"}
 
