@@ -58,16 +58,37 @@ class AuxLoss:
 
 
 @attrs.frozen
-class MTPLoss(AuxLoss):
+class TokenLoss(AuxLoss):
+    """An auxiliary loss that is a mean over tokens of the whole batch, whatever its micro-batches.
+
+    Attributes:
+        scale: The count of the objective's loss over that of this one, of the whole batch; None: of the micro-batch.
+    """
+
+    scale: jax.Array | None = None
+
+    def for_batch(self, batch: Batch) -> TokenLoss:
+        """The loss of micro-batches of `batch`, scaled by the counts of the whole batch."""
+        return attrs.evolve(self, scale=divide(*self.counts(batch)))
+
+    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
+        """The sum in units of the objective's count: linear, so that micro-batches add up to the batch."""
+        return self.coef * (divide(*self.counts(batch)) if self.scale is None else self.scale) * mean.total
+
+    def counts(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The counts of a batch by which the objective's loss and this one are divided."""
+        raise NotImplementedError
+
+
+@attrs.frozen
+class MTPLoss(TokenLoss):
     """The cross-entropy of multi-token prediction, a mean over its own targets.
 
     Attributes:
         is_token_sum: Whether the objective's loss is a mean over target tokens, or else over rows.
-        scale: The count of the objective's loss over that of this one, of the whole batch; None: of the micro-batch.
     """
 
-    is_token_sum: bool = False
-    scale: jax.Array | None = None
+    is_token_sum: bool = attrs.field(default=False, kw_only=True)
 
     name: ClassVar[str] = "mtp_loss"
 
@@ -78,32 +99,22 @@ class MTPLoss(AuxLoss):
         counted = out.mtp_stats.mask
         return WeightedMean(-jnp.sum(out.mtp_stats.logp * counted), jnp.sum(counted))
 
-    def for_batch(self, batch: Batch) -> MTPLoss:
-        """The loss of micro-batches of `batch`, scaled by the counts of the whole batch."""
-        return attrs.evolve(self, scale=self._scale(batch))
-
-    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
-        """The sum in units of the objective's count: linear, so that micro-batches add up to the batch."""
-        return self.coef * (self._scale(batch) if self.scale is None else self.scale) * mean.total
-
-    def _scale(self, batch: Batch) -> jax.Array:
+    def counts(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Targets of the objective, or rows; targets two tokens ahead."""
         kind, weight = kind_of(batch), jnp.asarray(batch.weight)
         count = jnp.sum(kind.target_mask(batch) * weight[:, None]) if self.is_token_sum else jnp.sum(weight)
-        return divide(count, jnp.sum(kind.mtp_mask(batch)))
+        return count, jnp.sum(kind.mtp_mask(batch))
 
 
 @attrs.frozen
-class EntropyBonus(AuxLoss):
-    """The mean entropy of the tokens that a policy term has, by which the loss is lower.
+class EntropyBonus(TokenLoss):
+    """The mean entropy of the tokens that a policy term has; its weight is below zero.
 
     Attributes:
         mean_over: What the objective's loss is a mean over.
-        scale: The count of the objective's loss over that of these tokens, of the whole batch; None: of the
-            micro-batch.
     """
 
-    mean_over: MeanOver = "completions"
-    scale: jax.Array | None = None
+    mean_over: MeanOver = attrs.field(default="completions", kw_only=True)
 
     name: ClassVar[str] = "entropy_bonus"
     is_evaluated: ClassVar[bool] = False
@@ -117,20 +128,13 @@ class EntropyBonus(AuxLoss):
             counted = counted * out.loss_inputs.entropy_mask
         return WeightedMean(jnp.sum(out.token_stats.entropy * counted), jnp.sum(counted))
 
-    def for_batch(self, batch: Batch) -> EntropyBonus:
-        """The bonus of micro-batches of `batch`, scaled by the counts of the whole batch."""
-        return attrs.evolve(self, scale=self._scale(batch))
-
-    def total(self, mean: WeightedMean, count: jax.Array, batch: Batch) -> jax.Array:
-        """The sum in units of the objective's count: linear, so that micro-batches add up to the batch."""
-        return -self.coef * (self._scale(batch) if self.scale is None else self.scale) * mean.total
-
-    def _scale(self, batch: Batch) -> jax.Array:
+    def counts(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The divisor of the policy's loss; tokens with a bonus."""
         assert isinstance(batch, RolloutBatch | GroupBatch)
         weight = jnp.asarray(batch.weight)
         mask = batch.loss_mask * weight[..., None]
         has_bonus = mask if batch.entropy_mask is None else mask * batch.entropy_mask
-        return divide(divisor(self.mean_over, mask, batch.max_completion_length, weight), jnp.sum(has_bonus))
+        return divisor(self.mean_over, mask, batch.max_completion_length, weight), jnp.sum(has_bonus)
 
 
 @attrs.frozen
@@ -168,14 +172,14 @@ class IndexerLoss(AuxLoss):
 def aux_losses(experiment: Experiment) -> tuple[AuxLoss, ...]:
     """The auxiliary losses of an experiment: those with a coefficient above zero."""
     every = (
-        MTPLoss(experiment.mtp_loss_weight, experiment.objective.is_token_sum),
+        MTPLoss(experiment.mtp_loss_weight, is_token_sum=experiment.objective.is_token_sum),
         RouterLoss(experiment.router_aux_loss_coef),
         IndexerLoss(experiment.indexer_loss_coef),
     )
     found = tuple(aux for aux in every if aux.coef)
     objective = experiment.objective
     if isinstance(objective, PolicyGradient) and objective.entropy_coef:
-        return *found, EntropyBonus(objective.entropy_coef, objective.mean_over)
+        return *found, EntropyBonus(-objective.entropy_coef, mean_over=objective.mean_over)
     return found
 
 

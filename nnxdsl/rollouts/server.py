@@ -172,7 +172,10 @@ class ServerEngine:
     def _load_adapter(self, weights: Path) -> None:
         """Has the server load the adapter under a new name, and forget those before."""
         run = self.program.experiment.id
-        before = [name for name in self._client.models() if name.startswith(f"{run}-")]  # also of a process that died
+        if self._model is None:  # those of a process that was killed
+            before = [name for name in self._client.models() if name.startswith(f"{run}-")]
+        else:
+            before = [self._model]
         name = f"{run}-{self._prefix}-{weights.name}"
         self._client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(weights)}, is_json=False)
         for other in before:

@@ -68,7 +68,7 @@ def output(logps: Any, entropy: Any, batch: RolloutBatch) -> ForwardOutput:
 @pytest.mark.parametrize("name", IN_TRL)
 def test_what_trl_computes(name: str, rows: int, figures: Any) -> None:
     objective = IN_TRL[name]
-    bonus = EntropyBonus(objective.entropy_coef, objective.mean_over)
+    bonus = EntropyBonus(-objective.entropy_coef, mean_over=objective.mean_over)
     loss = LossFn(losses.build(objective), heads.build(objective), (bonus,) if objective.entropy_coef else ())
     batch = batch_of(figures, objective.top_entropy_quantile)
     of_batch = loss.for_batch(batch)
