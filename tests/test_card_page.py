@@ -19,6 +19,7 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs" / "make_cards.py"))
 
 
+@pytest.mark.extended
 def test_a_row_is_what_plan_says(script: dict[str, Any]) -> None:
     assert script["card_row"]("Llama 3 1B", "LoRA").strip("| ") in ROWS
 

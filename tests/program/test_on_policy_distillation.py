@@ -123,6 +123,7 @@ def logps(template: Any, leaves: Any, batch: RolloutBatch, temperature: float) -
     return computed(dict(leaves))
 
 
+@pytest.mark.extended
 def test_the_sampled_distance_is_the_policy_gradient_of_log_ratios() -> None:
     """Loss and gradient are those of `-A log q` with `A = log p - log q` of whole logits."""
     temperature = 1.3

@@ -146,6 +146,7 @@ def of_terms(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: float(x.total / x.count) for name, x in jax.device_get(metrics).items()}
 
 
+@pytest.mark.extended
 def test_dpo_equals_a_replay_padded_and_packed(
     dpo: Program, state: TrainState, dataset: Pairs, replay: Callable[[bool], Replay]
 ) -> None:

@@ -88,6 +88,7 @@ def test_rewards_are_those_of_training(rows: list[dict[str, Any]], tmp_path: Pat
         np.testing.assert_allclose(answers, found["chosen"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_run_is_the_reward_of_sampled_completions(tmp_path: Path) -> None:
     reward, directory = trained(CHATS, tmp_path)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in CHATS))

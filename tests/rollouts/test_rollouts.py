@@ -121,6 +121,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
         broken.check(kept)
 
 
+@pytest.mark.extended
 def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(program: Program, prompts: Prompts) -> None:
     # Where the sampler's log-probs are of the tokens that top-p leaves, the mean ratio is their mass: 0.9 in TRL 1.16.
     fields = {"top_p": 0.6, "num_iterations": 1, "importance_sampling": ImportanceSampling(max_ratio=1.01)}

@@ -265,6 +265,7 @@ def test_a_run_ends_with_its_server_and_goes_on_with_the_next(
     assert json.loads(recorded)["rollout"]["metrics"]["reward"] == rows[2]["reward"]
 
 
+@pytest.mark.extended
 def test_a_recording_of_other_rewards_or_rows_is_refused(served: Served) -> None:
     experiment, home = served.experiment(steps=2), served.place / "changed"
     with pytest.raises(RuntimeError, match="as if killed"):
