@@ -23,6 +23,7 @@ from nnxdsl.config.experiment import Experiment, register_runners
 from nnxdsl.config.launcher import Launcher
 from nnxdsl.config.memory import Memory
 from nnxdsl.config.model import Model
+from nnxdsl.config.objectives.adaptive_entropy import AdaptiveEntropy
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.distillation import Distance
 from nnxdsl.config.objectives.divergence import Divergence
@@ -104,6 +105,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Adapter",
+    "AdaptiveEntropy",
     "BadRows",
     "Batching",
     "Checkpoint",

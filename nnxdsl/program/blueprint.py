@@ -18,13 +18,14 @@ from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.model import Model
+from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import Remat
-from nnxdsl.optim import adafactor, optimizers, param_filters, qk_clip, schedules, step_guard
+from nnxdsl.optim import adafactor, entropy_control, optimizers, param_filters, qk_clip, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
 from nnxdsl.program import diloco, heads
 from nnxdsl.program.architecture import architecture as architecture
@@ -360,7 +361,9 @@ def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]
 def _update(
     experiment: Experiment, learning_rate: schedules.Curve, trainable: Mapping[str, ParamSpec]
 ) -> optax.GradientTransformation:
-    update = optimizers.build(experiment.optimizer, learning_rate, roles(trainable))
+    update, objective = optimizers.build(experiment.optimizer, learning_rate, roles(trainable)), experiment.objective
+    if isinstance(objective, PolicyGradient) and objective.adaptive_entropy is not None:
+        update = entropy_control.wrap(update, objective.entropy_coef)
     if experiment.outer is not None:
         update = diloco.with_diloco(update, experiment.outer)
     return step_guard.build(experiment.guard).wrap(update)

@@ -312,6 +312,7 @@ def build_step(blueprint: Blueprint, mesh: Mesh, loss: PolicyLoss) -> Step:
         uses_gradcache=experiment.compares_parts,
         dropout_seed=experiment.seed if experiment.adapter is not None and experiment.adapter.dropout else None,
         qk_clip=qk_clip.build(experiment.optimizer, blueprint.config),
+        adaptive_entropy=experiment.objective.adaptive_entropy,
     )
     outer = experiment.outer
     if outer is None:

@@ -178,7 +178,7 @@ def aux_losses(experiment: Experiment) -> tuple[AuxLoss, ...]:
     )
     found = tuple(aux for aux in every if aux.coef)
     objective = experiment.objective
-    if isinstance(objective, PolicyGradient) and objective.entropy_coef:
+    if isinstance(objective, PolicyGradient) and objective.has_entropy_bonus:
         return *found, EntropyBonus(-objective.entropy_coef, mean_over=objective.mean_over)
     return found
 
@@ -202,6 +202,11 @@ class LossFn:
         aux = tuple(aux.for_batch(batch) for aux in self.aux)
         is_same = all(new is old for new, old in zip(aux, self.aux, strict=True))
         return self if is_same else attrs.evolve(self, aux=aux)
+
+    def with_coef(self, name: str, coef: jax.Array) -> LossFn:
+        """The loss with another weight of the auxiliary loss of that name."""
+        aux: Any = tuple(attrs.evolve(aux, coef=coef) if aux.name == name else aux for aux in self.aux)
+        return attrs.evolve(self, aux=aux)
 
     def __call__(self, out: ForwardOutput, reference: LossInputs | None, batch: Batch) -> LossTerms:
         """The terms that training minimizes, as sums over a micro-batch.

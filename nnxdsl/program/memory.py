@@ -376,7 +376,7 @@ def _logits(blueprint: Blueprint, vocab_size: int, *, trained: bool) -> tuple[in
     teacher = blueprint.teacher
     float32 = 4 if teacher is None or not teacher.has_distributions else 8 if teacher.is_precomputed else 12
     tile_bytes = (float32 + blueprint.compute.itemsize) * chunk * tile
-    if (trained or objective.entropy_coef) and keep:
+    if (trained or objective.has_entropy_bonus) and keep:
         tokens *= 1 + len(blueprint.mtp_layer_kinds)  # those of MTP, too
         return tile_bytes + 4 * tokens * vocab_size, f"float32 logits of {tokens} tokens x vocab_size {vocab_size}"
     return (

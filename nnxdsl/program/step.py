@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nnxdsl.config.objectives.adaptive_entropy import AdaptiveEntropy
 from nnxdsl.data.batch import Batch, token_count
 from nnxdsl.losses.base import LossTerms, derived_metrics
+from nnxdsl.optim import entropy_control, step_guard
 from nnxdsl.optim.qk_clip import QKClip
 from nnxdsl.optim.step_guard import SkipStep, StopOnNonFinite
 from nnxdsl.program.forward import Leaves
 from nnxdsl.program.gradients.accumulation import mean_grads
-from nnxdsl.program.loss_fn import mean_or_nan
+from nnxdsl.program.loss_fn import EntropyBonus, divide, mean_or_nan
 from nnxdsl.program.policy_loss import GradsAndTerms, PolicyLoss
 from nnxdsl.program.reference import to_device
 
@@ -69,6 +71,7 @@ class TrainStep:
         uses_gradcache: Whether the loss compares rows of different micro-batches.
         dropout_seed: Of the adapter's dropout; None for no dropout.
         qk_clip: What scales queries and keys down after an update; None for nothing.
+        adaptive_entropy: What the weight of the entropy bonus follows; None for a constant one.
     """
 
     loss: PolicyLoss
@@ -78,20 +81,37 @@ class TrainStep:
     uses_gradcache: bool = False
     dropout_seed: int | None = None
     qk_clip: QKClip | None = None
+    adaptive_entropy: AdaptiveEntropy | None = None
 
     def __call__(
         self, state: DonatedState, frozen: Leaves, reference: Leaves, batch: Batch
     ) -> tuple[DonatedState, Metrics]:
         """See `Step`."""
         keys = self.row_keys(state.step, len(batch.weight))
-        grads, terms = self.mean_grads(state.trainable, frozen, state.reference or reference, batch, keys)
+        grads, terms = self.with_entropy_coef(state.optimizer).mean_grads(
+            state.trainable, frozen, state.reference or reference, batch, keys
+        )
         norm = optax.tree.norm(grads)
         updates, optimizer = self.optimizer.update(grads, state.optimizer, state.trainable)
         trainable: Any = optax.apply_updates(state.trainable, updates)
         if self.qk_clip is not None and terms.max_logits is not None:
             trainable = self.qk_clip(trainable, terms.max_logits)
+        if self.adaptive_entropy is not None:
+            entropy = divide(*terms.metrics[EntropyBonus.name])
+            optimizer = entropy_control.after_step(self.adaptive_entropy, optimizer, entropy)
         after = self.after(state, trainable, optimizer)
-        return after, self.metrics(state, terms, norm, batch)
+        metrics = self.metrics(state, terms, norm, batch)
+        if self.adaptive_entropy is not None:
+            metrics["entropy_coef"] = step_guard.inner(optimizer).coef
+        return after, metrics
+
+    def with_entropy_coef(self, optimizer: Any) -> TrainStep:
+        """This step with the weight of the entropy bonus that the optimizer's state has."""
+        if self.adaptive_entropy is None:
+            return self
+        coef = entropy_control.coef(self.adaptive_entropy, optimizer)
+        loss = attrs.evolve(self.loss, loss=self.loss.loss.with_coef(EntropyBonus.name, -coef))
+        return attrs.evolve(self, loss=loss)
 
     def mean_grads(
         self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import (
     Adapter,
+    AdaptiveEntropy,
     Batching,
     Checkpoint,
     Data,
@@ -171,6 +172,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return sums()
     if issubclass(cls, PolicyGradient):
         return policy_gradients(cls)
+    if cls is AdaptiveEntropy:
+        return of_class(cls, min_coef=st.floats(0, 0.5), max_coef=st.floats(0.5, 2))
     if cls is RolloutLog:
         return of_class(cls, every_steps=st.integers(1, 9)) | st.just(RolloutLog(every_steps=None))
     if cls is Reward.Model:
@@ -322,6 +325,9 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
         fields["importance_sampling"] = ImportanceSampling()
     if fields["num_iterations"] == 1:
         fields |= {name: known[name].default for name in cls.off_policy_fields}
+    if fields["adaptive_entropy"] is not None:
+        bounds = fields["adaptive_entropy"].min_coef, fields["adaptive_entropy"].max_coef
+        fields["entropy_coef"] = draw(st.floats(*bounds))
     if fields.get("baseline", cls.baseline) == "none":
         fields["max_num_gen_batches"] = 1
     if fields["beta"] == 0 and "kl_estimator" in known:

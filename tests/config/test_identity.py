@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nnxdsl import (
     Adapter,
+    AdaptiveEntropy,
     BadRows,
     Batching,
     Data,
@@ -183,6 +184,8 @@ def samples(design: Any) -> dict[str, Experiment]:
                     beta=0.1,
                     environment=Environment("game"),
                     importance_sampling=ImportanceSampling(),
+                    entropy_coef=0.5,
+                    adaptive_entropy=AdaptiveEntropy(target=0.5),
                     **({"baseline": "mean"} if "baseline" in declared(kind) else {}),
                 ),
                 data=Data.Prompts("prompts.jsonl"),

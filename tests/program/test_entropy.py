@@ -8,15 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from nnxdsl import Objective, Reward, losses
+from nnxdsl import AdaptiveEntropy, Objective, Reward, losses
 from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.policy_gradient import RolloutOutputs
+from nnxdsl.optim import entropy_control
 from nnxdsl.program import heads
 from nnxdsl.program.forward import ForwardOutput
-from nnxdsl.program.loss_fn import EntropyBonus, LossFn
+from nnxdsl.program.loss_fn import EntropyBonus, LossFn, divide
 from nnxdsl.rollouts.rollouts import high_entropy
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
@@ -94,6 +96,29 @@ def test_what_trl_computes(name: str, rows: int, figures: Any) -> None:
     if objective.entropy_coef:
         policy = terms.metrics["policy_loss"]
         assert float(policy.total / policy.count) == pytest.approx(float(figures[f"{name}.policy_loss"]), rel=2e-6)
+
+
+def test_an_adaptive_weight_is_that_of_trl(figures: Any) -> None:
+    adaptive = AdaptiveEntropy(target=0.7, delta=0.04, min_coef=0.05, max_coef=0.15)
+    objective = Objective.GRPO(entropy_coef=0.1, adaptive_entropy=adaptive, **GIVEN)
+    loss = LossFn(losses.build(objective), heads.build(objective), (EntropyBonus(0.0, mean_over=objective.mean_over),))
+    batch = batch_of(figures, 1)
+    logps = jnp.asarray(figures["logp"], jnp.float32)
+    reference = output(jnp.asarray(figures["reference"], jnp.float32), 0.0, batch).loss_inputs
+
+    @jax.jit
+    def step(entropy: jax.Array, optimizer: Any) -> Any:
+        weighted = loss.with_coef(EntropyBonus.name, -entropy_control.coef(adaptive, optimizer))
+        terms = weighted(output(logps, entropy, batch), reference, batch)
+        after = entropy_control.after_step(adaptive, optimizer, divide(*terms.metrics[EntropyBonus.name]))
+        return weighted.mean(terms), after
+
+    optimizer: Any = entropy_control.wrap(optax.identity(), 0.1).init({})
+    steps = (figures[f"adaptive.{name}"] for name in ("factors", "loss", "coef"))
+    for factor, expected, coef in zip(*steps, strict=True):
+        value, optimizer = step(jnp.asarray(factor * figures["entropy"], jnp.float32), optimizer)
+        assert float(value) == pytest.approx(float(expected), rel=2e-6, abs=2e-7)
+        assert float(optimizer.coef) == pytest.approx(float(coef), rel=1e-6)
 
 
 def test_a_share_of_the_tokens_of_highest_entropy() -> None:

@@ -19,6 +19,7 @@ from small_lab.model import Small
 
 from nnxdsl import (
     Adapter,
+    AdaptiveEntropy,
     Data,
     Experiment,
     Guard,
@@ -206,6 +207,7 @@ SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
 COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
 HUB = "weights/test_sources.py::test_a_hub_directory_with_its_tokenizer"
+ADAPTIVE = "program/test_groups.py::test_a_step_has_the_weight_of_entropies_that_its_state_says"
 CORRECTED = "losses/test_policy_gradient.py::test_what_trl_computes_with_the_log_probs_of_another_sampler"
 MASKED = "losses/test_policy_gradient.py::test_what_trl_computes_with_an_off_policy_mask"
 SERVED = "rollouts/test_server_engine.py::test_it_samples_with_the_weights_of_each_step"
@@ -300,6 +302,7 @@ ELSEWHERE = {
             ("importance_sampling", CORRECTED),
             ("off_policy_mask_threshold", MASKED),
             ("entropy_coef", "program/test_entropy.py::test_what_trl_computes"),
+            ("adaptive_entropy", ADAPTIVE),
             (
                 "top_entropy_quantile",
                 "rollouts/test_rollouts.py::test_tokens_of_high_entropy_are_chosen_among_those_that",
@@ -319,6 +322,7 @@ ELSEWHERE = {
     "Engine.Server.max_logp_difference": (
         "rollouts/test_server_engine.py::test_another_model_is_refused_before_anything_is_learned"
     ),
+    **{f"AdaptiveEntropy.{name}": ADAPTIVE for name in declared(AdaptiveEntropy)},
     **{f"ImportanceSampling.{name}": CORRECTED for name in declared(ImportanceSampling)},
     "Environment.name": ENVIRONMENT,
     "Environment.max_turns": ENVIRONMENT,

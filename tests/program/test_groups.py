@@ -7,13 +7,15 @@ from typing import Any
 
 import attrs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_lab import samples
 from small_lab.model import Small
 
-from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Reward, compile
+from nnxdsl import Adapter, AdaptiveEntropy, Data, Experiment, Guard, Memory, Mesh, Model, Objective, Reward, compile
 from nnxdsl.data.batch import GroupBatch, RolloutBatch, non_padding_fraction, token_count
+from nnxdsl.optim import step_guard
 from nnxdsl.program.batches import Lengths, kind_of
 from nnxdsl.program.blueprint import build_blueprint
 
@@ -94,6 +96,33 @@ def test_a_step_is_that_of_completions_alone(fields: dict[str, Any], experiment:
             assert found[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
     for path, leaf in leaves.items():
         np.testing.assert_allclose(others[path], leaf, rtol=1e-4, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fields", [{}, {"microbatch_size": 4, "guard": Guard.Skip()}], ids=str)
+def test_a_step_has_the_weight_of_entropies_that_its_state_says(
+    fields: dict[str, Any], experiment: Callable[..., Experiment]
+) -> None:
+    """No bonus in the first step, then that of a constant weight; the weight grows by delta after each."""
+
+    def program_of(**settings: Any) -> tuple[Any, Any]:
+        objective = Objective.GRPO(rewards=REWARDS, num_generations=4, num_iterations=2, beta=0.0, **settings)
+        program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8, **fields))
+        return program, samples.trained(program)
+
+    program, state = program_of(entropy_coef=0.2, adaptive_entropy=AdaptiveEntropy(target=9.0, delta=0.1))
+    alone, together = completions(program.blueprint.config.vocab_size)
+    for applied in (0.0, 0.3, 0.4):
+        constant, other = program_of(entropy_coef=applied)
+        optimizer = step_guard.with_inner(state.optimizer, step_guard.inner(state.optimizer).inner)
+        other = jax.tree.map(jnp.copy, other._replace(trainable=state.trainable, optimizer=optimizer, step=state.step))
+        other, expected = constant.step(other, alone)
+        state, metrics = program.step(state, together)
+        assert float(metrics["entropy_coef"]) == pytest.approx(0.1 + max(applied, 0.2), rel=1e-6)
+        for name in ("loss", "grad_norm"):
+            assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=2e-5), name
+        for path, leaf in other.trainable.items():
+            np.testing.assert_allclose(state.trainable[path], leaf, rtol=1e-4, atol=2e-6, err_msg=path)
 
 
 def test_what_a_batch_counts() -> None:

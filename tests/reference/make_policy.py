@@ -2,7 +2,7 @@
 
     /path/to/environment/with/trl/bin/python tests/reference/make_policy.py
 
-Writes tests/reference/policy/grpo.npz, rloo.npz and jsd.npz. Made with TRL 1.16.0 and torch 2.15.
+Writes tests/reference/policy/grpo.npz, rloo.npz and jsd.npz. Made with TRL 1.16.0 and torch 2.13.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ ENTROPY: dict[str, dict[str, Any]] = {
     "both": {"entropy_coef": 0.05, "top_entropy_quantile": 0.4, "loss_type": "dapo"},
 }
 """Settings of TRL's trainer that read entropies."""
+ADAPTIVE = {"entropy_target": 0.7, "entropy_coef_delta": 0.04, "entropy_coef_min": 0.05, "entropy_coef_max": 0.15}
+"""Settings of TRL's adaptive entropy."""
+FACTORS = np.array([1.0, 0.5, 0.6, 0.7, 2.0, 0.4, 3.0, 3.0, 3.0, 0.9])
+"""Of the entropies of one step after another."""
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's `vllm_importance_sampling_mode`."""
 CLIP_MIN, CLIP_MAX = 0.7, 1.5
@@ -120,6 +124,7 @@ def grpo() -> dict[str, np.ndarray]:
         found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     for name, settings in ENTROPY.items():
         found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+    found |= {f"adaptive.{key}": value for key, value in adaptive(found, advantage).items()}
     settings = {"loss_type": "dapo", "off_policy_mask_threshold": MASKED}
     found |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     for mode in CORRECTIONS:
@@ -141,12 +146,37 @@ def computed(
     cls: Any, settings: dict[str, Any], drawn: dict[str, np.ndarray], advantage: torch.Tensor
 ) -> dict[str, np.ndarray]:
     """Loss, gradient by log-probabilities, and metrics of a trainer's class."""
-    mask = torch.tensor(np.arange(LENGTH) < drawn["lengths"][:, None]).double()
     logp = torch.tensor(drawn["logp"], requires_grad=True)
     entropy = torch.tensor(drawn["entropy"], requires_grad=True)
     self = trainer(settings, logp, entropy)
-    ids = torch.zeros(logp.shape, dtype=torch.long)
-    inputs = {
+    inputs = inputs_of(drawn, advantage)
+    if "correction" in settings:
+        inputs["importance_sampling_ratio"] = ratios(settings["correction"], drawn)
+    loss = cls._compute_loss(self, None, inputs)
+    loss.backward()
+    metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}
+    by_entropy = {} if entropy.grad is None else {"entropy_gradient": entropy.grad.numpy()}
+    return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **by_entropy, **metrics}
+
+
+def adaptive(drawn: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, np.ndarray]:
+    """Losses of steps with other entropies, and the coefficient after each, which is 0.1 at first."""
+    logp, entropy = torch.tensor(drawn["logp"]), torch.tensor(drawn["entropy"])
+    self = trainer({"entropy_coef": 0.1}, logp, entropy)
+    self.use_adaptive_entropy, self._last_world_entropy, self._entropy_window_stats = True, float("inf"), None
+    vars(self.args).update(ADAPTIVE)
+    losses = []
+    for factor in FACTORS:
+        self._get_per_token_logps_and_entropies = lambda *args, factor=factor, **kwargs: (logp, factor * entropy, None)
+        losses.append(GRPOTrainer._compute_loss(self, None, inputs_of(drawn, advantage)).item())
+    return {"factors": FACTORS, "loss": np.array(losses), "coef": np.array(self._metrics["train"]["entropy_coef"])}
+
+
+def inputs_of(drawn: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, Any]:
+    """A batch as TRL's trainers have it."""
+    mask = torch.tensor(np.arange(LENGTH) < drawn["lengths"][:, None]).double()
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    return {
         "prompt_ids": ids[:, :1],
         "prompt_mask": ids[:, :1],
         "completion_ids": ids,
@@ -158,13 +188,6 @@ def computed(
         "old_logps": (torch.tensor(drawn["old"]) * mask).sum(1),
         "num_items_in_batch": mask.sum(),
     }
-    if "correction" in settings:
-        inputs["importance_sampling_ratio"] = ratios(settings["correction"], drawn)
-    loss = cls._compute_loss(self, None, inputs)
-    loss.backward()
-    metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}
-    by_entropy = {} if entropy.grad is None else {"entropy_gradient": entropy.grad.numpy()}
-    return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **by_entropy, **metrics}
 
 
 def rloo() -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nnxdsl.config.objectives import distillation, kto, on_policy_distillation, reward_model, sft
     from nnxdsl.config.objectives import policy_gradient as gradients
     from nnxdsl.config.objectives import preference as pairs
+    from nnxdsl.config.objectives.adaptive_entropy import AdaptiveEntropy
     from nnxdsl.config.objectives.divergence import Divergence
     from nnxdsl.config.objectives.environment import Environment
 
@@ -83,8 +84,10 @@ class Objective(Spec):
     """Optimizer steps on the same rows, one after another."""
     use_kl_in_reward: ClassVar[bool] = False
     """Whether the rewards of sampled completions, and not the loss, have the KL divergence from the reference."""
-    entropy_coef: ClassVar[float] = 0.0
-    """Weight of the mean entropy of sampled tokens, by which the loss is lower."""
+    has_entropy_bonus: ClassVar[bool] = False
+    """Whether the loss is lower by the mean entropy of sampled tokens."""
+    adaptive_entropy: ClassVar[AdaptiveEntropy | None] = None
+    """What the weight of that bonus follows."""
     top_entropy_quantile: ClassVar[float] = 1.0
     """The share of sampled tokens, those of highest entropy, that the policy term has."""
     loss_on: ClassVar[str] = "assistant"

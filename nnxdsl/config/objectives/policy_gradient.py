@@ -17,6 +17,7 @@ import attrs
 
 from nnxdsl.config.core.base import declared, gather
 from nnxdsl.config.core.validators import Limit, inner, not_negative, positive
+from nnxdsl.config.objectives.adaptive_entropy import AdaptiveEntropy
 from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.errors import Problem
@@ -57,6 +58,8 @@ class PolicyGradient(Online):
             equation 9). The KL term has them. None for all completions.
         entropy_coef: Weight of the mean entropy of tokens, by which the loss is lower: a bonus for exploring. The mean
             is over the tokens of the step in every algorithm, as in TRL.
+        adaptive_entropy: Changes that weight after each step, from `entropy_coef` on, by the entropy of the step; None
+            for a constant weight.
         top_entropy_quantile: The share of tokens, those of highest entropy when they were sampled, that the policy term
             and the entropy bonus have (Wang et al. 2025, arXiv:2506.01939, with 0.2); 1 for all. The KL term has all.
         beta: Weight of the KL divergence from the reference; 0 for no reference.
@@ -67,6 +70,7 @@ class PolicyGradient(Online):
         "importance_sampling",
         "off_policy_mask_threshold",
         "entropy_coef",
+        "adaptive_entropy",
         "top_entropy_quantile",
     }
     mean_over: ClassVar[MeanOver] = "completions"
@@ -87,6 +91,7 @@ class PolicyGradient(Online):
     importance_sampling: ImportanceSampling | None = None
     off_policy_mask_threshold: float | None = attrs.field(default=None, validator=positive)
     entropy_coef: float = attrs.field(default=0.0, validator=not_negative)
+    adaptive_entropy: AdaptiveEntropy | None = None
     top_entropy_quantile: float = attrs.field(default=1.0, validator=_below_one)
     beta: float = attrs.field(default=0.0, validator=not_negative)
 
@@ -95,6 +100,11 @@ class PolicyGradient(Online):
     def needs_reference(self) -> bool:
         """Whether it compares the policy with a reference."""
         return self.beta > 0
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether the loss is lower by the entropy of tokens."""
+        return self.entropy_coef > 0 or self.adaptive_entropy is not None
 
     @classmethod
     def field_hint(cls, name: str, value: object) -> str:
@@ -112,6 +122,7 @@ class PolicyGradient(Online):
             self._check_dynamic_sampling,
             self._check_off_policy,
             self._check_kl,
+            self._check_entropy,
             self._check_staleness,
         )
 
@@ -132,6 +143,12 @@ class PolicyGradient(Online):
 
     def _check_kl(self) -> Iterable[Problem]:
         return ()
+
+    def _check_entropy(self) -> Iterable[Problem]:
+        adaptive = self.adaptive_entropy
+        if adaptive is not None and not adaptive.min_coef <= self.entropy_coef <= adaptive.max_coef:
+            bounds = f"adaptive_entropy's bounds, {adaptive.min_coef:g} to {adaptive.max_coef:g}"
+            yield Problem("entropy_coef", f"is {self.entropy_coef:g}, outside {bounds}")
 
     def _check_staleness(self) -> Iterable[Problem]:
         if self.engine is not None and self.engine.max_staleness and self.importance_sampling is None:

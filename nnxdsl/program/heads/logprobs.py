@@ -59,4 +59,4 @@ def build(objective: Objective) -> Head:
 
 @build.register
 def _(objective: PolicyGradient) -> Head:
-    return LogProbs(temperature=objective.temperature, uses_entropy=objective.entropy_coef > 0)
+    return LogProbs(temperature=objective.temperature, uses_entropy=objective.has_entropy_bonus)
