@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -30,7 +31,7 @@ from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.family import Family
 from nnxdsl.models.families.registry import FAMILIES
-from nnxdsl.models.params import abstract, flatten
+from nnxdsl.models.params import flatten
 
 SCRIPT = family_parity.REFERENCE.parent / "make_families.py"
 TITLE, COLUMNS = "layers of", ("size", "layers", "parameters", "logits")
@@ -100,7 +101,7 @@ def fitting(config: DecoderConfig, gib: float) -> tuple[DecoderConfig, str]:
 
 def parameters(config: DecoderConfig) -> int:
     """The number of parameters."""
-    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     return sum(int(np.prod(leaf.shape)) for leaf in template.variables.values())
 
 
@@ -112,7 +113,7 @@ def smallest(family: Family) -> str:
 
 def compared(family: Family, config: DecoderConfig, python: Path) -> float:
     """The largest difference of logits from transformers, relative to the largest logit."""
-    template = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     leaves = jax.jit(lambda: flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
     places = positions_right_padded(jnp.full((ROWS,), TOKENS), TOKENS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from nnxdsl.adapters import lora_math, qat
 from nnxdsl.adapters.lora_math import A, B, M
@@ -26,13 +27,39 @@ from nnxdsl.config.adapter import Adapter, DoRA, LoRA, LowRank, rank_at, scale_a
 from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import NotRegisteredError
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import LayerGroup, example_inputs
+from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.dropout import dropped
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.moe.layer import ExpertLinear, expert_dot
+from nnxdsl.models.params import AbstractModel, abstract
 
 ROUNDING = 1e-6
 """Relative differences of a norm below this are attributed to rounding."""
+
+
+def abstract_decoder(
+    config: DecoderConfig,
+    dtype: DTypeLike = jnp.float32,
+    adapter: Adapter | None = None,
+    quantization: Quantization | None = None,
+) -> AbstractModel:
+    """A decoder without arrays, with an adapter and quantization where given; the same object for equal arguments.
+
+    Args:
+        config: Of the decoder.
+        dtype: Of its parameters.
+        adapter: The adapter to add, or None.
+        quantization: The quantization of weights or products, or None.
+    """
+    return _abstract_decoder(config, jnp.dtype(dtype), adapter, quantization)
+
+
+@lru_cache(maxsize=32)  # tracing takes 0.2 s, with quantization 1 to 3 s; a plan and its run ask for the same ones
+def _abstract_decoder(
+    config: DecoderConfig, dtype: jnp.dtype, adapter: Adapter | None, quantization: Quantization | None
+) -> AbstractModel:
+    change = adapt(adapter, quantization, config)
+    return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
 
 
 def adapt(

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from nnxdsl.adapters import lora_math
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.tokenizer import Auto, Tokenizer
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
@@ -29,9 +29,8 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import text_fields
-from nnxdsl.models.params import AbstractModel, abstract
+from nnxdsl.models.params import AbstractModel
 from nnxdsl.models.slots import power_of_two
 from nnxdsl.program import xla_options
 from nnxdsl.program.architecture import model_type
@@ -387,4 +386,4 @@ def _template(stored: DecoderConfig, dtype: DTypeLike, path: Path, *, mtp: bool)
     if mtp and not stored.mtp_layers:
         raise WeightsError(f"{path}: there is no multi-token-prediction (MTP) layer that can be loaded; leave mtp out")
     config = stored if mtp else attrs.evolve(stored, mtp_layers=0)
-    return config, abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype))
+    return config, abstract_decoder(config, dtype)

@@ -9,21 +9,18 @@ import attrs
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.adapters import lora, lora_math, targets
-from nnxdsl.config.adapter import Adapter
+from nnxdsl.adapters import lora_math, targets
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.policy_gradient import PolicyGradient
-from nnxdsl.config.quantization import Quantization
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
-from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import AbstractModel, ParamSpec, abstract, is_indexer_param, is_mtp_param
+from nnxdsl.models.params import AbstractModel, ParamSpec, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, entropy_control, optimizers, param_filters, qk_clip, schedules, step_guard
 from nnxdsl.optim.param_roles import roles
@@ -236,7 +233,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     adapter, quantization = experiment.adapter, experiment.quantization
     compute, frozen_dtype = dtypes(experiment, platform)
 
-    base = template(config, frozen_dtype)
+    base = abstract_decoder(config, frozen_dtype)
     # MTP layers are neither adapted nor quantized.
     decoder = {path: leaf for path, leaf in base.variables.items() if not is_mtp_param(path)}
     problems = targets.problems(adapter, quantization, decoder) + _length_problems(experiment, experiment.model, config)
@@ -262,7 +259,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         problems.append(Problem("mesh.stage", f"{message}; set 1"))
     if problems:
         raise PlanError(problems, f"Experiment '{experiment.name}'")
-    policy = template(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
+    policy = abstract_decoder(config, frozen_dtype, adapter, quantization) if adapter or quantization else base
     problems = targets.missed(adapter, quantization, policy, decoder)
     # A head of labels is trained in full, also with an adapter.
     trained = {p for p in policy.variables if adapter is None or lora_math.is_adapter(p) or p.startswith("score.")}
@@ -286,7 +283,9 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     elif not trainable and not problems:
         problems.append(Problem("adapter", f"{type(adapter).__qualname__} adds no trainable parameters"))
     without_adapter = (
-        template(config, frozen_dtype, None, quantization) if experiment.has_reference and quantization else base
+        abstract_decoder(config, frozen_dtype, None, quantization)
+        if experiment.has_reference and quantization
+        else base
     )
     reference = build_reference(PolicyParts(experiment, base, without_adapter, trainable, compute))
     problems += optimizers.problems(experiment.optimizer, roles(trainable))
@@ -338,15 +337,7 @@ def _teacher(
         message = f"top_k={objective.teacher_top_k:,} exceeds the teacher's vocab_size {teacher.vocab_size:,}"
         problems.append(Problem("objective.top_k", message))
     problems += _length_problems(experiment, teacher_experiment.model, teacher)
-    return build_teacher(objective, teacher, template(teacher, frozen_dtype))
-
-
-def template(
-    config: DecoderConfig, dtype: DTypeLike, adapter: Adapter | None = None, quantization: Quantization | None = None
-) -> AbstractModel:
-    """A decoder without arrays, with an adapter and quantization where given."""
-    change = lora.adapt(adapter, quantization, config)
-    return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=change))
+    return build_teacher(objective, teacher, abstract_decoder(teacher, frozen_dtype))
 
 
 def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]:

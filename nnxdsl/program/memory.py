@@ -16,6 +16,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives.online import Online
@@ -31,7 +32,7 @@ from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_sl
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
-from nnxdsl.program.blueprint import Blueprint, template
+from nnxdsl.program.blueprint import Blueprint
 from nnxdsl.program.forward import Forward, ForwardOptions, parts_in_stages
 from nnxdsl.program.heads import Head, LogProbs
 from nnxdsl.sharding.layout import bits
@@ -296,7 +297,7 @@ def share_of(blueprint: Blueprint) -> Share:
 
 @lru_cache(maxsize=8)
 def _network(config: DecoderConfig, frozen_dtype: jnp.dtype, adapter: Adapter | None) -> AbstractModel:
-    return template(config, frozen_dtype, adapter)
+    return abstract_decoder(config, frozen_dtype, adapter)
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ import flax.serialization
 import jax
 import numpy as np
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen
 from nnxdsl.formats.hf_names import tensor_sources
@@ -24,7 +25,7 @@ from nnxdsl.storage.atomic_dir import atomic_directory, require_vacant
 from nnxdsl.terminal.display import Display
 from nnxdsl.weights import tokenizer_files
 from nnxdsl.weights.export import DTYPES, counted, export, refuse_quantization
-from nnxdsl.weights.open import CONFIG, LINEN, Weights, open_weights, template_of
+from nnxdsl.weights.open import CONFIG, LINEN, Weights, open_weights
 from nnxdsl.weights.saved_run import PARAMS, TRAINABLE, SavedRun
 
 Format = Literal["hub", "checkpoint", "linen"]
@@ -175,7 +176,7 @@ def _checked_config(weights: Weights) -> DecoderConfig:
     if weights.config is None:
         raise WeightsError(f"{weights.path}: needs the model's config.json in the same directory, in the Hub's format")
     config = attrs.evolve(weights.config, mtp_layers=int(any(is_mtp_param(path) for path in weights.shapes)))
-    base = template_of(config).variables
+    base = abstract_decoder(config).variables
     names = {path: ", ".join(source.names) for path, source in tensor_sources(config).items()}
     problems = [
         f"{path}: expected an array of shape {leaf.shape}, "

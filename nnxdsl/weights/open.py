@@ -11,15 +11,13 @@ from typing import Any, Literal
 import attrs
 import flax.serialization
 import numpy as np
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import RunError, WeightsError
 from nnxdsl.formats import hf, linen, safetensors
 from nnxdsl.formats.files import PICKLE_REFUSED
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
-from nnxdsl.models.params import AbstractModel, abstract
 from nnxdsl.runs.checkpoint_format import CheckpointError, find
 from nnxdsl.weights import orbax
 from nnxdsl.weights.run_weights import RunWeights
@@ -93,11 +91,6 @@ def open_tensors(path: Path) -> Weights | None:
     return _tensors(path, hf.files_of(path)) if is_hub else None
 
 
-def template_of(config: DecoderConfig) -> AbstractModel:
-    """The base model of an architecture, without its arrays."""
-    return abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 def _file(path: Path) -> Weights:
     config_file = path.parent / CONFIG
     if path.suffix == ".safetensors":
@@ -114,7 +107,7 @@ def _file(path: Path) -> Weights:
 
 def _hub(path: Path) -> Weights:
     reader = HubReader(path, allow_non_finite=True)  # compared or converted unchanged
-    template = template_of(reader.config)
+    template = abstract_decoder(reader.config)
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{path}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     shapes = {name: leaf.shape for name, leaf in template.variables.items()}

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.adapters import lora_math
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.adapter import LowRank
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec
-from nnxdsl.program.blueprint import template
 from nnxdsl.program.init import ArrayLike, Source
 from nnxdsl.weights import sources
 from nnxdsl.weights.saved_run import SavedRun
@@ -69,7 +69,9 @@ class RunWeights:
         blueprint, adapter = run.blueprint, run.experiment.adapter
         if adapter is not None and not isinstance(adapter, LowRank):
             raise RunError(f"{path}: adapters of type {type(adapter).__qualname__} cannot be merged")
-        policy = template(blueprint.config, blueprint.frozen_dtype, adapter) if adapter else blueprint.base_template
+        policy = (
+            abstract_decoder(blueprint.config, blueprint.frozen_dtype, adapter) if adapter else blueprint.base_template
+        )
         source = sources.open_source(blueprint, run.directory.parent) if blueprint.frozen else None
         return cls(
             run.directory, run.step, run.experiment, blueprint.config, blueprint.base, blueprint.base_template, policy,

@@ -16,7 +16,7 @@ from flax import nnx
 from nnxdsl import Adapter, Quantization
 from nnxdsl.adapters import lora as adapters
 from nnxdsl.adapters import lora_math, targets, weight_only_quant
-from nnxdsl.adapters.lora import AdaptedExperts
+from nnxdsl.adapters.lora import AdaptedExperts, abstract_decoder
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.decoder import Decoder
@@ -155,7 +155,7 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
         feed_forward=attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
     )
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
-    base = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    base = abstract_decoder(config)
     change = adapters.adapt(lora, quantization, config)
     policy = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
     assert targets.problems(lora, quantization, base.variables) == []

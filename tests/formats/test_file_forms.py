@@ -10,13 +10,11 @@ import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import from_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
@@ -119,7 +117,7 @@ def test_parts_that_transformers_cuts_evenly(tmp_path: Path) -> None:
     config = hf.read_config(REFERENCE / "olmo_hybrid")
     assert isinstance(config.linear_attention, GatedDeltaNetConfig)
     wide = attrs.evolve(config, linear_attention=attrs.evolve(config.linear_attention, value_head_dim=20))
-    template = params.abstract(lambda: Decoder(wide, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(wide)
     draw = np.random.default_rng(0)
     leaves = {path: draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in template.variables.items()}
     hf.write(tmp_path, wide, leaves, like="olmo_hybrid")

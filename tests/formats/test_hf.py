@@ -10,19 +10,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
-from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "gemma3"
-
-
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture
@@ -46,14 +39,14 @@ def edit(file: Path, change) -> None:
 
 def problems(directory: Path) -> list[str]:
     reader = hf.HubReader(directory)
-    return [str(problem) for problem in reader.check(template_of(reader.config))]
+    return [str(problem) for problem in reader.check(abstract_decoder(reader.config))]
 
 
 @pytest.mark.parametrize("name", ["plain", "scaled"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_written_and_read_again_bit_for_bit(name: str, dtype: type, tmp_path: Path) -> None:
     reader = hf.HubReader(REFERENCE / name)
-    template = template_of(reader.config)
+    template = abstract_decoder(reader.config)
     leaves = {path: jnp.asarray(reader.leaf(path).astype(dtype)) for path in template.variables}
     hf.write(tmp_path / "new" / "copy", reader.config, leaves)
     again = hf.HubReader(tmp_path / "new" / "copy")
@@ -133,7 +126,7 @@ def test_a_tensor_missing_from_its_shard_names_the_shard(sharded: Path) -> None:
 
 def test_another_decoder_than_the_template(plain: Path) -> None:
     reader = hf.HubReader(plain)
-    other = template_of(hf.read_config(REFERENCE / "scaled"))
+    other = abstract_decoder(hf.read_config(REFERENCE / "scaled"))
     assert f"layers.blocks.0.mlp.up.kernel: {plain / 'config.json'}: 1 layer groups, expected 2" in [
         str(problem) for problem in reader.check(other)
     ]
@@ -205,7 +198,7 @@ def test_damaged_index_and_config(sharded: Path) -> None:
 
 def test_only_plain_leaves_can_be_written(tmp_path: Path) -> None:
     reader = hf.HubReader(REFERENCE / "plain")
-    leaves = {path: reader.leaf(path) for path in template_of(reader.config).variables}
+    leaves = {path: reader.leaf(path) for path in abstract_decoder(reader.config).variables}
     leaves["tail.blocks.0.mlp.up.kernel_lora_a"] = leaves.pop("norm.scale")
     with pytest.raises(WeightsError) as caught:
         hf.write(tmp_path / "out", reader.config, leaves)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.formats.quantized import BlockFloat8, Mxfp4, dequantize
@@ -65,7 +66,7 @@ def test_the_last_block_of_a_matrix_may_be_cut(tmp_path: Path) -> None:
 
 def directory(place: Path, config: DecoderConfig) -> tuple[dict[str, np.ndarray], Path]:
     """A checkpoint of random bfloat16 weights: its tensors, and its only file."""
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     draw = np.random.default_rng(1)
     leaves = {
         path: draw.standard_normal(leaf.shape).astype(ml_dtypes.bfloat16) for path, leaf in template.variables.items()

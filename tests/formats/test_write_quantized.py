@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from nnxdsl import RunError, WeightsError, cli
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf, quantize, safetensors
 from nnxdsl.formats.quantized import dequantize
 from nnxdsl.models import params
@@ -132,7 +133,7 @@ def test_what_is_not_finite_is_refused(form: quantize.WeightFormat, value: float
 
 def directory(place: Path, config: DecoderConfig) -> dict[str, np.ndarray]:
     """A checkpoint of random float32 weights, and its tensors."""
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     draw = np.random.default_rng(1)
     leaves = {
         path: draw.standard_normal(leaf.shape).astype(np.float32) for path, leaf in sorted(template.variables.items())

@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.rope import Rope
-from nnxdsl.models.decoder import Decoder
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
@@ -33,7 +32,7 @@ Leaves = dict[str, jax.Array]
 
 @pytest.fixture(scope="module")
 def template() -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    return abstract_decoder(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +125,7 @@ def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> Non
 @pytest.mark.extended
 def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
     config = attrs.evolve(CONFIG, logit_soft_cap=1e-4)
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     capped = Sampler(template, config, jnp.float32, stop_ids=())
     found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
     # All words are about as likely then, as they are at a high temperature.

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
 from nnxdsl.generate import sampler as module
 from nnxdsl.generate.sampler import Completion, Sampler
@@ -26,7 +26,6 @@ from nnxdsl.generate.sampling import Sampling, filter_logits
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.gemma4 import GEMMA4
@@ -60,7 +59,7 @@ def groups() -> list[list[int]]:
 
 def build_model(name: str) -> Built:
     config = CONFIGS[name]
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     # Token vectors are small, or each would only say itself.
     draw, spread = np.random.default_rng(0), {"embedding": 0.03}
     leaves = {

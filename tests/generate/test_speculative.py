@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import nnxdsl
 from nnxdsl import (
@@ -32,6 +31,7 @@ from nnxdsl import (
     WeightsError,
 )
 from nnxdsl import compile as compile_experiment
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.data import Prompts, load
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.data.tokenizers.encode import Encoder
@@ -42,7 +42,6 @@ from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.config.rope import Rope
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.rollouts.rollouts import Rollouts
@@ -71,7 +70,7 @@ def build() -> Callable[[str], Built]:
     def make(name: str) -> Built:
         if name not in built:
             config = CONFIGS[name]
-            template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+            template = abstract_decoder(config)
             rng, spread = np.random.default_rng(1), {"scale": 0.3, "embedding": 0.03}
             leaves = {
                 path: jnp.asarray(rng.normal(size=leaf.shape) * spread.get(path.rpartition(".")[2], 0.5), leaf.dtype)

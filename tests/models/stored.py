@@ -8,10 +8,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
@@ -20,14 +19,10 @@ FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 Leaves = dict[str, jax.Array]
 
 
-def abstract(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 def read(name: str) -> tuple[DecoderConfig, Leaves]:
     """The config and the arrays of a stored checkpoint, whose file has all of them and no others."""
     reader = hf.HubReader(FAMILIES / name)
-    template = abstract(reader.config)
+    template = abstract_decoder(reader.config)
     assert reader.check(template) == []
     return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
 
@@ -41,7 +36,7 @@ def compared(name: str, config: DecoderConfig) -> Callable[[Leaves], float]:
     """
     expected = np.load(FAMILIES / name / "expected.npz")
     tokens, wanted = jnp.asarray(expected["tokens"][:1]), expected["logits"][:1]
-    template = abstract(config)
+    template = abstract_decoder(config)
 
     @jax.jit
     def logits(leaves: Leaves) -> jax.Array:

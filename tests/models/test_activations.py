@@ -12,10 +12,11 @@ import pytest
 import qwix
 from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_left_padded, positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
@@ -46,15 +47,11 @@ class Recorder:
         return x
 
 
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
     config = CONFIGS[name]
-    template = template_of(config)
+    template = abstract_decoder(config)
     values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
     seen = Recorder()
 
@@ -78,7 +75,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
 @pytest.mark.extended
 def test_what_the_constraint_returns_is_what_goes_on() -> None:
     config = CONFIGS["llama3"]
-    template = template_of(config)
+    template = abstract_decoder(config)
     leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), positions_left_padded(jnp.array([6, 4]), 6)
 
@@ -96,7 +93,7 @@ def test_what_the_constraint_returns_is_what_goes_on() -> None:
 @pytest.mark.extended
 def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> None:
     config = CONFIGS["gemma3"]
-    template = template_of(config)
+    template = abstract_decoder(config)
     leaves = jax.jit(lambda: params.flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     tokens, places = jax.random.randint(jax.random.key(0), (2, 6), 0, 50), positions_right_padded(jnp.array([6, 4]), 6)

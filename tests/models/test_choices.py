@@ -12,9 +12,8 @@ import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from nnxdsl.models import params
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.gqa import GQAConfig
@@ -40,7 +39,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 def arrays_of(config: DecoderConfig) -> Arrays:
     """A value for every array, none of which is 0 or 1; that of an array does not depend on the others."""
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     return {
         path: np.random.default_rng(sum(path.encode())).standard_normal(leaf.shape).astype(np.float32) * 0.7
         for path, leaf in template.variables.items()
@@ -89,7 +88,7 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
 
 def found(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     """Hidden states `[T, D]` of the decoder."""
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     network = template.merge({path: jnp.asarray(leaf) for path, leaf in arrays.items()})
     assert isinstance(network, Decoder)
     places = positions_right_padded(jnp.asarray([TOKENS.size]), TOKENS.size)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
@@ -155,7 +156,7 @@ def test_remat_changes_no_gradient(template: params.AbstractModel, leaves: Leave
 def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
     def lines(layers: int) -> int:
         deep = attrs.evolve(config, num_layers=layers)
-        template = params.abstract(lambda: Decoder(deep, rngs=nnx.Rngs(0)))
+        template = abstract_decoder(deep)
         values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
 
         def run(values: Leaves) -> jax.Array:

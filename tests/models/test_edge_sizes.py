@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -28,15 +27,11 @@ WITHOUT = 1e-2
 Leaves = dict[str, jax.Array]
 
 
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 def difference(config: DecoderConfig, leaves: Leaves) -> float:
     """How far logits are from those of transformers for gemma4_e4b, relative to the largest."""
     expected = np.load(REFERENCE / "gemma4_e4b" / "expected.npz")
     tokens, size, wanted = expected["tokens"][:1], expected["tokens"].shape[1], expected["logits"][:1]
-    template = template_of(config)
+    template = abstract_decoder(config)
 
     @jax.jit
     def logits(leaves: Leaves) -> jax.Array:
@@ -51,7 +46,7 @@ def difference(config: DecoderConfig, leaves: Leaves) -> float:
 @pytest.fixture(scope="module")
 def stored() -> tuple[DecoderConfig, Leaves]:
     reader = hf.HubReader(REFERENCE / "gemma4_e4b")
-    return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in template_of(reader.config).variables}
+    return reader.config, {path: jnp.asarray(reader.leaf(path)) for path in abstract_decoder(reader.config).variables}
 
 
 @pytest.mark.extended
@@ -88,7 +83,7 @@ def test_sharing_keys_is_not_sharing_their_weights(stored: tuple[DecoderConfig, 
         return leaf if leaf is None or position is None else leaf[position]
 
     found: Leaves = {}
-    for path, spec in template_of(other).variables.items():
+    for path, spec in abstract_decoder(other).variables.items():
         if path in leaves and ".blocks." not in path:
             found[path] = leaves[path]
             continue
@@ -121,10 +116,10 @@ def test_files_may_have_keys_that_no_layer_reads(tmp_path: Path) -> None:
     fields = json.loads((REFERENCE / "gemma4_e4b" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields))
     reader = hf.HubReader(tmp_path)
-    assert reader.check(template_of(reader.config)) == []
+    assert reader.check(abstract_decoder(reader.config)) == []
     tensors["model.layers.4.self_attn.other.weight"] = np.zeros((2, 2), np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
-    (problem,) = hf.HubReader(tmp_path).check(template_of(reader.config))
+    (problem,) = hf.HubReader(tmp_path).check(abstract_decoder(reader.config))
     assert "no tensor of a text decoder of 6 layers" in str(problem)
 
 

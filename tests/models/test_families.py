@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import append, init_cache
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.registry import from_hf, to_hf
 
 REFERENCE = Path(__file__).parent.parent / "reference" / "families"
@@ -58,10 +57,6 @@ class Loaded(NamedTuple):
     template: params.AbstractModel
 
 
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 def logits_of(template: params.AbstractModel) -> Callable[..., jax.Array]:
     @jax.jit
     def logits(leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
@@ -73,7 +68,7 @@ def logits_of(template: params.AbstractModel) -> Callable[..., jax.Array]:
 
 def load(name: str) -> Loaded:
     reader = hf.HubReader(REFERENCE / name)
-    template = template_of(reader.config)
+    template = abstract_decoder(reader.config)
     assert reader.check(template) == []
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
     expected = dict(np.load(REFERENCE / name / "expected.npz"))
@@ -173,7 +168,7 @@ def test_the_file_is_written_as_it_is_read(name: str) -> None:
 def written(name: str, target: Path) -> None:
     """Writes a checkpoint of the reference as an export does."""
     reader = hf.HubReader(REFERENCE / name)
-    template = template_of(reader.config)
+    template = abstract_decoder(reader.config)
     kind = json.loads((REFERENCE / name / "config.json").read_text())["model_type"]
     hf.write(target, reader.config, {path: reader.leaf(path) for path in template.variables}, like=kind)
 

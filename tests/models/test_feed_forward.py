@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
@@ -53,7 +54,7 @@ CONFIG = attrs.evolve(LLAMA3["tiny"], vocab_size=32, feed_forward=SquaredReLUCon
 
 @pytest.mark.extended
 def test_it_runs_in_the_stack_behind_a_dense_layer() -> None:
-    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(CONFIG)
     leaves = jax.jit(lambda: params.flatten(Decoder(CONFIG, rngs=nnx.Rngs(0))))()
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 6)))
 
@@ -69,7 +70,7 @@ def test_it_runs_in_the_stack_behind_a_dense_layer() -> None:
 
 
 def test_its_tensors_have_names() -> None:
-    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(CONFIG)
     sources = tensor_sources(CONFIG)
     assert set(sources) == set(template.variables)
     assert sources["lead.blocks.0.mlp.down.kernel"].names == ("layers.0.mlp.down_proj.weight",)

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.indexer import INDEXER_STATS, largest
 from nnxdsl.models.attention.kv_cache import init_cache
@@ -25,7 +24,6 @@ from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.indexer import IndexerConfig
 from nnxdsl.models.config.mla import MLAConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.deepseek_v32 import DEEPSEEK_V32
 from nnxdsl.models.families.registry import from_hf, to_hf
 from nnxdsl.models.layers.norm import LayerNorm
@@ -40,10 +38,6 @@ def with_indexer(config: DecoderConfig, **fields: Any) -> DecoderConfig:
     return attrs.evolve(config, mla=attrs.evolve(config.mla, indexer=attrs.evolve(config.mla.indexer, **fields)))
 
 
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-
-
 @pytest.fixture(scope="module")
 def config() -> DecoderConfig:
     return hf.read_config(CHECKPOINT)
@@ -52,13 +46,13 @@ def config() -> DecoderConfig:
 @pytest.fixture(scope="module")
 def leaves(config: DecoderConfig) -> dict[str, jax.Array]:
     reader = hf.HubReader(CHECKPOINT)
-    return {path: jnp.asarray(reader.leaf(path)) for path in template_of(config).variables}
+    return {path: jnp.asarray(reader.leaf(path)) for path in abstract_decoder(config).variables}
 
 
 def hidden(
     config: DecoderConfig, leaves: dict[str, jax.Array], tokens: Any, places: TokenPositions, **given: Any
 ) -> Any:
-    model: Any = template_of(config).merge(leaves)
+    model: Any = abstract_decoder(config).merge(leaves)
     return model(jnp.asarray(tokens), places, dtype=jnp.float32, **given)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
@@ -23,7 +24,7 @@ from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers.norm import RMSNorm
-from tests.models.test_families import REFERENCE, Loaded, close, load, logits_of, template_of
+from tests.models.test_families import REFERENCE, Loaded, close, load, logits_of
 
 NAMES = ("llama3_tied", "llama3")
 
@@ -37,7 +38,9 @@ def test_the_reference_knows_scaled_frequencies_from_others() -> None:
     config, leaves, expected, *_ = load("llama3")
     places = positions_right_padded(jnp.asarray(expected["lengths"]), expected["tokens"].shape[1])
     for change in (attrs.evolve(config.rope_global, scaling=None), Rope(theta=config.rope_global.theta)):
-        other = logits_of(template_of(attrs.evolve(config, rope_global=change)))(leaves, expected["tokens"], places)
+        other = logits_of(abstract_decoder(attrs.evolve(config, rope_global=change)))(
+            leaves, expected["tokens"], places
+        )
         assert float(jnp.abs(other[0] - expected["logits"][0]).max()) > 0.05
 
 
@@ -111,7 +114,7 @@ def edit(directory: Path, change: Callable[[dict[str, np.ndarray]], object]) -> 
     change(arrays)
     safetensors.write(file, {name: (array.shape, array.dtype) for name, array in arrays.items()}, arrays.__getitem__)
     reader = hf.HubReader(directory)
-    return [str(problem) for problem in reader.check(template_of(reader.config))]
+    return [str(problem) for problem in reader.check(abstract_decoder(reader.config))]
 
 
 def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:

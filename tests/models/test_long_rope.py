@@ -16,6 +16,7 @@ from flax import nnx
 
 import nnxdsl
 from nnxdsl import Data, Experiment, Model, Objective, Optimizer, PlanError, Reward, Schedule, WeightsError
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
@@ -47,7 +48,7 @@ def leaves(reader: hf.HubReader) -> dict[str, jax.Array]:
 
 
 def logits(config: DecoderConfig, leaves: dict[str, jax.Array], tokens: Any, places: TokenPositions) -> np.ndarray:
-    decoder: Any = abstract(lambda: Decoder(config, rngs=nnx.Rngs(0))).merge(leaves)
+    decoder: Any = abstract_decoder(config).merge(leaves)
     return np.asarray(decoder.logits(decoder(jnp.asarray(tokens), places, dtype=jnp.float32).hidden))
 
 

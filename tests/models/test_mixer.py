@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import append, init_cache
@@ -74,7 +75,7 @@ CONFIG = attrs.evolve(
 def test_it_runs_in_the_stack_and_with_a_cache() -> None:
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 6)))
     positions = positions_right_padded(jnp.full((2,), 6), 6)
-    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(CONFIG)
     leaves = jax.jit(lambda: params.flatten(Decoder(CONFIG, rngs=nnx.Rngs(0))))()
     whole = jax.jit(lambda leaves: template.merge(leaves)(tokens, positions, dtype=jnp.float32).hidden)(leaves)
 
@@ -91,7 +92,7 @@ def test_it_runs_in_the_stack_and_with_a_cache() -> None:
 
 
 def test_its_tensors_have_names() -> None:
-    template = params.abstract(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(CONFIG)
     assert set(tensor_sources(CONFIG)) == set(template.variables)
     assert tensor_sources(CONFIG)["layers.blocks.0.attention.value.kernel"].names == (
         "layers.0.mean.value.weight",

@@ -12,23 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf, safetensors
-from nnxdsl.models import params
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
-from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 
 FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp"
 NAMES = sorted(path.name for path in FIGURES.iterdir())
 TOLERANCE = 1e-5
 """Of the largest logit."""
-
-
-def template_of(config: DecoderConfig) -> params.AbstractModel:
-    return params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 def edit(file: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -50,7 +43,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     file = directory / "model.safetensors"
     edit(file, lambda arrays: arrays.update({name: np.zeros((24, 48), np.float32)}))
     reader = hf.HubReader(directory)
-    template = template_of(attrs.evolve(reader.config, mtp_layers=0))
+    template = abstract_decoder(attrs.evolve(reader.config, mtp_layers=0))
     assert reader.check(template) == []
     edit(file, lambda arrays: arrays.update({beyond: arrays.pop(name)}))
     assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
@@ -62,7 +55,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
 @pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> None:
     reader = hf.HubReader(FIGURES / name)
-    template = template_of(reader.config)
+    template = abstract_decoder(reader.config)
     assert reader.config.mtp_layers == 1
     assert reader.check(template) == []
     leaves = {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
@@ -98,7 +91,7 @@ def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_written_as_it_was_read(name: str, tmp_path: Path) -> None:
     reader = hf.HubReader(FIGURES / name)
-    leaves = {path: np.array(reader.leaf(path)) for path in template_of(reader.config).variables}
+    leaves = {path: np.array(reader.leaf(path)) for path in abstract_decoder(reader.config).variables}
     hf.write(tmp_path, reader.config, leaves)
     before, after = (safetensors.index(path / "model.safetensors") for path in (FIGURES / name, tmp_path))
     assert after.keys() == before.keys()
@@ -113,7 +106,7 @@ def test_written_as_it_was_read(name: str, tmp_path: Path) -> None:
 def test_a_layer_that_does_not_fit_says_so(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(FIGURES / "deepseek_v3", tmp_path / "deepseek_v3"))
     file, config = directory / "model.safetensors", directory / "config.json"
-    template = template_of(hf.HubReader(directory).config)
+    template = abstract_decoder(hf.HubReader(directory).config)
 
     def damage(arrays: dict[str, np.ndarray]) -> None:
         del arrays["model.layers.3.enorm.weight"]

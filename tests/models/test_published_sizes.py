@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flax import nnx
 
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
-from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma4 import GEMMA4
 from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import FAMILIES, from_hf, text_fields, to_hf
@@ -51,7 +49,7 @@ SIZES = {
 
 
 def parameters(config: DecoderConfig) -> int:
-    template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    template = abstract_decoder(config)
     return sum(int(np.prod(leaf.shape)) for leaf in template.variables.values())
 
 
