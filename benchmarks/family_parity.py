@@ -32,6 +32,7 @@ from flax import nnx
 import nnxdsl
 from nnxdsl import Adapter, Data, Experiment, Memory, Mesh, Model, Objective, Optimizer, Quantization, Schedule, Weights
 from nnxdsl.adapters import lora_math, weight_only_quant
+from nnxdsl.adapters.lora import abstract_decoder as adapted
 from nnxdsl.data.batch import PairBatch
 from nnxdsl.formats import hf
 from nnxdsl.generate.sampler import Sampler
@@ -39,7 +40,6 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions, positions_left_padded, positions_right_padded
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.params import AbstractModel, abstract
-from nnxdsl.program.blueprint import template as adapted
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "tests" / "reference" / "families"

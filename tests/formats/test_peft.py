@@ -16,13 +16,13 @@ import pytest
 
 from nnxdsl import Adapter
 from nnxdsl.adapters import lora_math
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import peft, safetensors
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.formats.peft_config import is_targeted
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.params import ParamSpec
-from nnxdsl.program.blueprint import template
 from nnxdsl.program.init import AdapterSource
 
 REFERENCE = Path(__file__).parent.parent / "reference"
@@ -60,7 +60,7 @@ ADAPTERS = {
 
 def base_of(name: str) -> tuple[HubReader, dict[str, ParamSpec]]:
     reader = HubReader(REFERENCE / BASES[name])
-    return reader, template(reader.config, jnp.float32).variables
+    return reader, abstract_decoder(reader.config, jnp.float32).variables
 
 
 def read(directory: Path, name: str) -> peft.PeftAdapter:
@@ -77,7 +77,7 @@ def test_logits_equal_those_of_peft(name: str) -> None:
     assert found.base == BASES[name]
     reader, _ = base_of(name)
     expected = np.load(REFERENCE / "peft" / name / "expected.npz")
-    policy = template(reader.config, jnp.float32, lora)
+    policy = abstract_decoder(reader.config, jnp.float32, lora)
     assert set(found.leaves) == {path for path in policy.variables if lora_math.is_adapter(path)}
     for path, leaf in found.leaves.items():
         assert leaf.shape == policy.variables[path].shape

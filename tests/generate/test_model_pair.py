@@ -242,6 +242,7 @@ def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) ->
             generate(models, {**given, "sides": sides}, silent)
 
 
+@pytest.mark.extended
 def test_a_last_message_of_the_assistant_is_continued(models: ModelPair) -> None:
     messages = [{"role": "user", "content": "Hi 1"}, {"role": "assistant", "content": "go"}]
     found = generate(models, {"messages": messages, "max_new_tokens": 3}, silent)

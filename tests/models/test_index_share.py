@@ -52,6 +52,7 @@ def loaded() -> tuple[DecoderConfig, params.AbstractModel, dict[str, jax.Array]]
     return reader.config, template, {path: jnp.asarray(reader.leaf(path)) for path in template.variables}
 
 
+@pytest.mark.extended
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 12).flatmap(

@@ -14,6 +14,7 @@ from small_lab.model import Small
 
 from nnxdsl import Adapter, Experiment, Memory, Mesh, Optimizer, PlanError, Quantization, Schedule, compile
 from nnxdsl.adapters import lora_math
+from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -21,7 +22,7 @@ from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.params import ParamSpec
 from nnxdsl.optim import optimizers
 from nnxdsl.optim.param_roles import roles
-from nnxdsl.program.blueprint import build_blueprint, optimizer_arrays, template
+from nnxdsl.program.blueprint import build_blueprint, optimizer_arrays
 from nnxdsl.sharding.layout import ACTIVATION_AXES, DEFAULT_RULES, HOST, Array, Layout, Placed, bits, starred
 from nnxdsl.sharding.rules import mesh_axes
 
@@ -46,7 +47,7 @@ UP = "layers.blocks.0.mlp.up.kernel"
 
 def parts_of(config: DecoderConfig, adapter: Adapter | None, quantization: Quantization | None) -> Any:
     """The arrays of a program, from its templates: so that dimensions which do not divide stop nothing."""
-    leaves = template(config, jnp.bfloat16, adapter, quantization).variables
+    leaves = abstract_decoder(config, jnp.bfloat16, adapter, quantization).variables
     trained = {path: leaf for path, leaf in leaves.items() if adapter is None or lora_math.is_adapter(path)}
     frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
 
@@ -125,7 +126,7 @@ def test_every_axis_of_the_models_has_a_rule() -> None:
     known = {logical for logical, _ in DEFAULT_RULES}
     assert set(ACTIVATION_AXES) <= known
     for config in MODELS.values():
-        leaves = template(config, jnp.float32).variables.values()
+        leaves = abstract_decoder(config, jnp.float32).variables.values()
         assert {axis for leaf in leaves for axis in leaf.axes} <= known
 
 
