@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from nnxdsl.config.core.strict_json import parse_json
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.messages import Message, Tools
 from nnxdsl.data.tokenizers.special_tokens import SpecialTokenGuard
-from nnxdsl.data.tokenizers.tool_calls import Reader, ToolCall
+from nnxdsl.data.tokenizers.tool_calls import Reader, ToolCall, typed_arguments
 from nnxdsl.rollouts.reply import Reply
 
 
@@ -72,10 +70,7 @@ class ToolUse:
             raise LookupError(f"there is no tool '{call.name}'; there are: {', '.join(schemas)}")
         if call.arguments is None:
             raise ValueError("the arguments are no JSON object")
-        types = schemas[call.name]["properties"]
-        result = getattr(environment, call.name)(
-            **{name: _typed(value, types.get(name, {})) for name, value in call.arguments.items()}
-        )
+        result = getattr(environment, call.name)(**typed_arguments(call.arguments, schemas[call.name]))
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
     def _name(self, call: ToolCall) -> str:
@@ -88,16 +83,6 @@ class ToolUse:
 
 async def _awaited(result: Any) -> Any:
     return await result
-
-
-def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    """An argument that a format gives as text, in JSON unless it is to be text."""
-    if not isinstance(value, str) or "string" in schema.get("type", "string"):
-        return value
-    try:
-        return parse_json(value)
-    except ValueError:
-        return value
 
 
 def _text(result: Any) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nnxdsl.data.tokenizers.messages import Tools
 from nnxdsl.generate.sampling import Sampling
 
 MOST_CHOICES = 128
@@ -15,7 +17,7 @@ MOST_STOPS = 16
 MOST_COMPLETIONS = 1024
 """Most completions of a request."""
 LEAST_TEMPERATURE = 1e-3
-_NOTHING: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "frequency_penalty": (0,),
     "ignore_eos": (False,),
@@ -26,8 +28,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none",),
 }
 """Fields that are not supported, and the values that change nothing; None is one for all."""
 
@@ -67,6 +67,8 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
     default_tokens: ClassVar[int | None] = None
     """Most tokens where a request does not say it; None for as many as fit."""
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
+    """See `_UNSUPPORTED`."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
@@ -89,10 +91,10 @@ class Request(BaseModel):
         """Refuses what would have no effect; leaves out fields with values that change nothing."""
         if not isinstance(data, dict):
             return data
-        for name in _NOTHING.keys() & data.keys():
-            if data[name] is not None and data[name] not in _NOTHING[name]:
+        for name in cls.unsupported.keys() & data.keys():
+            if data[name] is not None and data[name] not in cls.unsupported[name]:
                 raise ValueError(f"{name} is not supported; leave it out")
-        return {name: value for name, value in data.items() if name not in _NOTHING and value is not None}
+        return {name: value for name, value in data.items() if name not in cls.unsupported and value is not None}
 
     @field_validator("stop")
     @classmethod
@@ -145,6 +147,7 @@ class CompletionRequest(Request):
     """
 
     default_tokens: ClassVar[int | None] = 16
+    unsupported = {**_UNSUPPORTED, "tools": ([],), "tool_choice": ("none",)}
 
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool = False
@@ -168,30 +171,63 @@ class Message(BaseModel):
     Attributes:
         role: Whose it is.
         content: Its text, or parts of the type "text".
+        tool_calls: What an assistant calls, as an answer has it.
+        tool_call_id: Of the call whose result a message of the role "tool" is.
+        name: Of the tool.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]] = ""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_nothing(cls, data: Any) -> Any:
         """Leaves out fields without a value, which OpenAI's own messages have."""
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+        return (
+            {name: value for name, value in data.items() if value not in (None, [])} if isinstance(data, dict) else data
+        )
 
     def plain(self) -> dict[str, Any]:
-        """Role and text.
+        """The message as chat templates read it; `read_messages` checks its parts and calls."""
+        given = self.model_dump(exclude_none=True)
+        return given if "tool_calls" in given else {"content": "", **given}
 
-        Raises:
-            ValueError: A part is no text.
-        """
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        if odd := [part.get("type") for part in self.content if part.get("type") != "text"]:
-            raise ValueError(f"messages: parts of the type {odd[0]!r} are not supported, the model reads text")
-        return {"role": self.role, "content": "".join(str(part.get("text", "")) for part in self.content)}
+
+class Function(BaseModel):
+    """A function of a tool.
+
+    Attributes:
+        name: Its name.
+        description: What it does.
+        parameters: JSON schema of its parameters.
+        strict: False; calls are not constrained to the schema.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: Literal[False] | None = None
+
+
+class Tool(BaseModel):
+    """What a model may call.
+
+    Attributes:
+        type: "function".
+        function: The function.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: Function
 
 
 class ChatRequest(Request):
@@ -202,14 +238,26 @@ class ChatRequest(Request):
         max_completion_tokens: The newer name of `max_tokens`.
         logprobs: Whether log-probabilities are returned.
         top_logprobs: As many of the most likely tokens have log-probabilities, beside the sampled one.
+        tools: Functions that the model may call, each `{"type": "function", "function": {"name": ..., ...}}`.
+        tool_choice: "none" leaves the tools out of the prompt, and calls are not read.
         chat_template_kwargs: Further arguments of the chat template.
     """
+
+    unsupported = {**_UNSUPPORTED, "parallel_tool_calls": (True,)}
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    tools: list[Tool] = []
+    tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def functions(self) -> Tools | None:
+        """The tools, as chat templates read them; None for none."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return tools if tools and self.tool_choice == "auto" else None
 
     @property
     def top(self) -> int | None:

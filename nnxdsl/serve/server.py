@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,6 +15,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
+from nnxdsl.data.tokenizers.messages import read_messages
+from nnxdsl.data.tokenizers.tool_calls import reader_of
 from nnxdsl.errors import DataError
 from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Piece
@@ -22,6 +25,7 @@ from nnxdsl.serve.batches import Batches, PauseMode, Row, numbers_of
 from nnxdsl.serve.choices import Choice, most_likely, of_chat, of_completion
 from nnxdsl.serve.errors import Refused, error_body
 from nnxdsl.serve.requests import MOST_COMPLETIONS, ChatRequest, CompletionRequest, Request
+from nnxdsl.serve.tool_calls import ToolCalls
 
 LISTEN_EVERY = 0.5
 """Seconds between two looks at whether a client is still there."""
@@ -53,7 +57,7 @@ class Server:
         prompts = await asyncio.to_thread(lambda: [self._ids(prompt) for prompt in request.prompts])
         answer = self._submit(request, prompts)
         if request.stream:
-            return self._stream(answer, "text_completion", lambda text: {"text": text})
+            return self._stream(answer, "text_completion", lambda _, text: {"text": text})
         await self._finish(answer, client)
         choices = [await self._completion(answer, number, client) for number in range(len(answer.choices))]
         return JSONResponse(self._body(answer, "text_completion", choices))
@@ -68,14 +72,14 @@ class Server:
             raise Refused("has no effect without logprobs; set logprobs", "top_logprobs")
         if request.stream and request.top:
             raise Refused("top_logprobs are computed at the end; leave stream out", "stream")
-        answer = self._submit(request, [await asyncio.to_thread(self._chat_ids, request)])
+        ids, calls = await asyncio.to_thread(self._chat_ids, request)
+        answer = self._submit(request, [ids])
         if request.stream:
-            first = {"role": "assistant", "content": ""}
-            return self._stream(
-                answer, "chat.completion.chunk", lambda text: {"delta": {"content": text}}, {"delta": first}
-            )
+            first = {"delta": {"role": "assistant", "content": ""}}
+            write = partial(_delta, calls=calls)
+            return self._stream(answer, "chat.completion.chunk", write, first, is_whole=calls is not None)
         await self._finish(answer, client)
-        choices = [await self._message(answer, number, client) for number in range(len(answer.choices))]
+        choices = [await self._message(answer, number, calls, client) for number in range(len(answer.choices))]
         body = self._body(answer, "chat.completion", choices)
         if request.return_token_ids:
             body["prompt_token_ids"] = list(answer.prompts[0])
@@ -114,11 +118,13 @@ class Server:
             raise Refused(f"{odd[0]} is no token id; expected 0 to {size - 1:,}", "prompt")
         return ids
 
-    def _chat_ids(self, request: ChatRequest) -> list[int]:
-        """Token ids of a chat."""
-        encoder = Encoder(self.model.tokenizer, template_args=request.chat_template_kwargs)
+    def _chat_ids(self, request: ChatRequest) -> tuple[list[int], ToolCalls | None]:
+        """Token ids of a chat, and what reads the calls of its tools."""
+        encoder, tools = Encoder(self.model.tokenizer, template_args=request.chat_template_kwargs), request.functions
         try:
-            return encoder.prompt([message.plain() for message in request.messages])
+            messages = read_messages([message.plain() for message in request.messages], "messages")
+            calls = None if tools is None else ToolCalls(tools, reader_of(encoder.template(tools), tools))
+            return encoder.prompt(messages, tools), calls
         except (RowError, DataError, ValueError) as error:  # a UnicodeError is a ValueError
             raise Refused(str(error), "messages") from error
 
@@ -198,10 +204,20 @@ class Server:
         self,
         answer: Answer,
         kind: str,
-        text_of: Callable[[str], dict[str, Any]],
+        write: Callable[[Choice, str], dict[str, Any]],
         first: dict[str, Any] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> Response:
-        """Events of a growing answer."""
+        """Events of a growing answer.
+
+        Args:
+            answer: The answer.
+            kind: Its name in the protocol.
+            write: The fields of new text in an event.
+            first: Fields of the first event of each choice.
+            is_whole: Whether a choice is sent at its end.
+        """
 
         def event(choices: list[dict[str, Any]], **fields: Any) -> str:
             return f"data: {json.dumps({**self._body(answer, kind, choices, usage=False), **fields})}\n\n"
@@ -213,14 +229,15 @@ class Server:
                         yield event([{"index": number, **first, "finish_reason": None}])
                 for number, choice in enumerate(answer.choices):
                     if choice.finish_reason is not None:  # no token is wanted
-                        yield event([{"index": number, **text_of(""), "finish_reason": choice.finish_reason}])
+                        yield event([{"index": number, "finish_reason": choice.finish_reason, **write(choice, "")}])
                 sent = [0] * len(answer.choices)
                 async for number in answer:
-                    choice, start, text = answer.choices[number], sent[number], answer.choices[number].take()
+                    choice, start = answer.choices[number], sent[number]
+                    text = "" if is_whole and choice.finish_reason is None else choice.take()
                     if not text and choice.finish_reason is None:
                         continue
                     sent[number] = len(choice.ids)
-                    body = {"index": number, **text_of(text), "finish_reason": choice.finish_reason}
+                    body = {"index": number, "finish_reason": choice.finish_reason, **write(choice, text)}
                     if answer.request.top is not None:
                         make = of_chat if "delta" in body else of_completion
                         ids, logps = choice.ids[start:], choice.logps[start:]
@@ -267,8 +284,10 @@ class Server:
             body |= {"token_ids": choice.ids, "prompt_token_ids": list(prompt)}
         return body
 
-    async def _message(self, answer: Answer, number: int, client: HTTPRequest) -> dict[str, Any]:
-        """A choice of a chat."""
+    async def _message(
+        self, answer: Answer, number: int, calls: ToolCalls | None, client: HTTPRequest
+    ) -> dict[str, Any]:
+        """A choice of a chat, in which `calls` reads tool calls."""
         request, choice = answer.request, answer.choices[number]
         logprobs = None
         if request.top is not None:
@@ -278,8 +297,10 @@ class Server:
                 whole = [*answer.prompts[0], *choice.ids]
                 logps, top = await self._scored(answer, whole, len(choice.ids), client)
             logprobs = of_chat(self.model.tokenizer, choice.ids, logps, top)
-        message = {"role": "assistant", "content": choice.text}
-        body = {"index": number, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        called = None if calls is None else calls.message(choice)
+        message = called or {"role": "assistant", "content": choice.text}
+        finish_reason = "tool_calls" if called else choice.finish_reason
+        body = {"index": number, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
         if request.return_token_ids:
             body["token_ids"] = choice.ids
         return body
@@ -295,6 +316,15 @@ class Server:
         logps: list[float | None] = [None, *found.logps.tolist()]
         each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], found)]
         return logps[-count:] if count else [], each[-count:] if count else []
+
+
+def _delta(choice: Choice, text: str, calls: ToolCalls | None) -> dict[str, Any]:
+    """The fields of new text of a chat; with `calls`, of a message that has ended."""
+    called = None if calls is None else calls.message(choice)
+    if called is None:
+        return {"delta": {"content": text}}
+    numbered = [{"index": number, **call} for number, call in enumerate(called["tool_calls"])]
+    return {"delta": {"content": called["content"], "tool_calls": numbered}, "finish_reason": "tool_calls"}
 
 
 async def _require_client(client: HTTPRequest) -> None:

@@ -148,6 +148,26 @@ READERS: Mapping[str, Reader] = {
 _PROBE = {"name": "look_up", "arguments": {"question": "what is it"}}
 
 
+def typed_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with the types of a schema: what a format gives as text is JSON, unless it is to be text.
+
+    Args:
+        arguments: As they were read.
+        parameters: The JSON schema of the function's parameters.
+    """
+    schemas = parameters.get("properties") or {}
+    return {name: _typed(value, schemas.get(name) or {}) for name, value in arguments.items()}
+
+
+def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str) or "string" in schema.get("type", "string"):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        return value
+
+
 def reader_of(template: ChatTemplate, tools: Tools) -> Reader:
     """What reads the calls that a chat template writes.
 
