@@ -17,7 +17,6 @@ from nnxdsl.config.batching import Packed
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.model import Model
-from nnxdsl.config.objectives.policy_gradient import PolicyGradient
 from nnxdsl.errors import PlanError, Problem
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
 from nnxdsl.models.params import AbstractModel, ParamSpec, is_indexer_param, is_mtp_param
@@ -353,7 +352,7 @@ def _update(
     experiment: Experiment, learning_rate: schedules.Curve, trainable: Mapping[str, ParamSpec]
 ) -> optax.GradientTransformation:
     update, objective = optimizers.build(experiment.optimizer, learning_rate, roles(trainable)), experiment.objective
-    if isinstance(objective, PolicyGradient) and objective.adaptive_entropy is not None:
+    if objective.adaptive_entropy is not None:
         update = entropy_control.wrap(update, objective.entropy_coef)
     if experiment.outer is not None:
         update = diloco.with_diloco(update, experiment.outer)

@@ -253,6 +253,12 @@ class ChatRequest(Request):
     tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
 
+    @model_validator(mode="after")
+    def _require_tools(self) -> ChatRequest:
+        if not self.tools and self.tool_choice == "auto" and "tool_choice" in self.model_fields_set:
+            raise ValueError("tool_choice is 'auto', and there are no tools; add them, or leave it out")
+        return self
+
     @property
     def functions(self) -> Tools | None:
         """The tools, as chat templates read them; None for none."""

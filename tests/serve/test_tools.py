@@ -100,6 +100,10 @@ def test_what_is_cut_off_or_not_wanted_is_text(client: openai.OpenAI) -> None:
     ("fields", "message"),
     [
         ({"tool_choice": "required"}, "tool_choice: Input should be 'auto' or 'none'"),
+        (
+            {"tool_choice": "auto", "tools": []},
+            "tool_choice is 'auto', and there are no tools; add them, or leave it out",
+        ),
         ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported; leave it out"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "String should have at least 1 character"),
         ({"tools": [{**TOOLS[0], "function": {"name": "add", "strict": True}}]}, "Input should be False"),

@@ -86,6 +86,8 @@ class Objective(Spec):
     """Whether the rewards of sampled completions, and not the loss, have the KL divergence from the reference."""
     has_entropy_bonus: ClassVar[bool] = False
     """Whether the loss is lower by the mean entropy of sampled tokens."""
+    entropy_coef: ClassVar[float] = 0.0
+    """Weight of that bonus, with `adaptive_entropy` at the first step."""
     adaptive_entropy: ClassVar[AdaptiveEntropy | None] = None
     """What the weight of that bonus follows."""
     top_entropy_quantile: ClassVar[float] = 1.0
