@@ -42,16 +42,15 @@ class Pages(gr.Blocks):
         """Adds the pages."""
         self._own, self._given = _head(site.settings.root, pages), ""
         super().__init__(analytics_enabled=False, title="nnxdsl", fill_width=True)
-        first = next(page for page in pages if page.path == "/")
         with self:
-            _header(site, pages, first.path)
-            first(site)
-            api.add(site)
-        for page in pages:
-            if page is not first:
-                with self.route(page.title, page.path):
-                    _header(site, pages, page.path)
-                    page(site)
+            for page in sorted(pages, key=lambda page: page.path != "/"):
+                if page.path == "/":
+                    api.add(site)
+                else:  # as `self.route` does, whose `with` would describe and serve all pages so far, once for each
+                    self.current_page = page.path.strip("/")
+                    self.pages.append((self.current_page, page.title, True))
+                _header(site, pages, page.path)
+                page(site)
 
     @property
     def head(self) -> str:

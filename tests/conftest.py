@@ -73,10 +73,10 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["XLA_FLAGS"] += f" --xla_cpu_max_isa={isa}"
     if allocator.use_one_arena():
         allocator.keep_memory(0)
+    os.environ.update({name: value for name, value in CACHE.items() if name not in os.environ})
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # set by the user, or by the controller
         return
-    place = tempfile.mkdtemp(prefix="nnxdsl-compiled-")
-    os.environ.update(CACHE, JAX_COMPILATION_CACHE_DIR=place)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = place = tempfile.mkdtemp(prefix="nnxdsl-compiled-")
     config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
