@@ -32,6 +32,7 @@ from nnxdsl.config.objectives.environment import Environment, environment, tools
 from nnxdsl.config.objectives.importance_sampling import ImportanceSampling
 from nnxdsl.config.objectives.reference import Reference
 from nnxdsl.config.objectives.reward import Reward, reward
+from nnxdsl.config.objectives.teacher_server import TeacherServer
 from nnxdsl.config.optimizer import Optimizer
 from nnxdsl.config.precision import Precision
 from nnxdsl.config.quantization import Quantization
@@ -143,6 +144,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "Sweep",
+    "TeacherServer",
     "Tokenizer",
     "Tracking",
     "Weights",

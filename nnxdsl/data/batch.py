@@ -150,6 +150,7 @@ class RolloutBatch(NamedTuple):
             divergence; else None.
         sampler_logps: [B, R] float32, log-probability of each token as the sampler computed it, or None.
         entropy_mask: [B, R] bool, True on the tokens of highest entropy, which the policy term has; None for all.
+        teacher_logps: [B, R] float32, log-probability of each token under a teacher behind a server; else None.
     """
 
     tokens: Array
@@ -164,6 +165,7 @@ class RolloutBatch(NamedTuple):
     ref_logps: Array = None
     sampler_logps: Array = None
     entropy_mask: Array = None
+    teacher_logps: Array = None
 
 
 class GroupBatch(NamedTuple):
@@ -182,6 +184,7 @@ class GroupBatch(NamedTuple):
         ref_logps: [P, G, R] float32, as in `RolloutBatch`.
         sampler_logps: [P, G, R] float32, as in `RolloutBatch`.
         entropy_mask: [P, G, R] bool, as in `RolloutBatch`.
+        teacher_logps: [P, G, R] float32, as in `RolloutBatch`.
     """
 
     prompt: Array
@@ -196,6 +199,7 @@ class GroupBatch(NamedTuple):
     ref_logps: Array = None
     sampler_logps: Array = None
     entropy_mask: Array = None
+    teacher_logps: Array = None
 
 
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch

@@ -59,6 +59,7 @@ class Prompts(Dataset):
         is_sampled: Sequence[Sequence[bool]] | None = None,
         size: int | None = None,
         logps: Sequence[npt.NDArray[np.floating]] | None = None,
+        teacher_logps: Sequence[npt.NDArray[np.floating]] | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
@@ -68,12 +69,13 @@ class Prompts(Dataset):
             is_sampled: Which of them the policy sampled; None for all.
             size: Rows of the batch; None for the number of completions.
             logps: The log-probability of each token under the sampler; None if it gave none.
+            teacher_logps: Those under a teacher behind a server; None without one.
         """
         size = len(rows) if size is None else size
         width = round_length(self.shapes["prompt"] + self.max_completion_length)
         tokens, completion_ids = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
         mask, (length, completion_length) = np.zeros(completion_ids.shape, bool), np.zeros((2, size), np.int32)
-        advantages, sampler_logps = np.zeros((2, *completion_ids.shape), np.float32)
+        advantages, *per_token = np.zeros((3, *completion_ids.shape), np.float32)
         for place in range(size):
             index = place if place < len(rows) else 0
             prompt, completion = self._parts["prompt"][rows[index]], np.asarray(completions[index], np.int32)
@@ -81,8 +83,9 @@ class Prompts(Dataset):
             tokens[place, : length[place]] = np.concatenate([prompt, completion])
             completion_ids[place, : len(completion)] = completion
             mask[place, : len(completion)] = True if is_sampled is None else is_sampled[index]
-            if logps is not None:
-                sampler_logps[place, : len(completion)] = logps[index]
+            for array, values in zip(per_token, (logps, teacher_logps), strict=True):
+                if values is not None:
+                    array[place, : len(completion)] = values[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         max_length = np.full(size, self.max_completion_length, np.float32)
         return RolloutBatch(
@@ -94,7 +97,8 @@ class Prompts(Dataset):
             weight,
             advantages,
             max_completion_length=max_length,
-            sampler_logps=None if logps is None else sampler_logps,
+            sampler_logps=None if logps is None else per_token[0],
+            teacher_logps=None if teacher_logps is None else per_token[1],
         )
 
     def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:

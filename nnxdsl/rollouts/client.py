@@ -8,14 +8,18 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
 
 from nnxdsl.config.objectives.engine import Server
+from nnxdsl.config.objectives.teacher_server import TeacherServer
 from nnxdsl.errors import RunError
 
+MOST_REQUESTS = 64
+"""At one time."""
 TRIES = 4
 """Of a request that the server cannot take now; and of the first one, if the server is not up yet."""
 BUSY = (429, 502, 503, 504)
@@ -27,10 +31,12 @@ class Client:
 
     Attributes:
         settings: Where it is.
+        path: The path of these settings, which errors name.
         has_weights: Whether the server has weights of this run: it is then not asked again once it is back.
     """
 
-    settings: Server
+    settings: Server | TeacherServer
+    path: str = "objective.engine"
     has_weights: bool = False
     _is_closed: threading.Event = attrs.field(factory=threading.Event, init=False)
 
@@ -63,6 +69,15 @@ class Client:
         request.add_header("Content-Type", "application/json")
         return self._request(request, may_be_missing=may_be_missing, is_json=is_json)
 
+    def post_each(self, route: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The answers to several requests that are sent at one time; errors as of `post`."""
+        pool = ThreadPoolExecutor(MOST_REQUESTS, "requests")
+        waiting = [pool.submit(self.post, route, body) for body in bodies]
+        try:
+            return [each.result() for each in waiting]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an error is not to wait for the others
+
     def _request(self, request: urllib.request.Request, *, may_be_missing: bool = False, is_json: bool = True) -> Any:
         if key := os.environ.get(self.settings.api_key_variable):
             request.add_unredirected_header("Authorization", f"Bearer {key}")
@@ -87,7 +102,7 @@ class Client:
 
     def error(self, message: str) -> RunError:
         """An error that says what the server does."""
-        return RunError(f"objective.engine: the server at {self.settings.url} {message}")
+        return RunError(f"{self.path}: the server at {self.settings.url} {message}")
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -25,6 +25,7 @@ class Episode:
         extra: What reward functions recorded, by column.
         calls: How many tools its completions have called; None where there are none.
         failures: How many of these calls failed.
+        teacher_logps: Log-probability of each token under a teacher behind a server, float32; None without one.
     """
 
     row: int
@@ -38,17 +39,24 @@ class Episode:
     extra: Mapping[str, Any]
     calls: int | None = None
     failures: int = 0
+    teacher_logps: np.ndarray | None = None
 
     def stored(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             **attrs.asdict(self, recurse=False),
             "logps": self.logps.tolist(),
+            "teacher_logps": None if self.teacher_logps is None else self.teacher_logps.tolist(),
             "turns": [dict(one) for one in self.turns],
         }
 
     @classmethod
     def restored(cls, stored: Mapping[str, Any]) -> Episode:
         """The episode of `stored`."""
-        arrays = {"logps": np.asarray(stored["logps"], np.float32), "rewards": tuple(stored["rewards"])}
+        teacher_logps = stored.get("teacher_logps")
+        arrays = {
+            "logps": np.asarray(stored["logps"], np.float32),
+            "teacher_logps": None if teacher_logps is None else np.asarray(teacher_logps, np.float32),
+            "rewards": tuple(stored["rewards"]),
+        }
         return cls(**{**stored, **arrays})

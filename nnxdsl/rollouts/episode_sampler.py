@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.data.prompts import Prompts
@@ -21,6 +22,7 @@ from nnxdsl.program.compile import Program
 from nnxdsl.rollouts import engine
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.episode import Episode
+from nnxdsl.rollouts.served_teacher import ServedTeacher
 from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
 from nnxdsl.runtime import distributed
 
@@ -34,12 +36,14 @@ class EpisodeSampler:
         engine: Samples completions.
         turns: Plays episodes.
         rewards: The reward functions.
+        teacher: Gives log-probabilities of what was sampled; None where no server does.
     """
 
     program: Program
     engine: engine.Engine
     turns: Turns
     rewards: Rewards
+    teacher: ServedTeacher | None = None
 
     @classmethod
     def of(cls, program: Program, tokenizer: TokenizerBase, rewards: Rewards, home: Path) -> EpisodeSampler:
@@ -55,7 +59,14 @@ class EpisodeSampler:
         turns = Turns(encoder, stops)
         if spec is not None:
             turns = Turns(encoder, stops, Environments(objective, encoder), spec.max_turns)
-        return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards)
+        teacher = None if objective.teacher_server is None else ServedTeacher(objective.teacher_server, tokenizer)
+        return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards, teacher)
+
+    def close(self) -> None:
+        """Ends requests to servers, and whatever samples."""
+        self.engine.close()
+        if self.teacher is not None:
+            self.teacher.close()
 
     def check(self, prompts: Prompts) -> None:
         """Refuses rows that lack what rewards and environments read, and episodes that do not fit into the model.
@@ -120,6 +131,7 @@ class EpisodeSampler:
         sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids, turns)
         # A user's function may return other values in each process.
         scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
+        teacher_logps = self._teacher_logps(prompts, rows, found)
         episodes = [
             Episode(
                 row=row,
@@ -131,12 +143,23 @@ class EpisodeSampler:
                 turns=one.turns if turns else (),
                 calls=one.calls if has_tools else None,
                 failures=one.failures,
+                teacher_logps=teacher_logps[index],
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
             )
             for index, (row, one) in enumerate(zip(rows, found, strict=True))
         ]
         return episodes, scores.metrics
+
+    def _teacher_logps(
+        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory]
+    ) -> Sequence[npt.NDArray[np.float32] | None]:
+        """The log-probability of each token under the teacher, by episode; None without one."""
+        if self.teacher is None:
+            return [None] * len(rows)
+        ask, before = self.teacher.logps, [prompts.row(row)["prompt"].tolist() for row in rows]
+        logps = distributed.on_process_0(lambda: ask(before, [one.ids for one in found]))
+        return [np.asarray(values, np.float32) for values in logps]
 
 
 def _with_episode(row: Mapping[str, object], one: Trajectory) -> dict[str, object]:

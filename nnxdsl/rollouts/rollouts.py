@@ -138,7 +138,7 @@ class Rollouts:
 
     def close(self) -> None:
         """Ends what is sampled for later steps, and the engine."""
-        self._episodes.engine.close()
+        self._episodes.close()
         self._sampling.close()
 
     def train_batch(self, batch: RolloutBatch) -> RolloutBatch | GroupBatch:
@@ -210,7 +210,7 @@ class Rollouts:
             sample = partial(self._episodes.sample, weights, held_out, rows, "held out", size)
             sampled = self._sampling.call(sample)
             _extend(episodes, logged, sampled)
-            if self.objective.teacher is not None:
+            if self.objective.teacher is not None or self.objective.teacher_server is not None:
                 compared += self._compared(state, held_out, sampled[0])
         return {**means(compared), **episode_metrics(episodes, self.rewards, logged)}
 
@@ -341,7 +341,9 @@ class Rollouts:
 def _batch(prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
     """The batch of episodes, of `size` rows."""
     ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
-    return prompts.rollout_batch([one.row for one in episodes], ids, is_sampled, size, [one.logps for one in episodes])
+    rows, logps = [one.row for one in episodes], [one.logps for one in episodes]
+    teacher_logps = [one.teacher_logps for one in episodes if one.teacher_logps is not None]
+    return prompts.rollout_batch(rows, ids, is_sampled, size, logps, teacher_logps or None)
 
 
 def high_entropy(entropy: npt.NDArray[np.floating], mask: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from nnxdsl.runtime import distributed
 from nnxdsl.storage.atomic_dir import atomic_directory
 from nnxdsl.weights.sources import starts_from_pissa
 
-MOST_REQUESTS = 64
-"""At one time."""
 CLOSE_SECONDS = 5.0
 """Most seconds that a server has to forget the last adapter of a run that ends."""
 
@@ -133,16 +130,10 @@ class ServerEngine:
             {**fixed, "prompt": list(prompt), "max_tokens": limit, "seed": _seed(requests.seed, row)}
             for row, (prompt, limit) in rows
         ]
-        pool = ThreadPoolExecutor(MOST_REQUESTS, "requests")
-        waiting = [pool.submit(self._complete, body) for body in bodies]
-        try:
-            return [each.result() for each in waiting]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an error is not to wait for the others
+        return [self._completion(answer) for answer in self._client.post_each("/v1/completions", bodies)]
 
-    def _complete(self, body: Mapping[str, Any]) -> Completion:
+    def _completion(self, answer: Any) -> Completion:
         """One completion."""
-        answer = self._client.post("/v1/completions", body)
         try:
             (choice,) = answer["choices"]
             ids, found = [int(token) for token in choice["token_ids"]], choice["logprobs"]["token_logprobs"]

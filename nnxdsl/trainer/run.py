@@ -62,7 +62,7 @@ def run(
         if isinstance(prepared, Outcome):
             return prepared
         with session.attempt(prepared.program.blueprint.total_steps) as attempt:
-            if isinstance(prepared.sampler, Rollouts) and prepared.sampler.objective.engine is not None:
+            if isinstance(prepared.sampler, Rollouts) and prepared.sampler.objective.is_recorded:
                 place = attempt.directory.path
                 prepared.sampler.recording = Recording(place / "sampled", place / "checkpoints")
             with attempt.before_training():

@@ -296,11 +296,14 @@ def on_policy_distillations(draw: st.DrawFn) -> Spec:
     """A teacher of sampled completions, with settings that act."""
     cls = Objective.OnPolicyDistill
     fields = {n: draw(of_field(f)) for n, f in declared(cls).items() if n not in ("teacher", "rewards")}
+    fields["teacher"] = None if fields["teacher_server"] is not None else draw(teachers())
+    if fields["teacher_server"] is not None:
+        fields |= {"distance": SAMPLED, "temperature": 1.0}
     fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
     if fields["distance"] == SAMPLED:
         fields |= {"top_k": None, "top_p": None}
     fields["num_generations"] = draw(st.integers(1, 4))
-    return cls(**fields, teacher=draw(teachers()), rewards=draw(rewards_of(fields["environment"], least=0)))
+    return cls(**fields, rewards=draw(rewards_of(fields["environment"], least=0)))
 
 
 @st.composite

@@ -38,6 +38,7 @@ from nnxdsl import (
     Schedule,
     Spec,
     SpecError,
+    TeacherServer,
     Tokenizer,
     Tracking,
     Weights,
@@ -216,6 +217,13 @@ def samples(design: Any) -> dict[str, Experiment]:
             data=Data.Prompts("prompts.jsonl"),
             quantization=None,
         ),
+        "teacher server": design(
+            objective=Objective.OnPolicyDistill(
+                teacher_server=TeacherServer("http://localhost:8000"), distance=Distance.SampledReverseKL()
+            ),
+            data=Data.Prompts("prompts.jsonl"),
+            quantization=None,
+        ),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
@@ -282,6 +290,9 @@ def test_every_field_counts_or_not(
     experiment, path = sample_places[owner, name]
     if owner.startswith("Data.") and name in ("split", "config", "revision"):  # they act on datasets of the Hub
         experiment = evolve(experiment, {path.replace(name, "path"): "hf://lab/rows"})
+    if name == "teacher_server":  # in place of a teacher
+        served = {path: TeacherServer("http://localhost:8000"), "objective.distance": Distance.SampledReverseKL()}
+        experiment = evolve(experiment, {"objective.teacher": None, **served})
 
     def another(value: object) -> bool:
         if value == get(experiment, path):
@@ -295,6 +306,8 @@ def test_every_field_counts_or_not(
     checks = {"deadline": None, "suppress_health_check": list(HealthCheck)}  # a busy machine is late at times
     quick = settings(max_examples=3000, phases=[Phase.generate], **checks)
     drawn = field_values(declared(registry[owner])[name])
+    if name == "teacher_server":
+        drawn = st.just(TeacherServer("http://localhost:8000", model="another"))
     if name == "columns":
         drawn = st.just((("theirs", "text" if owner == "Data.Text" else "prompt"),))
     if name == "roles":

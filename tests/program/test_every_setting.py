@@ -35,6 +35,7 @@ from nnxdsl import (
     Reference,
     Reward,
     Schedule,
+    TeacherServer,
     Weights,
     compile,
     evolve,
@@ -212,6 +213,7 @@ CORRECTED = "losses/test_policy_gradient.py::test_what_trl_computes_with_the_log
 MASKED = "losses/test_policy_gradient.py::test_what_trl_computes_with_an_off_policy_mask"
 SERVED = "rollouts/test_server_engine.py::test_it_samples_with_the_weights_of_each_step"
 REFUSED = "rollouts/test_server_engine.py::test_what_a_server_refuses"
+TAUGHT = "rollouts/test_served_teacher.py::test_what_a_teacher_answers_is_checked"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
 ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
@@ -315,6 +317,8 @@ ELSEWHERE = {
     "Objective.OnPolicyDistill.rewards": (
         "program/test_on_policy_distillation.py::test_a_run_learns_and_measures_the_distance_of_held_out_completions"
     ),
+    **{f"TeacherServer.{name}": TAUGHT for name in declared(TeacherServer)},
+    "Objective.OnPolicyDistill.teacher_server": TAUGHT,
     **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
     "Engine.Server.max_staleness": "rollouts/test_server_engine.py::test_completions_are_sampled_ahead",
     "Engine.Server.timeout": "rollouts/test_server_engine.py::test_a_server_that_hangs",

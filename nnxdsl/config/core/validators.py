@@ -73,6 +73,9 @@ probability = Limit(at_least=0, below=1)
 filled = Limit(pattern=r".*\S.*", description="text that is not blank")
 """Text with something in it."""
 
+server_url = Limit(pattern=r"https?://\S+(?<!/v1)(?<!/v1/)", description="a URL without /v1, as http://localhost:8000")
+"""Where a server listens."""
+
 function_name = Limit(
     pattern=r"[^:]*[^:\s][^:]*|([^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*(\.[^\W\d]\w*)*",
     description="a registered name without ':', or module:function",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nnxdsl.config.objectives.adaptive_entropy import AdaptiveEntropy
     from nnxdsl.config.objectives.divergence import Divergence
     from nnxdsl.config.objectives.environment import Environment
+    from nnxdsl.config.objectives.teacher_server import TeacherServer
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +97,8 @@ class Objective(Spec):
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None
     """The model that is distilled."""
+    teacher_server: ClassVar[TeacherServer | None] = None
+    """What gives the log-probabilities of such a model, in place of its weights."""
     teacher_top_k: ClassVar[int | None] = None
     """Number of the teacher's most likely tokens that are precomputed for each target; None for none."""
     hard_weight: ClassVar[float] = 0.0

@@ -12,13 +12,11 @@ import attrs
 
 from nnxdsl.config.adapter import Adapter, LoRA, LowRank
 from nnxdsl.config.core.base import Spec
-from nnxdsl.config.core.validators import Limit, filled, positive
+from nnxdsl.config.core.validators import Limit, filled, positive, server_url
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
-
-_url = Limit(pattern=r"https?://\S+(?<!/v1)(?<!/v1/)", description="a URL without /v1, as http://localhost:8000")
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +66,7 @@ class Server(Engine):
         {"url", "weights_directory", "api_key_variable", "timeout", "max_logp_difference", "adapter_only"}
     )
 
-    url: str = attrs.field(kw_only=False, validator=_url)
+    url: str = attrs.field(kw_only=False, validator=server_url)
     weights_directory: str | None = attrs.field(default=None, validator=filled)
     api_key_variable: str = attrs.field(default="NNXDSL_API_KEY", validator=filled)
     timeout: float = attrs.field(default=600.0, validator=positive)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -23,6 +23,7 @@ from nnxdsl.config.objectives.distillation import (
 )
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.reward import Reward
+from nnxdsl.config.objectives.teacher_server import TeacherServer
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
@@ -41,25 +42,49 @@ class OnPolicyDistill(Online):
 
     Attributes:
         teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
+        teacher_server: The teacher behind a server, in place of `teacher`. Of each sampled token it is asked for the
+            log-probability, so `distance` is `Distance.SampledReverseKL()` and `temperature` 1. Log-probabilities are
+            recorded with the completions before they are learned from.
         distance: How distributions are compared.
         rewards: They are logged, of training and held-out completions, and not learned from.
         num_generations: Completions of each prompt. `batch_size` counts completions, so this divides it.
         temperature: Of sampling, and what logits of both models are divided by before they are compared.
     """
 
-    teacher: Model
+    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {"teacher_server"}
+
+    teacher: Model | None = None
+    teacher_server: TeacherServer | None = None
     distance: Distance = ReverseKL()
     rewards: tuple[Reward, ...] = ()
     num_generations: int = attrs.field(default=1, validator=Limit(at_least=1))
 
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and samples are unbiased where they are the estimate."""
-        return gather(super().problems, lambda: check_weights(self.teacher), self._check_sampling)
+        return gather(super().problems, self._check_teacher, self._check_sampling)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
         checks = super().check
-        return gather(lambda: checks(experiment), lambda: check_teacher(self.teacher))
+        return gather(lambda: checks(experiment), lambda: () if self.teacher is None else check_teacher(self.teacher))
+
+    def _check_teacher(self) -> Iterable[Problem]:
+        if self.teacher is not None:
+            yield from check_weights(self.teacher)
+        if (self.teacher is None) == (self.teacher_server is None):
+            number = "there is none" if self.teacher is None else "there are two"
+            yield Problem("teacher", f"{number}; give teacher=Model... or teacher_server=TeacherServer(url)")
+        if self.teacher_server is None:
+            return
+        if not isinstance(self.distance, SampledReverseKL):
+            name = type(self.distance).__qualname__
+            message = f"a server gives log-probabilities of tokens, and {name} compares whole distributions"
+            yield Problem("distance", f"{message}; set Distance.SampledReverseKL()")
+        if self.temperature != 1:
+            message = (
+                f"a server gives log-probabilities at temperature 1, and this is {self.temperature:g}; leave it out"
+            )
+            yield Problem("temperature", message)
 
     def _check_sampling(self) -> Iterable[Problem]:
         if isinstance(self.distance, SampledReverseKL):

@@ -57,6 +57,11 @@ class Online(Objective):
     environment: Environment | None = None
     engine: Engine | None = None
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether completions are recorded before they are learned from: a server would not give the same again."""
+        return self.engine is not None or self.teacher_server is not None
+
     def problems(self) -> Iterable[Problem]:
         """No reward is there twice, and those of an environment have one."""
         if self.engine is not None and self.num_speculative_tokens:

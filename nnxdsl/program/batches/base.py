@@ -132,6 +132,7 @@ class AbstractArrays:
         num_generations: Completions of a row of a batch of groups.
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
         has_entropy_mask: Whether rollouts say which tokens have the highest entropy.
+        has_teacher_logps: Whether they carry the log-probabilities of a teacher behind a server.
     """
 
     count: int
@@ -141,6 +142,7 @@ class AbstractArrays:
     num_generations: int = 1
     teacher_top_k: int | None = None
     has_entropy_mask: bool = False
+    has_teacher_logps: bool = False
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
         """An array `[count, *shape]` without values."""

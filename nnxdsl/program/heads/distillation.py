@@ -9,6 +9,7 @@ import jax
 
 from nnxdsl.config.objectives.distillation import Distill, SampledReverseKL
 from nnxdsl.config.objectives.on_policy_distillation import OnPolicyDistill
+from nnxdsl.data.batch import GroupBatch, RolloutBatch
 from nnxdsl.losses.distillation import (
     DistillationInputs,
     TeacherOutputs,
@@ -98,6 +99,17 @@ class SampledDistillation(Distillation):
 
 
 @attrs.frozen
+class ServedDistillation(SampledDistillation):
+    """The same from log-probabilities in the batch; without them, log-probabilities of targets."""
+
+    def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
+        """See `Head.read`."""
+        assert isinstance(inputs.batch, RolloutBatch | GroupBatch)
+        logps = inputs.batch.teacher_logps
+        return super().read(inputs, None if logps is None else logps.reshape(inputs.targets().mask.shape))
+
+
+@attrs.frozen
 class TargetLogps(Head):
     """A teacher's log-probability of each target, `[B, N]`; they carry no gradient.
 
@@ -146,5 +158,8 @@ def _(objective: Distill) -> Head:
 
 @build.register
 def _(objective: OnPolicyDistill) -> Head:
-    head = SampledDistillation if isinstance(objective.distance, SampledReverseKL) else Distillation
+    if objective.teacher_server is not None:
+        head = ServedDistillation
+    else:
+        head = SampledDistillation if isinstance(objective.distance, SampledReverseKL) else Distillation
     return head(objective, objective.temperature)
