@@ -119,7 +119,7 @@ def test_the_metrics_are_those_that_runs_write() -> None:
         f"sampling/{name}" for name in (*ratios, *differences, "off_policy_mask_ratio", "staleness")
     }  # tests/rollouts
     entropy = {"policy_loss", "entropy_bonus", "entropy_coef"}  # tests/program/test_entropy.py
-    others = {"cispo_clip_ratio"} | sampling | entropy  # tests/losses/test_policy_gradient.py
+    others = {"cispo_clip_ratio", "vespo/phi_seq_mean"} | sampling | entropy  # tests/losses/test_policy_gradient.py
     assert set(described) == recorded | mixtures | others | {"step", "attempt", "peak_memory_gib"}
 
 

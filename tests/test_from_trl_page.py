@@ -15,7 +15,9 @@ from tests.doc_pages import ROOT, texts
 PAGE = ROOT / "docs" / "guides" / "from_trl.md"
 LOCAL = ROOT / "tests" / "reference" / "families" / "mixtral"
 ROWS = re.findall(r"^\| `.*\| (`.*`) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-OTHER = re.compile(r"data=|objective=Objective\.(SFT|KTO|OnPolicyDistill|GRPO|DAPO|DrGRPO|SAPO|CISPO|GSPO|RLOO)\b")
+OTHER = re.compile(
+    r"data=|objective=Objective\.(SFT|KTO|OnPolicyDistill|GRPO|DAPO|DrGRPO|SAPO|LUSPO|VESPO|CISPO|GSPO|RLOO)\b"
+)
 SETTINGS = [setting for row in ROWS for setting in re.findall(r"`([^`]+)`", row)]
 OTHER_KINDS = [setting for setting in SETTINGS if OTHER.match(setting)]
 """Settings that go with other kinds of rows than the script's."""

@@ -8,6 +8,7 @@ surrogate (what a token's ratio and advantage cost), and what the loss is a mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -42,6 +43,10 @@ class RolloutOutputs(NamedTuple):
     entropy_mask: Array | None = None
 
 
+LEAST_RATIO = 1e-8
+"""Of a completion, in VESPO."""
+
+
 class Tokens(NamedTuple):
     """The tokens of a micro-batch, float32 `[B, N]`.
 
@@ -50,12 +55,15 @@ class Tokens(NamedTuple):
         old_logps: Log-probabilities when they were sampled; no gradient.
         advantages: Advantages.
         mask: The weight of the completion where a token counts, else 0.
+        correction: Importance weights against the sampler, `[B, N]` or `[B, 1]`, of a surrogate that reads them; else
+            None.
     """
 
     logps: Array
     old_logps: Array
     advantages: Array
     mask: Array
+    correction: Array | None = None
 
 
 class Surrogate(NamedTuple):
@@ -77,21 +85,29 @@ SurrogateFn = Callable[[Array, Tokens], Surrogate]
 """From log-ratios to the loss of each token."""
 
 
-def policy_gradient(objective: config.PolicyGradient, log_ratio: LogRatio, surrogate: SurrogateFn) -> Loss:
-    """The loss of an objective from its two functions, with its KL term."""
+def policy_gradient(
+    objective: config.PolicyGradient, log_ratio: LogRatio, surrogate: SurrogateFn, *, reads_correction: bool = False
+) -> Loss:
+    """The loss of an objective from its two functions, with its KL term.
+
+    Args:
+        objective: The objective.
+        log_ratio: See `LogRatio`.
+        surrogate: See `SurrogateFn`.
+        reads_correction: Whether the surrogate has importance weights in its ratio; else they weigh its loss.
+    """
 
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logps, mask = policy.stats.logp, policy.stats.mask * weight[:, None]
         old_logps = jax.lax.stop_gradient(logps) if policy.old_logps is None else policy.old_logps
-        tokens = Tokens(logps, old_logps, policy.advantages, mask)
+        found = sampler_weights(objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask)
+        in_ratio, factor = (found.correction, None) if reads_correction else (None, found.correction)
+        tokens = Tokens(logps, old_logps, policy.advantages, mask, in_ratio)
         log_ratios = log_ratio(tokens)
         per_token, metrics = surrogate(log_ratios, tokens)
-        weights, more, maxima = sampler_weights(
-            objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask
-        )
-        per_token = per_token if weights is None else per_token * weights
-        per_token = per_token if policy.entropy_mask is None else per_token * policy.entropy_mask
-        metrics = {**({} if policy.old_logps is None else metrics), **more}
+        for weights in (factor, found.is_kept, policy.entropy_mask):
+            per_token = per_token if weights is None else per_token * weights
+        metrics = {**({} if policy.old_logps is None else metrics), **found.metrics}
         if reference is not None:
             metrics["kl"], term = _kl_terms(objective, logps - reference.stats.logp, log_ratios)
             per_token = per_token + term
@@ -99,7 +115,7 @@ def policy_gradient(objective: config.PolicyGradient, log_ratio: LogRatio, surro
         total = aggregated(objective.mean_over, per_token * mask, mask, policy, weight)
         if objective.entropy_coef:
             means["policy_loss"] = total
-        return LossTerms(total, means, maxima=maxima)
+        return LossTerms(total, means, maxima=found.maxima)
 
     return loss
 
@@ -218,6 +234,23 @@ def geometric_mean(epsilon: float) -> SurrogateFn:
     return surrogate
 
 
+def gamma_weight(k_positive: float, lambda_positive: float, k_negative: float, lambda_negative: float) -> SurrogateFn:
+    """The log-likelihood, weighted by `w^k exp(lambda (1 - w))` of a completion's ratio `w` (VESPO)."""
+
+    def surrogate(log_ratios: jax.Array, tokens: Tokens) -> Surrogate:
+        log_w = sequence_ratio(tokens)
+        if tokens.correction is not None:
+            log_w = log_w + jnp.sum(jnp.log(jnp.maximum(tokens.correction, LEAST_RATIO)), axis=1, keepdims=True)
+        log_w = jnp.clip(jax.lax.stop_gradient(log_w), math.log(LEAST_RATIO), 20.0)
+        is_positive = tokens.advantages[:, :1] >= 0  # all tokens of a completion have its advantage
+        k = jnp.where(is_positive, k_positive, k_negative)
+        slope = jnp.where(is_positive, lambda_positive, lambda_negative)
+        weight = jnp.exp(k * log_w - slope * jnp.expm1(log_w))
+        return Surrogate(-weight * tokens.advantages * tokens.logps, {"vespo/phi_seq_mean": weight})
+
+    return surrogate
+
+
 def _clip_ratios(is_low: jax.Array, is_high: jax.Array) -> dict[str, jax.Array]:
     """Metrics of what is clipped below, above, and in all, under TRL's names."""
     sides = {"low": is_low, "high": is_high, "region": is_low | is_high}
@@ -247,7 +280,7 @@ def divisor(mean_over: MeanOver, mask: jax.Array, max_completion_length: jax.Arr
     """
     if mean_over == "tokens":
         return jnp.sum(mask)
-    return jnp.sum(weight if mean_over == "completions" else max_completion_length * weight)
+    return jnp.sum(max_completion_length * weight if mean_over == "max_length" else weight)
 
 
 @build.register
@@ -288,6 +321,20 @@ def _(objective: config.SAPO) -> Loss:
 @build.register
 def _(objective: config.GMPO) -> Loss:
     return policy_gradient(objective, token_ratio, geometric_mean(objective.epsilon))
+
+
+@build.register
+def _(objective: config.LUSPO) -> Loss:
+    return policy_gradient(objective, sequence_mean_ratio, clipped(objective.epsilon, objective.epsilon_high))
+
+
+@build.register
+def _(objective: config.VESPO) -> Loss:
+    positive, negative = (
+        (objective.k_positive, objective.lambda_positive),
+        (objective.k_negative, objective.lambda_negative),
+    )
+    return policy_gradient(objective, token_ratio, gamma_weight(*positive, *negative), reads_correction=True)
 
 
 @build.register

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -18,6 +20,22 @@ _RATIO = "sampling/importance_sampling_ratio/"
 TokenLogps = Float[Array, "B N"]
 
 
+class SamplerWeights(NamedTuple):
+    """Weights against what the sampler computes otherwise than the policy; none has a gradient.
+
+    Attributes:
+        correction: Importance weights, `[B, N]` or `[B, 1]`; None for no correction.
+        is_kept: 0 for completions that the off-policy mask leaves out, else 1, `[B, 1]`; None without one.
+        metrics: Values of which means are reported, by name.
+        maxima: Values of which maxima are reported; None without log-probabilities of a sampler.
+    """
+
+    correction: Array | None
+    is_kept: Array | None
+    metrics: dict[str, Array]
+    maxima: dict[str, Array] | None
+
+
 def sampler_weights(
     objective: PolicyGradient,
     sampler_logps: TokenLogps | None,
@@ -25,8 +43,8 @@ def sampler_weights(
     old_logps: TokenLogps,
     advantages: TokenLogps,
     mask: TokenLogps,
-) -> tuple[Array | None, dict[str, Array], dict[str, Array] | None]:
-    """What the loss of each token is multiplied by, without gradient.
+) -> SamplerWeights:
+    """Weights against the difference of a sampler, and how large it is.
 
     Args:
         objective: What is corrected.
@@ -36,9 +54,6 @@ def sampler_weights(
         advantages: Of the tokens.
         mask: Positive where a token counts.
 
-    Returns:
-        Weights `[B, N]` or `[B, 1]`, None for 1; and metrics, of which means and maxima are reported.
-
     Raises:
         ValueError: The objective reads log-probabilities of the sampler, and there are none.
     """
@@ -47,18 +62,17 @@ def sampler_weights(
         if correction is not None or threshold is not None:
             name = "off_policy_mask_threshold" if correction is None else "importance_sampling"
             raise ValueError(f"{name} needs the log-probabilities of the sampler in the batch")
-        return None, {}, None
+        return SamplerWeights(None, None, {}, None)
     log_ratios = jnp.where(mask > 0, old_logps - sampler_logps, 0.0)
     maxima = {_DIFFERENCE + "max": jnp.max(jnp.abs(log_ratios), where=mask > 0, initial=-jnp.inf)}
-    weights, metrics = None, {_DIFFERENCE + "mean": jnp.abs(log_ratios)}
+    weights, is_kept, metrics = None, None, {_DIFFERENCE + "mean": jnp.abs(log_ratios)}
     if correction is not None:
         weights, more = importance_weights(correction, log_ratios, mask)
         metrics |= more
     if threshold is not None:
-        is_left = off_policy_mask(threshold, sampler_logps, jax.lax.stop_gradient(logps), advantages, mask)
-        weights = is_left if weights is None else weights * is_left
-        metrics["sampling/off_policy_mask_ratio"] = 1 - is_left
-    return weights, metrics, maxima
+        is_kept = off_policy_mask(threshold, sampler_logps, jax.lax.stop_gradient(logps), advantages, mask)
+        metrics["sampling/off_policy_mask_ratio"] = 1 - is_kept
+    return SamplerWeights(weights, is_kept, metrics, maxima)
 
 
 def importance_weights(

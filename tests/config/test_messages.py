@@ -40,6 +40,7 @@ OBJECTIVES = (
     "Objective.APOZero, Objective.APODown, Objective.AOT, Objective.AOTUnpaired, Objective.ORPO, Objective.SimPO, "
     "Objective.CPO, Objective.ChosenSFT, Objective.Sum, Objective.Distill, Objective.OnPolicyDistill, Objective.GRPO, "
     "Objective.DAPO, Objective.DrGRPO, Objective.GSPO, Objective.CISPO, Objective.SAPO, Objective.GMPO, "
+    "Objective.LUSPO, Objective.VESPO, "
     "Objective.DPPO, Objective.RLOO, Objective.ReinforcePlusPlus, Objective.KTO, Objective.Reward"
 )
 SHORT = OBJECTIVES.replace("Objective.", "")

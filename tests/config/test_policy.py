@@ -114,6 +114,8 @@ def test_names_that_functions_have(name: str) -> None:
         (Objective.CISPO, {"max_ratio": 2.0}),
         (Objective.SAPO, {"temperature_negative": 2.0}),
         (Objective.GMPO, {"epsilon": 0.1}),
+        (Objective.LUSPO, {"epsilon": 0.1}),
+        (Objective.VESPO, {"k_negative": 1.0}),
         (Objective.DPPO, {"max_divergence": 0.1}),
         (Objective.RLOO, {"epsilon": 0.1}),
         (Objective.ReinforcePlusPlus, {"epsilon": 0.1}),

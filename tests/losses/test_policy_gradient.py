@@ -30,6 +30,8 @@ IN_TRL: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
     "gspo": (Objective.GSPO, {"epsilon": 0.01, "epsilon_high": 0.02}, SIDES),
     "cispo": (Objective.CISPO, {"max_ratio": 1.1}, ("cispo_clip_ratio",)),
     "sapo": (Objective.SAPO, {}, ()),
+    "luspo": (Objective.LUSPO, {"epsilon": 0.01, "epsilon_high": 0.02}, SIDES),
+    "vespo": (Objective.VESPO, {}, ("vespo/phi_seq_mean",)),
     "corrected": (Objective.GRPO, {"epsilon_high": 0.28, "use_bias_correction_kl": True}, SIDES),
     "gspo_corrected": (
         Objective.GSPO,
@@ -47,6 +49,8 @@ EVERY = [
     Objective.CISPO,
     Objective.SAPO,
     Objective.GMPO,
+    Objective.LUSPO,
+    Objective.VESPO,
     Objective.DPPO,
     Objective.RLOO,
     Objective.ReinforcePlusPlus,
@@ -134,6 +138,20 @@ def test_what_trl_computes_with_the_log_probs_of_another_sampler(level: Any, mod
     assert mean(terms.metrics[f"{RATIO}/clip_mean"]) == pytest.approx(is_out.mean())
     bounded = np.clip(counted, 0.7, 1.5) if mode == "truncate" else np.where(is_out, 0.0, counted)
     assert mean(terms.metrics[f"{RATIO}/mean"]) == pytest.approx(bounded.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_what_trl_computes_with_a_correction_in_the_ratio(mode: Any, figures: Any) -> None:
+    correction = ImportanceSampling(level="token", mode=mode, max_ratio=1.5, min_ratio=0.7)
+    fields = {"use_bias_correction_kl": True, "importance_sampling": correction}
+    objective = Objective.VESPO(rewards=REWARDS, num_iterations=2, beta=0.3, **fields)
+    value, terms, gradient = value_and_grad(objective, figures)
+    name = f"vespo_token_{mode}"
+    assert value == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
+    np.testing.assert_allclose(gradient, figures[f"{name}.gradient"], rtol=2e-5, atol=2e-7)
+    assert mean(terms.metrics["vespo/phi_seq_mean"]) == pytest.approx(
+        float(figures[f"{name}.vespo/phi_seq_mean"]), rel=1e-5
+    )
 
 
 def test_what_trl_computes_with_an_off_policy_mask(figures: Any) -> None:
@@ -233,7 +251,7 @@ def test_the_first_update_has_the_gradient_of_reinforce(cls: Any, figures: Any) 
     per_completion = {Objective.GRPO, Objective.GSPO, Objective.SAPO, Objective.GMPO}
     if cls in per_completion:
         divisor = lengths[:, None] * len(lengths)
-    elif cls is Objective.RLOO:  # the log-likelihood of a completion is a sum
+    elif cls in {Objective.RLOO, Objective.LUSPO}:  # sums over the tokens of a completion
         divisor = len(lengths)
     else:
         divisor = MAX_LENGTH * len(lengths) if cls is Objective.DrGRPO else lengths.sum()

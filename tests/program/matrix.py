@@ -238,7 +238,7 @@ def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) 
             for row, column in np.argwhere(mask):
                 place = batch.length[row] - by_row[row] + column
                 of_tokens[row, column] = apart[row, place - 1]
-        case Objective.CISPO():
+        case Objective.CISPO() | Objective.VESPO():
             logp = log_probabilities(*program.policy(state), batch.tokens, batch.length)
             for row, column in np.argwhere(mask):
                 place = batch.length[row] - by_row[row] + column
@@ -253,10 +253,13 @@ def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) 
             Objective.DAPO()
             | Objective.CISPO()
             | Objective.DPPO()
+            | Objective.VESPO()
             | Objective.ReinforcePlusPlus()
             | Objective.OnPolicyDistill()
         ):
             return float(sums.sum() / mask.sum())
+        case Objective.LUSPO():
+            return float(np.mean(sums))
         case Objective.DrGRPO():
             return float(sums.sum() / np.sum(batch.max_completion_length[keep]))
         case _:

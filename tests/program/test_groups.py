@@ -13,7 +13,21 @@ import pytest
 from small_lab import samples
 from small_lab.model import Small
 
-from nnxdsl import Adapter, AdaptiveEntropy, Data, Experiment, Guard, Memory, Mesh, Model, Objective, Reward, compile
+from nnxdsl import (
+    Adapter,
+    AdaptiveEntropy,
+    Data,
+    Distance,
+    Experiment,
+    Guard,
+    Memory,
+    Mesh,
+    Model,
+    Objective,
+    Reward,
+    TeacherServer,
+    compile,
+)
 from nnxdsl.data.batch import GroupBatch, RolloutBatch, non_padding_fraction, token_count
 from nnxdsl.optim import step_guard
 from nnxdsl.program.batches import Lengths, kind_of
@@ -169,12 +183,20 @@ def test_groups_share_a_row_where_they_fill_it(
         assert blueprint.longest == (Lengths(40, 32) if count == 4 else Lengths(16, 8))
 
 
+def of_shapes(batch: Any) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype) for name, x in batch._asdict().items() if x is not None}
+
+
 def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[..., Experiment]) -> None:
     objective = Objective.RLOO(rewards=REWARDS, num_generations=4, num_iterations=2, top_entropy_quantile=0.5)
     asked = experiment(objective=objective, data=PROMPTS, batch_size=8, memory=Memory(reference="online"))
     program = compile(asked)
-    shapes = program.lower().args_info[0][3]
     together = completions(program.blueprint.config.vocab_size)[1]
     logps, mask = together.old_logps, together.loss_mask
-    together = together._replace(ref_logps=logps, sampler_logps=logps, entropy_mask=mask)
-    assert [(x.shape, x.dtype) for x in shapes] == [(x.shape, x.dtype) for x in together]
+    scored = together._replace(ref_logps=logps, sampler_logps=logps, entropy_mask=mask)
+    assert of_shapes(program.lower().args_info[0][3]) == of_shapes(scored)
+    teacher, distance = TeacherServer("http://localhost:1"), Distance.SampledReverseKL()
+    objective = Objective.OnPolicyDistill(num_generations=4, teacher_server=teacher, distance=distance)
+    taught = together._replace(old_logps=None, sampler_logps=logps, teacher_logps=logps)
+    program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
+    assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)

@@ -29,6 +29,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gspo": {"importance_sampling_level": "sequence", "epsilon_low": 0.01, "epsilon_high": 0.02},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
     "sapo": {"loss_type": "sapo"},
+    "luspo": {
+        "loss_type": "luspo",
+        "importance_sampling_level": "sequence",
+        "epsilon_low": 0.01,
+        "epsilon_high": 0.02,
+    },
+    "vespo": {"loss_type": "vespo"},
     "corrected": {"use_bias_correction_kl": True},
     "gspo_corrected": {"importance_sampling_level": "sequence", "use_bias_correction_kl": True},
 }
@@ -85,6 +92,10 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor)
         steps_per_generation=1,
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
     )
     fields = {
         "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, entropy, None),
@@ -92,6 +103,7 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor)
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
         "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
+        "get_gamma_weights": GRPOTrainer.get_gamma_weights,
         "importance_sampling_level": "token",
         "beta": BETA,
         "args": args,
@@ -128,6 +140,10 @@ def grpo() -> dict[str, np.ndarray]:
     settings = {"loss_type": "dapo", "off_policy_mask_threshold": MASKED}
     found |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     for mode in CORRECTIONS:
+        if mode.startswith("token"):
+            settings = {"loss_type": "vespo", "correction": mode, "use_bias_correction_kl": True}
+            values = computed(GRPOTrainer, settings, found, advantage)
+            found |= {f"vespo_{mode}.{key}": value for key, value in values.items()}
         settings = {"loss_type": "dapo", "correction": mode}
         found |= {f"{mode}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
     return found

@@ -52,6 +52,8 @@ class Objective(Spec):
     CISPO: ClassVar[type[gradients.CISPO]]
     SAPO: ClassVar[type[gradients.SAPO]]
     GMPO: ClassVar[type[gradients.GMPO]]
+    LUSPO: ClassVar[type[gradients.LUSPO]]
+    VESPO: ClassVar[type[gradients.VESPO]]
     DPPO: ClassVar[type[gradients.DPPO]]
     RLOO: ClassVar[type[gradients.RLOO]]
     ReinforcePlusPlus: ClassVar[type[gradients.ReinforcePlusPlus]]

@@ -25,7 +25,7 @@ from nnxdsl.errors import Problem
 KLEstimator = Literal["k1", "k2", "k3"]
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out", "none"]
-MeanOver = Literal["completions", "tokens", "max_length"]
+MeanOver = Literal["completions", "sums", "tokens", "max_length"]
 
 _below_one = Limit(above=0, at_most=1)
 
@@ -35,6 +35,8 @@ _LOSS_TYPES = {
     "dr_grpo": "DrGRPO",
     "cispo": "CISPO",
     "sapo": "SAPO",
+    "luspo": "LUSPO",
+    "vespo": "VESPO",
 }
 """The classes of TRL's loss types."""
 
@@ -320,6 +322,54 @@ class GMPO(KLInLoss):
     off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     epsilon: float = attrs.field(default=0.4, validator=positive)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class LUSPO(KLInLoss):
+    """Length-unbiased sequence policy optimization (arXiv:2602.05261): GSPO's loss, each completion times its length.
+
+    The loss is a mean over completions of sums over their tokens, so that a token of a long completion counts as much
+    as one of a short.
+
+    Attributes:
+        epsilon: As of GSPO.
+        epsilon_high: As of GSPO.
+        scale_rewards: As of GRPO.
+    """
+
+    mean_over: ClassVar[MeanOver] = "sums"
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+
+    epsilon: float = attrs.field(default=3e-4, validator=_below_one)
+    epsilon_high: float | None = attrs.field(default=4e-4, validator=positive)
+    scale_rewards: Scale = "group"
+
+
+@attrs.frozen(kw_only=True)
+class VESPO(KLInLoss):
+    """Variational sequence-level soft policy optimization (arXiv:2602.10693): a smooth weight in place of the clip.
+
+    A token's loss is `-w^k exp(lambda (1 - w)) A l` with the ratio `w` of the whole completion, from 1e-8 to e^20, and
+    no gradient through the weight, which is 1 where `w` is 1. The loss is a mean over all tokens. Corrections of
+    `importance_sampling` are factors of `w`. Defaults are TRL's.
+
+    Attributes:
+        k_positive: `k` of completions with an advantage of 0 or more: the larger, the less count those that have
+            become unlikely.
+        lambda_positive: `lambda` of these: the larger, the less count those that have become likely.
+        k_negative: `k` of the others.
+        lambda_negative: `lambda` of the others.
+        scale_rewards: As of GRPO.
+    """
+
+    mean_over: ClassVar[MeanOver] = "tokens"
+    off_policy_fields: ClassVar[tuple[str, ...]] = ("k_positive", "lambda_positive", "k_negative", "lambda_negative")
+
+    k_positive: float = attrs.field(default=2.0, validator=positive)
+    lambda_positive: float = attrs.field(default=3.0, validator=positive)
+    k_negative: float = attrs.field(default=3.0, validator=positive)
+    lambda_negative: float = attrs.field(default=2.0, validator=positive)
     scale_rewards: Scale = "group"
 
 
