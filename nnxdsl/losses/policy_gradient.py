@@ -105,7 +105,7 @@ def policy_gradient(
         tokens = Tokens(logps, old_logps, policy.advantages, mask, in_ratio)
         log_ratios = log_ratio(tokens)
         per_token, metrics = surrogate(log_ratios, tokens)
-        for weights in (factor, found.is_kept, policy.entropy_mask):
+        for weights in (factor, found.row_mask, policy.entropy_mask):
             per_token = per_token if weights is None else per_token * weights
         metrics = {**({} if policy.old_logps is None else metrics), **found.metrics}
         if reference is not None:

@@ -25,13 +25,13 @@ class SamplerWeights(NamedTuple):
 
     Attributes:
         correction: Importance weights, `[B, N]` or `[B, 1]`; None for no correction.
-        is_kept: 0 for completions that the off-policy mask leaves out, else 1, `[B, 1]`; None without one.
+        row_mask: 0 for completions that the off-policy mask leaves out, else 1, `[B, 1]`; None without one.
         metrics: Values of which means are reported, by name.
         maxima: Values of which maxima are reported; None without log-probabilities of a sampler.
     """
 
     correction: Array | None
-    is_kept: Array | None
+    row_mask: Array | None
     metrics: dict[str, Array]
     maxima: dict[str, Array] | None
 
@@ -65,14 +65,14 @@ def sampler_weights(
         return SamplerWeights(None, None, {}, None)
     log_ratios = jnp.where(mask > 0, old_logps - sampler_logps, 0.0)
     maxima = {_DIFFERENCE + "max": jnp.max(jnp.abs(log_ratios), where=mask > 0, initial=-jnp.inf)}
-    weights, is_kept, metrics = None, None, {_DIFFERENCE + "mean": jnp.abs(log_ratios)}
+    weights, row_mask, metrics = None, None, {_DIFFERENCE + "mean": jnp.abs(log_ratios)}
     if correction is not None:
         weights, more = importance_weights(correction, log_ratios, mask)
         metrics |= more
     if threshold is not None:
-        is_kept = off_policy_mask(threshold, sampler_logps, jax.lax.stop_gradient(logps), advantages, mask)
-        metrics["sampling/off_policy_mask_ratio"] = 1 - is_kept
-    return SamplerWeights(weights, is_kept, metrics, maxima)
+        row_mask = off_policy_mask(threshold, sampler_logps, jax.lax.stop_gradient(logps), advantages, mask)
+        metrics["sampling/off_policy_mask_ratio"] = 1 - row_mask
+    return SamplerWeights(weights, row_mask, metrics, maxima)
 
 
 def importance_weights(
