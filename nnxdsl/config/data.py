@@ -102,6 +102,9 @@ class Data(Spec):
     roles: ClassVar[Pairs[str, str]] = ()
     """Roles of messages in its rows that are renamed, and their new names."""
 
+    has_margins: ClassVar[bool] = False
+    """Whether its pairs have margins."""
+
     order: Order = Shuffled()
 
     @property
@@ -279,12 +282,32 @@ class Preferences(PromptCompletionData):
 
     In each row `prompt`, `chosen`, `rejected` as text or chat messages (an implicit prompt is found), or
     `prompt_ids`, `chosen_ids`, `rejected_ids`, which need no tokenizer.
+
+    Attributes:
+        path: As of all files.
+        margin: The column with a number by which the reward of the chosen completion is to exceed that of the rejected
+            one, for `Objective.Reward`; None for 0 in all rows.
     """
 
     batch_kind: ClassVar[str] = "pairs"
     caches_reference: ClassVar[bool] = True
     rows: ClassVar[str] = "preference pairs"
     columns_read: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected", "tools", *_IDS)
+    fields_added_later: ClassVar[frozenset[str]] = PromptCompletionData.fields_added_later | {"margin"}
+
+    margin: str | None = attrs.field(default=None, validator=filled)
+
+    @property
+    def has_margins(self) -> bool:
+        """Whether its rows have margins."""
+        return self.margin is not None
+
+    def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
+        """Margins are read by reward models alone."""
+        yield from super().check(experiment, path)
+        if self.margin is not None and not experiment.objective.reads_margins:
+            kind = type(experiment.objective).__qualname__
+            yield Problem(f"{path}.margin", f"has no effect with {kind}; leave it out, or use Objective.Reward")
 
 
 @attrs.frozen(kw_only=True)
@@ -427,6 +450,11 @@ class Mixture(Data):
     def caches_reference(self) -> bool:
         """Whether log-probabilities of the reference are precomputed for all sources."""
         return all(part.caches_reference for part in self.parts)
+
+    @property
+    def has_margins(self) -> bool:
+        """Whether pairs of a source have margins."""
+        return any(part.has_margins for part in self.parts)
 
     @property
     def rows(self) -> str:

@@ -28,6 +28,7 @@ class PairBatch(NamedTuple):
         chosen_mask: [B, R] bool, True for targets: of completions of several turns the tokens of the assistant, while
             those of others are context. None where every token of all completions is a target.
         rejected_mask: [B, R] bool, as `chosen_mask`.
+        margin: [B] float32, by how much the reward of `chosen` is to exceed that of `rejected`; None for 0.
     """
 
     prompt: Array
@@ -42,6 +43,7 @@ class PairBatch(NamedTuple):
     desirable: Array = None
     chosen_mask: Array = None
     rejected_mask: Array = None
+    margin: Array = None
 
 
 class SequenceBatch(NamedTuple):
@@ -87,6 +89,7 @@ class PackedPairs(NamedTuple):
         desirable: [G, K] float32, as in `PairBatch`.
         chosen_targets: [G, K] int32, targets of the chosen completion. None where every token is one.
         rejected_targets: [G, K] int32, as `chosen_targets`.
+        margin: [G, K] float32, as in `PairBatch`.
     """
 
     tokens: Array
@@ -105,6 +108,7 @@ class PackedPairs(NamedTuple):
     desirable: Array = None
     chosen_targets: Array = None
     rejected_targets: Array = None
+    margin: Array = None
 
 
 class PackedSequences(NamedTuple):

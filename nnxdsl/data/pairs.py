@@ -21,7 +21,8 @@ class Pairs(Dataset):
     """Preference pairs; `shapes` has "prompt" and "response".
 
     Where some completions have several turns, the parts `chosen_mask` and `rejected_mask` mark the targets of each; a
-    mask without values is that of a completion whose tokens are all targets.
+    mask without values is that of a completion whose tokens are all targets. The part `margin` has the four bytes of a
+    float32 number.
     """
 
     masks = frozenset(COMPLETIONS.values())
@@ -48,6 +49,8 @@ class Pairs(Dataset):
         parts = [dataset for dataset in datasets if isinstance(dataset, Pairs)]
         if any(part.has_masks for part in parts):
             parts = [part._with_masks() for part in parts]
+        if any("margin" in part._parts for part in parts):
+            parts = [part._with_margins() for part in parts]
         same = super(Pairs, parts[0]).joined(parts)
         assert isinstance(same, Pairs)
         labels = [part.desirable for part in parts if part.desirable is not None]
@@ -64,6 +67,17 @@ class Pairs(Dataset):
         empty = {mask: Ragged(np.zeros(0, np.int32), np.zeros(rows, np.int32)) for mask in COMPLETIONS.values()}
         same._parts = {**empty, **self._parts}
         return same
+
+    def _with_margins(self) -> Pairs:
+        same, rows = copy.copy(self), len(self)
+        zeros = Ragged(np.zeros(4 * rows, np.uint8), np.full(rows, 4, np.int32))
+        same._parts = {"margin": zeros, **self._parts}
+        return same
+
+    def _margins(self, rows: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """The margins of rows; None where there are none."""
+        part = self._parts.get("margin")
+        return None if part is None else part.right_padded(rows, 4).astype(np.uint8).view(np.float32)[:, 0]
 
     def targets(self, name: str) -> Int32:
         """[rows] targets of the completions `name`."""
@@ -106,6 +120,7 @@ class Pairs(Dataset):
             reference_chosen=None if self.reference is None else self.reference[rows, 0],
             reference_rejected=None if self.reference is None else self.reference[rows, 1],
             desirable=None if self.desirable is None else self.desirable[rows],
+            margin=self._margins(rows),
             **self._padded_masks(rows),
         )
 
@@ -151,6 +166,7 @@ class Pairs(Dataset):
                     slot, begin, number = here[2].stop, targets[1].stop, number + 1
         row_of = places(rows, size, layout)
         is_pair = row_of >= 0
+        margins = self._margins(np.maximum(row_of, 0).ravel().tolist())
         logps = None if self.reference is None else np.where(is_pair, np.moveaxis(self.reference[row_of], -1, 0), 0)
         return PackedPairs(
             tokens=tokens,
@@ -167,6 +183,7 @@ class Pairs(Dataset):
             reference_chosen=None if logps is None else logps[0],
             reference_rejected=None if logps is None else logps[1],
             desirable=None if self.desirable is None else np.where(is_pair, self.desirable[row_of], np.float32(0)),
+            margin=None if margins is None else np.where(is_pair, margins.reshape(row_of.shape), np.float32(0)),
             chosen_targets=counts[0] if self.has_masks else None,
             rejected_targets=counts[1] if self.has_masks else None,
         )

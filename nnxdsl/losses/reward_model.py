@@ -13,17 +13,19 @@ from nnxdsl.losses.preference import with_reward_metrics
 
 
 class PairRewards(NamedTuple):
-    """Rewards of the completions of pairs, float32 `[B]`."""
+    """Rewards of the completions of pairs, and the margins between them, None for 0; float32 `[B]`."""
 
     chosen: jax.Array
     rejected: jax.Array
+    margin: jax.Array | None = None
 
 
 @build.register
 def _(objective: Reward) -> Loss:
     def loss(policy: PairRewards, reference: None, weight: jax.Array) -> LossTerms:
-        chosen, rejected = (jnp.where(weight > 0, side, 0.0) for side in policy)
-        losses = -jax.nn.log_sigmoid(chosen - rejected)
+        chosen, rejected = (jnp.where(weight > 0, side, 0.0) for side in policy[:2])
+        difference = chosen - rejected if policy.margin is None else chosen - rejected - policy.margin
+        losses = -jax.nn.log_sigmoid(difference)
         losses = losses + objective.center_rewards_coefficient * jnp.square(chosen + rejected)
         return with_reward_metrics(losses, chosen, rejected, weight)
 

@@ -211,7 +211,8 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         sources = paths.flatmap(lambda paths: st.fixed_dictionaries({Data.Text(path): weights for path in paths}))
         return of_class(cls, sources=sources.map(lambda sources: tuple(sources.items())))
     if cls is simpo.Mixture:
-        return of_class(cls, sources=st.lists(of_class(Data.Preferences), min_size=1, max_size=2).map(tuple))
+        pairs = of_class(Data.Preferences, margin=st.none())
+        return of_class(cls, sources=st.lists(pairs, min_size=1, max_size=2).map(tuple))
     return of_class(cls, **({"targets": TARGETS} if "targets" in declared(cls) else {}))
 
 
@@ -361,6 +362,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     if Data.Text in sources and objective.loss_on != "all":
         sources.remove(Data.Text)
     data = st.one_of([of_noun(cls) for cls in sources])
+    if not objective.reads_margins:
+        data = data.map(lambda source: attrs.evolve(source, margin=None) if source.has_margins else source)
     fitted = {
         "objective",
         "data",

@@ -118,6 +118,8 @@ ONLY = {
     ("Experiment", "epochs"): "epochs",
     ("Experiment", "frozen"): "frozen",
     ("Experiment", "rollouts"): "GRPO",
+    ("Data.Preferences", "margin"): "rated",
+    ("Objective.OnPolicyDistill", "teacher_server"): "teacher server",
     ("RolloutLog", "every_steps"): "GRPO",
     ("RolloutLog", "prompts"): "GRPO",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
@@ -224,6 +226,12 @@ def samples(design: Any) -> dict[str, Experiment]:
             data=Data.Prompts("prompts.jsonl"),
             quantization=None,
         ),
+        "rated": design(
+            objective=Objective.Reward(),
+            data=Data.Preferences("pairs.jsonl", margin="by"),
+            evaluation=None,
+            microbatch_size=None,
+        ),
         "merged": design(model=Model.Gemma3("1b", weights=MERGED)),
         "adapted": design(adapter=Adapter.DoRA(start=Weights.PEFT("adapter"))),
         **{kind.__name__: design(quantization=kind()) for kind in (Quantization.Int4, Quantization.FP8)},
@@ -290,9 +298,6 @@ def test_every_field_counts_or_not(
     experiment, path = sample_places[owner, name]
     if owner.startswith("Data.") and name in ("split", "config", "revision"):  # they act on datasets of the Hub
         experiment = evolve(experiment, {path.replace(name, "path"): "hf://lab/rows"})
-    if name == "teacher_server":  # in place of a teacher
-        served = {path: TeacherServer("http://localhost:8000"), "objective.distance": Distance.SampledReverseKL()}
-        experiment = evolve(experiment, {"objective.teacher": None, **served})
 
     def another(value: object) -> bool:
         if value == get(experiment, path):

@@ -248,6 +248,7 @@ ELSEWHERE = {
         f"Data.{kind}.roles": "data/test_messages.py::test_roles_are_mapped_to_those_of_chats"
         for kind in ("Conversations", "Feedback", "Preferences", "Prompts")
     },
+    "Data.Preferences.margin": "program/test_reward_model.py::test_each_step_with_margins_equals_that_of_trl",
     "Data.Text.field": "data/test_conversations.py::test_text",
     "Data.Mixture.sources": SHARES,
     "Data.Mixture.unit": "data/test_mixture.py::test_weights_count_rows_epochs_or_tokens",

@@ -25,7 +25,10 @@ from nnxdsl import (
     Tokenizer,
     Weights,
 )
-from nnxdsl.errors import PlanError
+from nnxdsl.data import load
+from nnxdsl.data.pairs import Pairs
+from nnxdsl.data.tokenizers.base import BytesTokenizer
+from nnxdsl.errors import DataError, PlanError, SpecError
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -39,6 +42,8 @@ STORED = Weights.HF(str(REFERENCE / "reward_model" / "model"))
 PAIRS = Data.Preferences(str(ROWS), max_prompt_length=16, max_completion_length=16, order=Order.AsInFile())
 ADAMW = adamw(FIGURES["settings"])
 OBJECTIVES = {"plain": Objective.Reward(), "centred": Objective.Reward(center_rewards_coefficient=0.1)}
+MARGINS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of one row after another, as of `make_reward_model.py`."""
 
 
 def training(weights: Weights = STORED, **fields: Any) -> Experiment:
@@ -70,6 +75,55 @@ def test_each_step_equals_that_of_trl(name: str, tmp_path: Path) -> None:
         for key, value in figures.items():
             # TRL is in float32 as well; gradients of a step go through those before.
             assert found[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (found["step"], key)
+
+
+def with_margins(place: Path) -> Data:
+    """The rows with margins."""
+    rows = [{**json.loads(line), "by": MARGINS[n % 5]} for n, line in enumerate(ROWS.read_text().splitlines())]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return attrs.evolve(PAIRS, path=str(place / "pairs.jsonl"), margin="by")
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize(
+    "fields", [{"batching": Batching.Packed(length=64)}, {}, {"microbatch_size": 2, "steps": 3}], ids=str
+)
+def test_each_step_with_margins_equals_that_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
+    asked = training(data=with_margins(tmp_path), **fields)
+    steps = steps_of(run(asked, tmp_path, Display(quiet=True)).directory)
+    for found, figures in zip(steps, FIGURES["runs"]["margin"]["steps"], strict="steps" not in fields):
+        for key, value in figures.items():
+            assert found[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (found["step"], key)
+    plain = FIGURES["runs"]["plain"]["steps"][0]["loss"]
+    assert steps[0]["loss"] > 1.1 * plain
+
+
+def test_margins_are_read_by_reward_models_alone(tmp_path: Path) -> None:
+    data = with_margins(tmp_path)
+    with pytest.raises(
+        SpecError, match=r"data.margin: has no effect with Objective.DPO; leave it out, or use Objective"
+    ):
+        training(data=data, objective=Objective.DPO())
+    # Of a mixture, rows of a source without margins have a margin of 0.
+    mixed = Data.Mixture(sources=((data, 1.0), (PAIRS, 1.0)))
+    loaded = load(mixed, BytesTokenizer())
+    assert isinstance(loaded, Pairs)
+    margins = {str(loaded.row_ids[row]): loaded.batch([row], 1).margin[0] for row in range(len(loaded))}
+    assert sorted(margins.values()) == sorted([*(MARGINS[n % 5] for n in range(26)), *[0.0] * 26])
+    picked = loaded.select(np.array([3, 1]))
+    assert isinstance(picked, Pairs)
+    np.testing.assert_array_equal(picked.batch([0, 1], 3).margin[:2], loaded.batch([3, 1], 2).margin)
+
+
+@pytest.mark.parametrize("value", ['"much"', "true", "[1]"])
+def test_a_margin_is_a_finite_number(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f'{{"prompt": "a", "chosen": "b", "rejected": "c", "by": {value}}}\n')
+    with pytest.raises(DataError, match="field 'by': expected a finite number, got "):
+        load(attrs.evolve(PAIRS, path=str(path), margin="by"), BytesTokenizer())
+    path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    with pytest.raises(DataError, match=r"field 'by' is missing; .*; data.margin names the column of margins"):
+        load(attrs.evolve(PAIRS, path=str(path), margin="by"), BytesTokenizer())
 
 
 @pytest.mark.default_variants(1)

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnxdsl import Engine, Optimizer, RunError, Schedule
+import nnxdsl
+from nnxdsl import Engine, Optimizer, RunError, Schedule, TeacherServer
+from nnxdsl.rollouts.served_teacher import ServedTeacher
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from tests.rollouts.test_server_engine import Served, load_base, state_of
@@ -91,6 +93,16 @@ def test_log_probabilities_at_another_temperature_are_refused(served: Served) ->
     made = served.rollouts(experiment)
     with pytest.raises(RunError, match=r"nats from the trainer's in the mean, .* at another temperature"):
         made.at(0, state_of(made, experiment, served.place / "runs"))
+
+
+def test_it_gives_the_log_probabilities_of_a_teacher(served: Served) -> None:
+    load_base(served, served.rollouts(served.experiment()))
+    model = nnxdsl.load(served.model)
+    prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
+    logps = ServedTeacher(TeacherServer(served.url), model.tokenizer).logps(prompts, completions)
+    for found, prompt, completion in zip(logps, prompts, completions, strict=True):
+        expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
 def test_a_run_learns(served: Served, tmp_path: Path) -> None:

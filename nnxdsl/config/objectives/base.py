@@ -81,6 +81,8 @@ class Objective(Spec):
     """Completions that are sampled of each row; 1 where rows hold what is trained on."""
     num_speculative_tokens: ClassVar[int] = 0
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
+    reads_margins: ClassVar[bool] = False
+    """Whether pairs may have a margin between the rewards of their completions."""
     environment: ClassVar[Environment | None] = None
     """What answers sampled completions, so that there are several turns."""
     num_iterations: ClassVar[int] = 1

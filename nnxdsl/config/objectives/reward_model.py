@@ -18,8 +18,9 @@ class Reward(Objective):
     """A reward model of preference pairs (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, equation 1).
 
     The model's output head is replaced by a linear layer with one output, the reward `r` of a completion, read from the
-    state of its last token. The loss is the mean over pairs of `-log sigmoid(r_c - r_r) + c (r_c + r_r)^2`, of the
-    chosen and the rejected completion, with the coefficient `c`.
+    state of its last token. The loss is the mean over pairs of `-log sigmoid(r_c - r_r - m) + c (r_c + r_r)^2`, of the
+    chosen and the rejected completion, with the coefficient `c` and the margin `m` of a pair (Touvron et al. 2023,
+    arXiv:2307.09288, equation 2), 0 unless `margin` of the data names its column.
 
     Attributes:
         center_rewards_coefficient: The coefficient `c`: the difference of two rewards says nothing about their level,
@@ -28,5 +29,6 @@ class Reward(Objective):
 
     batch_kind: ClassVar[str] = "pairs"
     reads_logps: ClassVar[bool] = False
+    reads_margins: ClassVar[bool] = True
 
     center_rewards_coefficient: float = attrs.field(default=0.0, validator=Limit(at_least=0))

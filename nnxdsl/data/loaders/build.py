@@ -112,7 +112,7 @@ def build_dataset(
     Args:
         data: The source and the policy.
         convert: From a row's fields to an example; raises RowError for a bad row.
-        parts: Names of the parts of every example; all are ids, except masks (`BYTE_PARTS`), which are left out if
+        parts: Names of the parts of every example; all are ids, except `BYTE_PARTS`, which are left out if
             they are empty in every row.
         tokenizer: Decodes ids in messages; None leaves them out, and nothing is cached.
         vocabulary: As of `load`.

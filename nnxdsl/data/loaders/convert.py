@@ -19,8 +19,8 @@ from nnxdsl.data.tokenizers.base import TokenizerBase
 from nnxdsl.data.tokenizers.messages import texts
 from nnxdsl.errors import DataError
 
-BYTE_PARTS = frozenset({"target", "completion_mask", "chosen_mask", "rejected_mask"})
-"""Masks: parts whose values are 0 or 1."""
+BYTE_PARTS = frozenset({"target", "completion_mask", "chosen_mask", "rejected_mask", "margin"})
+"""Parts whose values are bytes: masks, of 0 and 1, and the float32 number of a margin."""
 
 
 class Example(NamedTuple):

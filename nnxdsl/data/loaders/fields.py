@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +31,15 @@ def read_text(row: Fields, name: str) -> str:
     if not isinstance(value, str):
         raise RowError("wrong type", f"field '{name}': expected text, got {kind_of(value)}")
     return value
+
+
+def read_number(row: Fields, name: str) -> float:
+    """A field with a finite number; raises RowError where it is missing, or of another type."""
+    require(row, (name,), "data.margin names the column of margins")
+    value = row[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise RowError("wrong type", f"field '{name}': expected a finite number, got {kind_of(value)}")
+    return float(value)
 
 
 def read_ids(row: Fields, name: str, vocab_size: int) -> list[int]:

@@ -11,7 +11,7 @@ from nnxdsl.data.dataset import TokenizedRows
 from nnxdsl.data.loaders.build import build_dataset, load, require_fit
 from nnxdsl.data.loaders.completions import require_prompt, split_chat, split_ids, split_text, truncated, turns_after
 from nnxdsl.data.loaders.convert import Example
-from nnxdsl.data.loaders.fields import Fields, other_forms, read_text_or_chat, require
+from nnxdsl.data.loaders.fields import Fields, other_forms, read_number, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.pairs import Pairs
@@ -50,17 +50,30 @@ def load_preferences(
 
     Special tokens in the text of a row are refused; plain text may begin with BOS, and a completion end with EOS.
 
+    With `data.margin`, each row has a number in the column of this name.
+
     A prompt that is too long is truncated on its left, after its BOS; a completion that is too long is truncated on its
     right and then has no end token.
     """
     encoder = Encoder.of(tokenizer, data, remedy="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
-        return example(row, encoder, data, vocabulary)
+        found = example(row, encoder, data, vocabulary)
+        if data.margin is None:
+            return found
+        margin = np.float32(read_number(row, data.margin)).tobytes()
+        return found._replace(parts={**found.parts, "margin": margin})
 
-    reads = {*COLUMNS, *IDS}
+    margin = () if data.margin is None else ("margin",)
+    reads = {*COLUMNS, *IDS, *(() if data.margin is None else (data.margin,))}
     rows = build_dataset(
-        data, convert, ("prompt", *SIDES, *MASKS), tokenizer=tokenizer, vocabulary=vocabulary, reads=reads, cache=cache
+        data,
+        convert,
+        ("prompt", *SIDES, *MASKS, *margin),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        reads=reads,
+        cache=cache,
     )
     require_pairs_fit(rows, max_position)
     return Pairs(rows)

@@ -99,7 +99,8 @@ class PackedPairKind(AnyPairs[PackedPairs]):
         assert size is not None
         tokens, targets = arrays.array(size.rows, size.length), arrays.array(size.targets)
         lengths = arrays.array(size.items)
-        return PackedPairs(*[tokens] * 4, *[targets] * 3, *[lengths] * 3, *self.scores(data, arrays, size.items))
+        scores, margin = self.scores(data, arrays, size.items), self.margins(data, arrays, size.items)
+        return PackedPairs(*[tokens] * 4, *[targets] * 3, *[lengths] * 3, *scores, margin=margin)
 
 
 register(PackedPairs, PackedPairKind(), "pairs", "feedback", is_packed=True)

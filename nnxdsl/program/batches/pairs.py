@@ -90,6 +90,10 @@ class AnyPairs(BatchKind[BatchT]):
         cached = weight if arrays.has_ref_logps else None
         return weight, cached, cached, weight if data.batch_kind == "feedback" else None
 
+    def margins(self, data: Data, arrays: AbstractArrays, *shape: int) -> Any:
+        """The abstract margins of pairs; None where the data have none."""
+        return arrays.array(*shape, dtype=jnp.float32) if data.has_margins else None
+
 
 class PairKind(AnyPairs[PairBatch]):
     """Padded pairs."""
@@ -176,7 +180,7 @@ class PairKind(AnyPairs[PairBatch]):
         prompt, response = data.max_lengths()
         tokens = arrays.array(prompt), arrays.array(response), arrays.array(response)
         lengths = arrays.array(), arrays.array(), arrays.array()
-        return PairBatch(*tokens, *lengths, *self.scores(data, arrays))
+        return PairBatch(*tokens, *lengths, *self.scores(data, arrays), margin=self.margins(data, arrays))
 
 
 def pair_positions(batch: PairBatch) -> TokenPositions:

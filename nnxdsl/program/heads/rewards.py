@@ -8,6 +8,7 @@ import attrs
 import jax.numpy as jnp
 
 from nnxdsl.config.objectives.reward_model import Reward
+from nnxdsl.data.batch import PackedPairs, PairBatch
 from nnxdsl.losses.reward_model import PairRewards
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.program.heads.base import Head, HeadInputs, HeadOutput
@@ -26,7 +27,9 @@ class PairRewardHead(Head):
         """`PairRewards`, and no statistics of tokens."""
         states = inputs.kind.last_states(inputs.hidden, inputs.batch)  # [B, 2, D]
         rewards = jnp.einsum("bsd,ld->sb", states, inputs.model.head(), preferred_element_type=jnp.float32)
-        return HeadOutput(PairRewards(*rewards))
+        assert isinstance(inputs.batch, PairBatch | PackedPairs)
+        margin = inputs.batch.margin
+        return HeadOutput(PairRewards(*rewards, None if margin is None else margin.reshape(-1)))
 
 
 @build.register
