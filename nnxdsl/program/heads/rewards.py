@@ -26,10 +26,10 @@ class PairRewardHead(Head):
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """`PairRewards`, and no statistics of tokens."""
         states = inputs.kind.last_states(inputs.hidden, inputs.batch)  # [B, 2, D]
-        rewards = jnp.einsum("bsd,ld->sb", states, inputs.model.head(), preferred_element_type=jnp.float32)
+        chosen, rejected = jnp.einsum("bsd,ld->sb", states, inputs.model.head(), preferred_element_type=jnp.float32)
         assert isinstance(inputs.batch, PairBatch | PackedPairs)
         margin = inputs.batch.margin
-        return HeadOutput(PairRewards(*rewards, None if margin is None else margin.reshape(-1)))
+        return HeadOutput(PairRewards(chosen, rejected, None if margin is None else margin.reshape(-1)))
 
 
 @build.register
