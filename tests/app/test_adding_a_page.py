@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from app import site as site_module
@@ -41,11 +42,21 @@ def test_the_page_of_the_guide_shows_what_it_should(site: Site, page: Any) -> No
 
 
 @pytest.mark.extended
-def test_it_is_a_route_of_the_app_and_in_its_navigation(site: Site, page: Any) -> None:
+def test_it_is_a_route_of_the_app_and_in_its_navigation(site: Site, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    described, describe = list[str](), gr.Blocks.get_config_file
+
+    def counted(self: gr.Blocks) -> Any:
+        described.append(self.current_page)
+        return describe(self)
+
+    monkeypatch.setattr(gr.Blocks, "get_config_file", counted)
+
     async def build() -> Any:
         return site_module.build(site, (*PAGES, page))
 
     blocks_of_app = asyncio.run(build())
+    # When it is empty and after its last page, not after each: that took a third of the app's start.
+    assert described == ["", "states", "states"]
     assert ("states", "States") in [(path, title) for path, title, *_ in blocks_of_app.pages]
     headers = [
         one.value for one in blocks_of_app.blocks.values() if 'aria-label="Pages"' in str(getattr(one, "value", ""))
