@@ -74,10 +74,13 @@ class Pairs(Dataset):
         same._parts = {"margin": zeros, **self._parts}
         return same
 
-    def _margins(self, rows: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """The margins of rows; None where there are none."""
+    def _margins(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float32] | None:
+        """The margins of rows, 0 where a row is below 0; None for pairs without margins."""
         part = self._parts.get("margin")
-        return None if part is None else part.right_padded(rows, 4).astype(np.uint8).view(np.float32)[:, 0]
+        if part is None:
+            return None
+        found = part.right_padded(np.maximum(rows, 0).ravel().tolist(), 4).astype(np.uint8).view(np.float32)
+        return np.where(rows >= 0, found.reshape(rows.shape), np.float32(0))
 
     def targets(self, name: str) -> Int32:
         """[rows] targets of the completions `name`."""
@@ -120,7 +123,7 @@ class Pairs(Dataset):
             reference_chosen=None if self.reference is None else self.reference[rows, 0],
             reference_rejected=None if self.reference is None else self.reference[rows, 1],
             desirable=None if self.desirable is None else self.desirable[rows],
-            margin=self._margins(rows),
+            margin=self._margins(np.array(rows)),
             **self._padded_masks(rows),
         )
 
@@ -166,7 +169,6 @@ class Pairs(Dataset):
                     slot, begin, number = here[2].stop, targets[1].stop, number + 1
         row_of = places(rows, size, layout)
         is_pair = row_of >= 0
-        margins = self._margins(np.maximum(row_of, 0).ravel().tolist())
         logps = None if self.reference is None else np.where(is_pair, np.moveaxis(self.reference[row_of], -1, 0), 0)
         return PackedPairs(
             tokens=tokens,
@@ -183,7 +185,7 @@ class Pairs(Dataset):
             reference_chosen=None if logps is None else logps[0],
             reference_rejected=None if logps is None else logps[1],
             desirable=None if self.desirable is None else np.where(is_pair, self.desirable[row_of], np.float32(0)),
-            margin=None if margins is None else np.where(is_pair, margins.reshape(row_of.shape), np.float32(0)),
+            margin=self._margins(row_of),
             chosen_targets=counts[0] if self.has_masks else None,
             rejected_targets=counts[1] if self.has_masks else None,
         )

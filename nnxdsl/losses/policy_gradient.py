@@ -330,11 +330,10 @@ def _(objective: config.LUSPO) -> Loss:
 
 @build.register
 def _(objective: config.VESPO) -> Loss:
-    positive, negative = (
-        (objective.k_positive, objective.lambda_positive),
-        (objective.k_negative, objective.lambda_negative),
+    surrogate = gamma_weight(
+        objective.k_positive, objective.lambda_positive, objective.k_negative, objective.lambda_negative
     )
-    return policy_gradient(objective, token_ratio, gamma_weight(*positive, *negative), reads_correction=True)
+    return policy_gradient(objective, token_ratio, surrogate, reads_correction=True)
 
 
 @build.register
