@@ -125,7 +125,7 @@ class HubReader:
             ours = name.removeprefix(self._prefix)
             if ours not in wanted:
                 ours = ".".join(aliases.get(part, part) for part in ours.split("."))
-            if name in _HEADS and self.config.tied_head:
+            if name in _HEADS and self.config.head.tied:
                 self._heads[name] = tensor
             elif name in _HEADS:
                 self._tensors[HEAD] = tensor

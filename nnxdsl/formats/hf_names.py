@@ -12,7 +12,8 @@ import numpy as np
 
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, Norms
+from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.norm import NormPlacement
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource, linears, norms
 from nnxdsl.models.families.family import OUTSIDE
 from nnxdsl.models.families.registry import family_named, text_fields
@@ -34,7 +35,7 @@ _PER_LAYER_GATE = {
 }
 _KV = re.compile(r"layers\.(\d{1,9})\.self_attn\.[kv]_(proj|norm)\.")
 # Names of a layer's norms on the Hub, by their position around attention and MLP.
-_NORMS: dict[Norms, dict[str, str]] = {
+_NORMS: dict[NormPlacement, dict[str, str]] = {
     "pre": {"pre_attention_norm": "input_layernorm", "pre_mlp_norm": "post_attention_layernorm"},
     "sandwich": {
         "pre_attention_norm": "input_layernorm",
@@ -143,7 +144,7 @@ def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
     if not config.mtp_layers or not _mtp_names(model_type).has_copies:
         return {}
     embedding = outside_layers(model_type)["embed.embedding"]
-    head = embedding if config.tied_head else HEAD
+    head = embedding if config.head.tied else HEAD
     prefix = f"layers.{config.num_layers}"
     return {f"{prefix}.{embedding}": embedding, f"{prefix}.shared_head.head.weight": head}
 
@@ -158,7 +159,7 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
     sources = {path: TensorSource((name,)) for path, name in outside_layers(model_type).items()}
     if config.has_lm_head:
         sources["lm_head.kernel"] = TensorSource((HEAD,))
-    if config.num_labels is not None:
+    if config.head.num_labels is not None:
         sources["score.kernel"] = TensorSource((SCORE,))
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER

@@ -238,7 +238,7 @@ def write(
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     settings = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if config.num_labels is None else "SEQ_CLS",
+        "task_type": "CAUSAL_LM" if config.head.num_labels is None else "SEQ_CLS",
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": _number(adapter.alpha),

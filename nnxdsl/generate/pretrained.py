@@ -135,7 +135,7 @@ class Pretrained:
             weight = lora_math.merged(read.adapter, path, self.leaves[path], read.leaves.__getitem__)
             changed[path] = weight.astype(self.dtype)
         other = copy.copy(self)
-        other._sampler = None if self.config.num_labels else self.sampler
+        other._sampler = None if self.config.head.num_labels else self.sampler
         other.leaves = {**self.leaves, **changed}
         return other
 
@@ -187,7 +187,7 @@ class Pretrained:
             WeightsError: the model is no reward model.
             DataError: no tokenizer, no chat template, or a text that cannot be tokenized or is too long.
         """
-        if self.config.num_labels != 1:
+        if self.config.head.num_labels != 1:
             raise WeightsError(f"{self._directory}: {NOT_A_REWARD_MODEL}")
         encoder, pairs = Encoder(self.tokenizer), zip(prompts, completions, strict=True)
         rows = [self._encoded(encoder, index, *pair) for index, pair in enumerate(pairs)]

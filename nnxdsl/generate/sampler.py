@@ -112,7 +112,7 @@ class Sampler:
         whole: jax.sharding.Sharding | None = None,
         slots: int | None = None,
     ) -> None:
-        if config.num_labels is not None:
+        if config.head.num_labels is not None:
             raise WeightsError("the model's head gives scores of labels and no tokens, so it generates nothing")
         self._config, self._stops = config, frozenset(stop_ids)
         platform = jax.default_backend()

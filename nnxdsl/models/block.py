@@ -69,7 +69,7 @@ class Block(nnx.Module):
         def norm(where: str, *, exists: bool = True) -> RMSNorm | None:
             if not exists or layer.norms not in (where, "sandwich"):
                 return None
-            eps = config.post_norm_eps if where == "post" else None
+            eps = config.norm.post_eps if where == "post" else None
             return norm_of(config, config.embed_dim, "norm", param_dtype, eps=eps)
 
         self.kind: LayerKind = kind

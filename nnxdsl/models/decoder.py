@@ -225,7 +225,7 @@ class Decoder(nnx.Module):
 
         self.config = config
         vocab, embed = config.vocab_size, config.embed_dim
-        factor, norm_eps = config.embedding.factor(embed), config.norm_eps if config.embedding.norm else None
+        factor, norm_eps = config.embedding.factor(embed), config.norm.eps if config.embedding.norm else None
         self.embed = Embedding(vocab, embed, factor=factor, norm_eps=norm_eps, rngs=rngs, param_dtype=param_dtype)
         flags, tail, first = config.dense_pattern, config.suffix_layers, len(config.prefix_layers)
         self.lead = (
@@ -249,9 +249,9 @@ class Decoder(nnx.Module):
         self.per_layer = (
             LayerEmbedding(config, rngs=rngs, param_dtype=param_dtype) if config.per_layer_embedding else None
         )
-        self.norm = norm_of(config, embed, "norm", param_dtype, kind=config.final_norm_scale)
+        self.norm = norm_of(config, embed, "norm", param_dtype, kind=config.norm.final_scale)
         self.lm_head = Head(vocab, embed, rngs=rngs, param_dtype=param_dtype) if config.has_lm_head else None
-        labels = config.num_labels
+        labels = config.head.num_labels
         self.score = None if labels is None else Score(labels, embed, rngs=rngs, param_dtype=param_dtype)
         self.mtp = Predictor(config, rngs=rngs, param_dtype=param_dtype) if config.mtp_layers else None
 
@@ -353,8 +353,8 @@ class Decoder(nnx.Module):
             no_caches = None if cache is None else (None,) * len(config.sharing_layers)
             x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", config.periods).x
         x = self.norm(x)
-        if self.config.logits_scaling != 1.0 and self.score is None:
-            x = x / self.config.logits_scaling  # the head is linear
+        if self.config.head.logits_scaling != 1.0 and self.score is None:
+            x = x / self.config.head.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
         update = CacheUpdate(tuple(updates), positions) if return_kv else None
         return DecoderOutput(hidden, update, add_stats(first, add_stats(routing, last)), max_logits, indexing)
@@ -442,7 +442,7 @@ class Decoder(nnx.Module):
         # it from turning the product around.
         logits = jax.lax.optimization_barrier(jnp.einsum("vd,md->vm", head, rows, preferred_element_type=jnp.float32))
         logits = logits.T.reshape(*hidden.shape[:-1], -1)
-        cap = self.config.logit_soft_cap if self.score is None else None
+        cap = self.config.head.soft_cap if self.score is None else None
         return logits if cap is None else apply_soft_cap(logits, cap)
 
     def head(self) -> jax.Array:

@@ -100,11 +100,10 @@ def config_problems(stored: DecoderConfig, config: DecoderConfig, directory: str
     MTP layers are recognised by their tensors, the stage of indexers is in no file, and the objective decides the head.
     """
     stored = with_selection(stored, selects=True)
-    decided = {"mtp_layers": stored.mtp_layers, "num_labels": stored.num_labels}
-    config = attrs.evolve(with_selection(config, selects=True), **decided)
-    wanted = attrs.asdict(config, recurse=False)
+    decided = {"mtp_layers": stored.mtp_layers, "head.num_labels": stored.head.num_labels}
+    wanted = with_selection(config, selects=True).to_fields() | decided
     return [
         Problem("model", f"has {name}={wanted[name]}, but {directory}/config.json has {value}")
-        for name, value in attrs.asdict(stored, recurse=False).items()
+        for name, value in stored.to_fields().items()
         if value != wanted[name]
     ]

@@ -183,9 +183,9 @@ class Blueprint:
     @property
     def head_path(self) -> str:
         """The path of the head's weights; the embedding's where they are tied."""
-        if self.config.num_labels is not None:
+        if self.config.head.num_labels is not None:
             return "score.kernel"
-        return "embed.embedding" if self.config.tied_head else "lm_head.kernel"
+        return "embed.embedding" if self.config.head.tied else "lm_head.kernel"
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -248,7 +248,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
         name = type(experiment.data).__qualname__
         message = f"multi-token prediction (MTP) is not supported for data of {name}; set 0"
         problems.append(Problem("objective.mtp_loss_weight", message))
-    if config.num_labels is not None:
+    if config.head.num_labels is not None:
         problems += _label_problems(experiment)
     for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):

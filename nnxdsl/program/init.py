@@ -124,15 +124,15 @@ class ScoreSource:
             if path != self._blueprint.head_path:
                 raise
         config, seed = self._blueprint.config, self._blueprint.experiment.seed
-        assert config.num_labels is not None
+        assert config.head.num_labels is not None
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-        score = Score(config.num_labels, config.embed_dim, rngs=nnx.Rngs(params=key), param_dtype=jnp.float32)
+        score = Score(config.head.num_labels, config.embed_dim, rngs=nnx.Rngs(params=key), param_dtype=jnp.float32)
         return score.kernel[...]
 
 
 def with_score(blueprint: Blueprint, base: Source) -> Source:
     """Base weights, of a network with a head of labels with such a head."""
-    return base if blueprint.config.num_labels is None else ScoreSource(base, blueprint)
+    return base if blueprint.config.head.num_labels is None else ScoreSource(base, blueprint)
 
 
 def open_source(blueprint: Blueprint) -> Source:

@@ -289,7 +289,7 @@ def share_of(blueprint: Blueprint) -> Share:
         blueprint.num_generations,
         find_kernel(kernel).traced_as or kernel,
         # Residuals of heads over the vocabulary are logits, which are counted apart.
-        LogProbs() if config.num_labels is None else blueprint.head,
+        LogProbs() if config.head.num_labels is None else blueprint.head,
         bool(blueprint.mtp_layer_kinds),
         experiment.indexer_loss_coef > 0,
     )
@@ -343,7 +343,7 @@ def _temporary_peak(blueprint: Blueprint, residuals: GroupBytes) -> tuple[int, s
     shards = blueprint.layout.gathered_from
     local = share_of(blueprint).config
     table = local.vocab_size * config.embed_dim
-    trained = ("embed.embedding" if config.num_labels else blueprint.head_path) in blueprint.trainable
+    trained = ("embed.embedding" if config.head.num_labels else blueprint.head_path) in blueprint.trainable
     # Embedding and head, gathered; frozen ones are gathered before all loops and stay in memory.
     tables = (1 if trained or not config.has_lm_head else 2) * table * size if shards > 1 else 0
     logits, explanation = _logits(blueprint, local.head_rows, trained=trained)

@@ -53,7 +53,7 @@ class RewardModel:
             _ = model.tokenizer  # raises where there is none
         except (DataError, RunError, WeightsError) as error:
             raise refused("weights", str(error)) from error
-        if model.config.num_labels != 1:
+        if model.config.head.num_labels != 1:
             raise refused("weights", f"{weights.path}: {NOT_A_REWARD_MODEL}")
         return model
 

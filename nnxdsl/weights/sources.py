@@ -238,7 +238,7 @@ def _open_trained(place: Checkpoint | From, home: Path) -> tuple[SavedRun, dict[
 
 def _has_same_architecture(one: Blueprint, other: Blueprint) -> bool:
     """Whether two models are equal apart from multi-token-prediction layers, and a head of labels."""
-    first, second = (attrs.evolve(each.config, mtp_layers=0, num_labels=None) for each in (one, other))
+    first, second = (each.config.with_fields({"mtp_layers": 0, "head.num_labels": None}) for each in (one, other))
     return first == second
 
 

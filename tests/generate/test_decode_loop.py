@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,7 +123,7 @@ def test_draws_are_reproducible_by_seed(sampler: Sampler, leaves: Leaves) -> Non
 
 @pytest.mark.extended
 def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
-    config = attrs.evolve(CONFIG, logit_soft_cap=1e-4)
+    config = CONFIG.with_fields({"head.soft_cap": 1e-4})
     template = abstract_decoder(config)
     capped = Sampler(template, config, jnp.float32, stop_ids=())
     found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))

@@ -6,6 +6,7 @@ epsilon of the norms after a mixer or a feed-forward, and another scale of the l
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -26,14 +27,14 @@ Arrays = dict[str, np.ndarray]
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
 # One layer without rotary positions, with norms around its two halves whose epsilons are not small.
 PLAIN = decoder(layers=1, embed=12, mlp=16, heads=4, kv_heads=2, head_dim=6, vocab=11, length=32, pattern=("nope",),
-                rope=Rope(theta=100.0), norms="sandwich", norm_scale="zero_centred", norm_eps=0.1,
-                tied_head=False)  # fmt: skip
+                rope=Rope(theta=100.0), norm_eps=0.1, tied_head=False,
+                **{"norm.placement": "sandwich", "norm.scale": "zero_centred"})  # fmt: skip
 CHOICES: dict[str, dict[str, Any]] = {
     "embedding norm": {"embedding": EmbeddingConfig(norm=True)},
     "norms of queries and keys": {"query_key_norm": "unscaled"},
     "gate of its own": {"output_gate": "own"},
-    "epsilon of norms after": {"post_norm_eps": 3.0},
-    "last norm": {"final_norm_scale": "wide"},
+    "epsilon of norms after": {"norm.post_eps": 3.0},
+    "last norm": {"norm.final_scale": "wide"},
 }
 
 
@@ -58,7 +59,7 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     """Hidden states `[T, D]` by the formulas."""
     own = {path.removeprefix("layers.blocks.0."): leaf[0].astype(float) for path, leaf in arrays.items()}
     own |= {path: arrays[path].astype(float) for path in ("embed.embedding", "norm.scale")}
-    eps, after_eps = config.norm_eps, config.post_norm_eps or config.norm_eps
+    eps, after_eps = config.norm.eps, config.norm.post_eps or config.norm.eps
 
     def norm(name: str, x: np.ndarray, eps: float) -> np.ndarray:
         return rms(x, eps) * (1 + own[f"{name}.scale"])
@@ -83,7 +84,7 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     normed = norm("pre_mlp_norm", x, eps)
     gate, up = (normed @ own[f"mlp.{name}.kernel"] for name in ("gate", "up"))
     x = x + norm("post_mlp_norm", gate * sigmoid(gate) * up @ own["mlp.down.kernel"], after_eps)
-    return rms(x, eps) * (own["norm.scale"] + (config.final_norm_scale is None))
+    return rms(x, eps) * (own["norm.scale"] + (config.norm.final_scale is None))
 
 
 def found(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
@@ -99,12 +100,12 @@ def found(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
 def test_a_choice_is_its_formula(name: str) -> None:
     every = {field: value for choice in CHOICES.values() for field, value in choice.items()}
     changes = {"none": {}, "all": every, **CHOICES}[name]
-    config = attrs.evolve(PLAIN, **changes)
+    config = PLAIN.with_fields(changes)
     arrays = arrays_of(config)
     hidden, formula = found(config, arrays), wanted(config, arrays)
     np.testing.assert_allclose(hidden, formula, rtol=0, atol=5e-6 * np.abs(formula).max())
     for field in changes:  # each of them counts
-        other = attrs.evolve(config, **{field: getattr(PLAIN, field)})
+        other = config.with_fields({field: attrgetter(field)(PLAIN)})
         assert np.abs(hidden - wanted(other, arrays)).max() > 0.02, field
 
 
@@ -127,11 +128,11 @@ def test_norms_without_scale_have_no_weights() -> None:
     [
         ("output_gate", r"output_gate: expected one of \('none', 'query', 'own'\), got True"),
         ("query_key_norm", "query_key_norm: expected one of"),
-        ("final_norm_scale", "final_norm_scale: expected one of"),
+        ("norm.final_scale", "norm.final_scale: expected one of"),
     ],
 )
 def test_other_values_are_refused(field: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        attrs.evolve(PLAIN, **{field: True})
-    with pytest.raises(ValueError, match="post_norm_eps must be above 0, got 0"):
-        attrs.evolve(PLAIN, post_norm_eps=0.0)
+        PLAIN.with_fields({field: True})
+    with pytest.raises(ValueError, match=r"norm\.post_eps must be above 0, got 0"):
+        PLAIN.with_fields({"norm.post_eps": 0.0})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.parts import HeadConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -121,7 +122,7 @@ def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: f
         pattern=local_then_global(pattern),
         query_scale=scalar**-0.5,
         rope_global=Rope(theta=1_000_000.0, factor=scale),
-        logit_soft_cap=cap,
+        head=HeadConfig(soft_cap=cap),
     )
     assert from_hf(to_hf(config)) == config
 

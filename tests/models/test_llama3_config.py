@@ -17,6 +17,7 @@ from nnxdsl.config.core.fields import resolve
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.parts import HeadConfig
 from nnxdsl.models.config.rope import Llama3RopeScaling, Rope, Yarn
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -126,7 +127,7 @@ def test_spelling_of_transformers_5() -> None:
 def test_llama_3_0_and_what_a_file_leaves_out() -> None:
     plain = from_hf({"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None})
     assert plain.rope_global == Rope(theta=500_000.0)
-    assert (plain.num_kv_heads, plain.head_dim, plain.max_length, plain.tied_head) == (32, 128, 2048, False)
+    assert (plain.num_kv_heads, plain.head_dim, plain.max_length, plain.head.tied) == (32, 128, 2048, False)
     assert from_hf({"model_type": "llama"}).rope_global == Rope(theta=10_000.0)
 
 
@@ -159,7 +160,7 @@ def test_written_and_read_again(
         head_dim=heads[2],
         query_scale=heads[2] ** -0.5,
         rope_global=Rope(theta=500_000.0, factor=scale, scaling=ramp),
-        tied_head=tied,
+        head=HeadConfig(tied=tied),
     )
     assert from_hf(to_hf(config)) == config
 
@@ -226,6 +227,6 @@ def test_rope_that_is_not_understood(field: str, value: object, message: str) ->
 def test_impossible_choices() -> None:
     with pytest.raises(ValueError, match="has local layers, which need a window"):
         attrs.evolve(LLAMA3["tiny"], pattern=local_then_global(2))
-    with pytest.raises(ValueError, match=r"norms: expected one of \('pre', 'sandwich', 'post'\), got 'after'"):
-        attrs.evolve(LLAMA3["tiny"], norms="after")
+    with pytest.raises(ValueError, match=r"norm.placement: expected one of \('pre', 'sandwich', 'post'\), got 'after'"):
+        LLAMA3["tiny"].with_fields({"norm.placement": "after"})
     assert isinstance(LLAMA3["tiny"], DecoderConfig)

@@ -39,13 +39,13 @@ LEFT_OUT = {
     "which layers without positions have": lambda config: attrs.evolve(config, query_key_norm="rotated"),
     "factor of queries": lambda config: attrs.evolve(config, query_scale=config.head_dim**-0.5),
     "gate": lambda config: attrs.evolve(config, output_gate="none"),
-    "zero-centred norms": lambda config: attrs.evolve(config, norm_scale="wide"),
-    "last norm": lambda config: attrs.evolve(config, final_norm_scale=None),
-    "second epsilon": lambda config: attrs.evolve(config, post_norm_eps=None),
-    "output multiplier": lambda config: attrs.evolve(config, logits_scaling=1.0),
-    "cap of logits": lambda config: attrs.evolve(config, logit_soft_cap=None),
-    "multiplier before the cap": lambda config: attrs.evolve(
-        config, logits_scaling=1.0, logit_soft_cap=config.logit_soft_cap / config.logits_scaling
+    "zero-centred norms": lambda config: config.with_fields({"norm.scale": "wide"}),
+    "last norm": lambda config: config.with_fields({"norm.final_scale": None}),
+    "second epsilon": lambda config: config.with_fields({"norm.post_eps": None}),
+    "output multiplier": lambda config: config.with_fields({"head.logits_scaling": 1.0}),
+    "cap of logits": lambda config: config.with_fields({"head.soft_cap": None}),
+    "multiplier before the cap": lambda config: config.with_fields(
+        {"head.logits_scaling": 1.0, "head.soft_cap": config.head.soft_cap / config.head.logits_scaling}
     ),
     "layers without positions": lambda config: with_layers(config, nope="global"),
     "layers without a window": lambda config: with_layers(config, nope="local"),
@@ -127,9 +127,9 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 
 def test_other_decoders_are_no_muse_glimmer() -> None:
     for change, message in (
-        ({"post_norm_eps": None}, "Muse Glimmer has post_norm_eps="),
+        ({"norm.post_eps": None}, "Muse Glimmer has norm.post_eps="),
         ({"output_gate": "query"}, "Muse Glimmer has output_gate='own'"),
-        ({"logit_soft_cap": None}, "Muse Glimmer has logit_soft_cap=20.0"),
+        ({"head.soft_cap": None}, "Muse Glimmer has head.soft_cap=20.0"),
     ):
         with pytest.raises(WeightsError, match=message):
-            to_hf(attrs.evolve(MUSE_GLIMMER["tiny"], **change))
+            to_hf(MUSE_GLIMMER["tiny"].with_fields(change))

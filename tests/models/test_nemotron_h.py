@@ -234,6 +234,6 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 
 
 def test_other_mixers_are_no_nemotron() -> None:
-    other = attrs.evolve(NEMOTRON_H["tiny"], norm_scale="plain")
-    with pytest.raises(WeightsError, match="Nemotron-H has norm_scale='wide'"):
+    other = NEMOTRON_H["tiny"].with_fields({"norm.scale": "plain"})
+    with pytest.raises(WeightsError, match=r"Nemotron-H has norm\.scale='wide'"):
         to_hf(other)

@@ -83,8 +83,8 @@ def test_a_family_without_a_class_of_its_text_decoder(tmp_path: Path, monkeypatc
 
 def test_what_holds_for_the_whole_file() -> None:
     text = fields_of("qwen3_5")
-    assert from_hf({"model_type": "qwen3_5", "text_config": text}).tied_head
-    assert not from_hf({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False}).tied_head
+    assert from_hf({"model_type": "qwen3_5", "text_config": text}).head.tied
+    assert not from_hf({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": False}).head.tied
     with pytest.raises(WeightsError, match=r"text_config: a qwen3_5 config\.json holds the text decoder there"):
         from_hf({"model_type": "qwen3_5"})
     with pytest.raises(

@@ -40,7 +40,7 @@ def test_one_token_meets_its_own_experts_alone(experiment: Callable[..., Experim
 def test_whatever_a_directory_says(experiment: Callable[..., Experiment]) -> None:
     path = str(REFERENCE / "olmo3")
     blueprint = build_blueprint(experiment(model=Model.HF(path, weights=Weights.HF(path))))
-    assert blueprint.config.norms == "post"
+    assert blueprint.config.norm.placement == "post"
     with pytest.raises(PlanError) as caught:
         build_blueprint(experiment(model=Model.HF("nowhere", weights=Weights.Random())))
     assert "model.path: nowhere: no such directory" in str(caught.value)

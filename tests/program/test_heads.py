@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -135,7 +134,7 @@ def test_what_needs_a_vocabulary_is_refused(ranking: Callable[..., Experiment]) 
     glm = family_named("glm4_moe")
     assert glm is not None
     with pytest.raises(WeightsError, match=r"GLM-4\.5 has no class for sequence classification in transformers"):
-        to_hf(attrs.evolve(glm.sizes["tiny"], num_labels=1))
+        to_hf(glm.sizes["tiny"].with_fields({"head.num_labels": 1}))
     blueprint = build_blueprint(ranking())
     with pytest.raises(WeightsError, match="gives scores of labels and no tokens, so it generates nothing"):
         Sampler(blueprint.base_template, blueprint.config, blueprint.compute, {0})

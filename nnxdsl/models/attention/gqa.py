@@ -50,12 +50,12 @@ class Attention(nnx.Module):
         self.key = None if shared else linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
         own_values = config.values == "projected"
         self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all") if own_values else None
-        self.value_eps = config.norm_eps if config.value_norm else None
+        self.value_eps = config.norm.eps if config.value_norm else None
         self.output = linear(heads, embed, ("heads", "embed"), "all")
         self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
         self.normed = config.query_key_norm
         features = {"head": (head_dim, head_dim), "row": (heads, kv_heads)}.get(self.normed)
-        self.eps = config.norm_eps
+        self.eps = config.norm.eps
         self.interleaved = config.rope_global.interleaved
         axes = ("head_dim", "head_dim") if self.normed == "head" else ("heads", "kv_heads")
         self.query_norm = norm_of(config, features[0], axes[0], param_dtype) if features else None

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import attrs
 
 from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
-from nnxdsl.models.config.layer import LayerSpec, Norms
+from nnxdsl.models.config.layer import LayerSpec
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
+from nnxdsl.models.config.norm import NormConfig
 from nnxdsl.models.config.parts import (
     EmbeddingConfig,
     GlobalHeads,
+    HeadConfig,
     KVSharing,
     PerLayerEmbedding,
     QueryTemperature,
@@ -29,7 +31,6 @@ LayerKind = Literal["local", "global", "shared_index", "linear", "nope", "none"]
 global layer has selected (IndexShare), linear attention, attention to all tokens before without rotary positions
 (NoPE), or none: a layer that is a feed-forward alone."""
 Sublayers = Literal["both", "one"]
-NormScale = Literal["plain", "wide", "zero_centred"]
 QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
 OutputGate = Literal["none", "query", "own"]
 WindowKind = Literal["sliding", "chunks"]
@@ -38,16 +39,14 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 _CHOICES = {
     "sublayers": get_args(Sublayers),
-    "norms": get_args(Norms),
-    "norm_scale": get_args(NormScale),
     "query_key_norm": get_args(QueryKeyNorm),
     "output_gate": get_args(OutputGate),
-    "final_norm_scale": (None, *get_args(NormScale)),
     "window_kind": get_args(WindowKind),
     "attention_bias": get_args(AttentionBias),
     "activation": get_args(Activation),
     "values": get_args(Values),
 }
+_PARTS: dict[str, Callable[..., Any]] = {"embedding": EmbeddingConfig, "head": HeadConfig, "norm": NormConfig}
 
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
@@ -152,17 +151,8 @@ class DecoderConfig:
         sinks: each head's softmax has one more learned score, whose value is zero (GPT-OSS, arXiv:2508.10925).
         attention_soft_cap: attention scores `s` become `cap * tanh(s / cap)` before they are masked (Gemma 2,
             arXiv:2408.00118); None for no cap.
-        norm_eps: added to the mean square in every RMSNorm.
-        post_norm_eps: as `norm_eps`, in the norms after a mixer or a feed-forward (Muse Glimmer); None for that.
         max_length: the model's context length.
-        norms: "pre": a norm before attention and one before the MLP; "sandwich": one after each as well, before the
-            sum with the residual stream; "post": only those after (OLMo 2, arXiv:2501.00656).
-        linear_norms: norms of the linear layers, where they are others than `norms` (OLMo Hybrid); None for those.
-        norm_scale: "plain": the scale is initialized with 1 and applied after rounding (Llama); "wide": as
-            plain, applied before rounding (Gemma 4); "zero_centred": it is initialized with 0, and 1 + scale is applied
-            before rounding (Gemma).
-        final_norm_scale: of the norm after all layers, where it is another than `norm_scale` (Muse Glimmer); None for
-            that.
+        norm: the norms of the residual stream.
         query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
             all heads of a token together; "unscaled": of each head, without scale (Muse Glimmer); "rotated": of each
             head after its rotation, without scale, and not in layers without rotary positions (Llama 4).
@@ -182,7 +172,7 @@ class DecoderConfig:
             `latent_dim`.
         embedding: what is done to the vectors of the embedding.
         residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
-        logits_scaling: logits are divided by it (Granite).
+        head: what makes logits of the last layer's output.
         output_gate: attention's output is multiplied by the sigmoid of a gate: "query": the query's projection gives it
             beside the query of each head (Qwen3-Next); "own": it has a projection of its own (Muse Glimmer).
         linear_attention: the mixer of linear layers, such as a gated DeltaNet; None without linear layers.
@@ -192,10 +182,6 @@ class DecoderConfig:
             first kinds of `lead_pattern`, or of `pattern`.
         dense_pattern: for each layer of `pattern`, whether it has the gated MLP in place of `feed_forward`; empty where
             none has.
-        tied_head: the embedding is the output head; else the head has its own weights.
-        num_labels: outputs of a linear layer `score` in place of the output head, as of transformers' sequence
-            classification; None for the output head.
-        logit_soft_cap: logits `z` become `cap * tanh(z / cap)` (Gemma 2, arXiv:2408.00118); None for no cap.
         mtp_layers: multi-token-prediction layers, 0 or 1, global ones (DeepSeek-V3, arXiv:2412.19437, section 2.2). A
             `config.json` is always read as 0: many directories do not have these layers.
     """
@@ -221,13 +207,8 @@ class DecoderConfig:
     output_gate: OutputGate = "none"
     linear_attention: MixerConfig | None = None
     attention_soft_cap: float | None = None
-    norm_eps: float = 1e-6
-    post_norm_eps: float | None = None
     max_length: int
-    norms: Norms = "sandwich"
-    linear_norms: Norms | None = None
-    norm_scale: NormScale = "zero_centred"
-    final_norm_scale: NormScale | None = None
+    norm: NormConfig = NormConfig(placement="sandwich", scale="zero_centred")  # noqa: RUF009 - frozen
     query_key_norm: QueryKeyNorm = "head"
     attention_bias: AttentionBias = "none"
     values: Values = "projected"
@@ -241,14 +222,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     embedding: EmbeddingConfig = EmbeddingConfig(scaled=True)  # noqa: RUF009 - frozen
     residual_multiplier: float = 1.0
-    logits_scaling: float = 1.0
+    head: HeadConfig = HeadConfig()  # noqa: RUF009 - frozen
     mla: MLAConfig | None = None
     feed_forward: FeedForwardConfig = MLPConfig()  # noqa: RUF009 - frozen
     dense_layers: int = 0
     dense_pattern: tuple[bool, ...] = ()
-    tied_head: bool = True
-    num_labels: int | None = None
-    logit_soft_cap: float | None = None
     mtp_layers: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -349,15 +327,39 @@ class DecoderConfig:
         if any(not self.layer(kind).is_attention for kind in self.sharing_layers):
             raise ValueError("kv_sharing: linear layers have no keys and values to share")
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """A config from its fields; those of a part by their path, such as "norm.eps"."""
+        parts: dict[str, dict[str, Any]] = {part: {} for part in ("", *_PARTS)}
+        for path, value in fields.items():
+            part, _, name = path.rpartition(".")
+            parts[part][name] = value
+        return cls(**parts.pop(""), **{part: _PARTS[part](**values) for part, values in parts.items()})
+
+    def to_fields(self) -> dict[str, Any]:
+        """All fields; those of a part by their path."""
+        fields = attrs.asdict(self, recurse=False)
+        parts = {part: attrs.asdict(fields.pop(part), recurse=False) for part in _PARTS}
+        return fields | {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Self:
+        """The config with other values of these fields; those of a part by their path, such as "norm.eps"."""
+        config = self
+        for path, value in fields.items():
+            part, _, name = path.rpartition(".")
+            inner = {name: value}
+            config = attrs.evolve(config, **{part: attrs.evolve(getattr(config, part), **inner)} if part else inner)
+        return config
+
     @property
     def has_lm_head(self) -> bool:
         """Whether there is an output head with its own weights."""
-        return not self.tied_head and self.num_labels is None
+        return not self.head.tied and self.head.num_labels is None
 
     @property
     def head_rows(self) -> int:
         """Outputs of the head: the vocabulary, or the labels."""
-        return self.vocab_size if self.num_labels is None else self.num_labels
+        return self.vocab_size if self.head.num_labels is None else self.head.num_labels
 
     @property
     def period(self) -> int:
@@ -477,8 +479,6 @@ class DecoderConfig:
             return attrs.evolve(own, values="shared", mlp_dim=self.kv_sharing.mlp_dim) if shares_kv else own
         if kind == "shared_index" and self.mla is not None and self.mla.indexer is not None:
             return attrs.evolve(self, mla=attrs.evolve(self.mla, indexer=None)).of(kind)
-        if kind == "linear" and self.linear_norms is not None:
-            return attrs.evolve(self, norms=self.linear_norms, linear_norms=None)
         if kind == "nope" and self.query_key_norm == "rotated":
             return attrs.evolve(self, query_key_norm="none")
         if kind != "nope" and self.query_temperature is not None and self.query_temperature.layers == "nope":
@@ -496,7 +496,8 @@ class DecoderConfig:
         """
         feed_forward, own = MLPConfig() if dense else self.feed_forward, self.of(kind)
         is_alone = self.sublayers == "one" and kind != "none"
-        parts = {"feed_forward": None if is_alone else feed_forward, "norms": own.norms}
+        placement = (self.norm.linear_placement if kind == "linear" else None) or self.norm.placement
+        parts = {"feed_forward": None if is_alone else feed_forward, "norms": placement}
         attention = own.mla or GQAConfig()
         match kind:
             case "local":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
 
 from nnxdsl.models.config.feed_forward import FeedForwardConfig
 from nnxdsl.models.config.mixer import MixerConfig
+from nnxdsl.models.config.norm import NormPlacement
 from nnxdsl.models.config.rope import Rope
-
-Norms = Literal["pre", "sandwich", "post"]
 
 
 @attrs.frozen(kw_only=True)
@@ -20,7 +17,7 @@ class LayerSpec:
     Attributes:
         mixer: its token mixer; None where it has none.
         feed_forward: its feed-forward; None where it has none.
-        norms: see `DecoderConfig`.
+        norms: see `NormConfig.placement`.
         window: attention is to a token itself and `window - 1` tokens before, or within chunks of `window` tokens; None
             for all tokens before.
         rope: rotary positions of queries and keys; None for none.
@@ -28,7 +25,7 @@ class LayerSpec:
 
     mixer: MixerConfig | None
     feed_forward: FeedForwardConfig | None
-    norms: Norms
+    norms: NormPlacement
     window: int | None = None
     rope: Rope | None = None
 

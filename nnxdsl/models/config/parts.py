@@ -1,4 +1,4 @@
-"""Parts of a decoder: embeddings, and what few families have: factors of queries, other heads, shared keys; no jax."""
+"""Parts of a decoder: embeddings, the output head, and what few families have; no jax."""
 
 from __future__ import annotations
 
@@ -51,6 +51,30 @@ class EmbeddingConfig:
     def factor(self, embed_dim: int) -> float:
         """The factor of the vectors."""
         return self.multiplier * (embed_dim**0.5 if self.scaled else 1.0)
+
+
+@attrs.frozen(kw_only=True)
+class HeadConfig:
+    """The output head.
+
+    Attributes:
+        tied: the embedding is the output head; else the head has its own weights.
+        num_labels: outputs of a linear layer `score` in place of the output head, as of transformers' sequence
+            classification; None for the output head.
+        soft_cap: logits `z` become `cap * tanh(z / cap)` (Gemma 2, arXiv:2408.00118); None for no cap.
+        logits_scaling: logits are divided by it (Granite).
+    """
+
+    tied: bool = True
+    num_labels: int | None = None
+    soft_cap: float | None = None
+    logits_scaling: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("num_labels", "soft_cap", "logits_scaling"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"head.{name} must be above 0, got {value}")
 
 
 @attrs.frozen(kw_only=True)

@@ -107,7 +107,7 @@ class GatedDeltaNet(nnx.Module):
         """A gated DeltaNet of this decoder."""
         delta = config.linear_attention
         assert isinstance(delta, GatedDeltaNetConfig)  # it names this class
-        given = {"norm_eps": config.norm_eps, "activation": config.activation}
+        given = {"norm_eps": config.norm.eps, "activation": config.activation}
         return cls(config.embed_dim, delta, **given, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -10,7 +11,6 @@ import attrs
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.feed_forward import MLPConfig
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
@@ -24,11 +24,11 @@ OUTSIDE = {"embed.embedding": "embed_tokens.weight", "norm.scale": "norm.weight"
 """Names of the tensors outside of the layers in most families, without prefix, by path."""
 
 CHOICES: dict[str, Any] = {
-    "norms": "pre",
-    "linear_norms": None,
-    "norm_scale": "plain",
-    "final_norm_scale": None,
-    "post_norm_eps": None,
+    "norm.placement": "pre",
+    "norm.linear_placement": None,
+    "norm.scale": "plain",
+    "norm.final_scale": None,
+    "norm.post_eps": None,
     "query_key_norm": "none",
     "sinks": False,
     "attention_bias": "none",
@@ -42,9 +42,11 @@ CHOICES: dict[str, Any] = {
     "activation": "silu",
     "mlp_gate": True,
     "mlp_bias": False,
-    "embedding": EmbeddingConfig(),
+    "embedding.scaled": False,
+    "embedding.multiplier": 1.0,
+    "embedding.norm": False,
     "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
+    "head.logits_scaling": 1.0,
     "query_temperature": None,
     "window": None,
     "window_kind": "sliding",
@@ -59,10 +61,10 @@ CHOICES: dict[str, Any] = {
     "dense_layers": 0,
     "dense_pattern": (),
     "attention_soft_cap": None,
-    "logit_soft_cap": None,
+    "head.soft_cap": None,
     "mtp_layers": 0,
 }
-"""Fields of DecoderConfig that a family has by default."""
+"""Fields of DecoderConfig that a family has by default; those of its parts by their path."""
 
 
 def decoder(
@@ -77,6 +79,8 @@ def decoder(
     length: int,
     rope: Rope,
     scalar: int | None = None,
+    norm_eps: float = 1e-6,
+    tied_head: bool = True,
     **fields: Any,
 ) -> DecoderConfig:
     """A row of a table of sizes.
@@ -92,7 +96,9 @@ def decoder(
         length: `max_length`.
         rope: `rope_global`.
         scalar: attention scores are divided by its square root; None for `head_dim`.
-        **fields: other fields of DecoderConfig, in place of those of `CHOICES`.
+        norm_eps: `norm.eps`.
+        tied_head: `head.tied`.
+        **fields: other fields of DecoderConfig, in place of those of `CHOICES`, which has them by path.
     """
     numbers: dict[str, Any] = {
         "num_layers": layers,
@@ -105,8 +111,10 @@ def decoder(
         "max_length": length,
         "rope_global": rope,
         "query_scale": (scalar or head_dim) ** -0.5,
+        "norm.eps": norm_eps,
+        "head.tied": tied_head,
     }
-    return DecoderConfig(**{**CHOICES, **numbers, **fields})
+    return DecoderConfig.from_fields({**CHOICES, **numbers, **fields})
 
 
 def transformers_defaults(
@@ -225,7 +233,7 @@ class Family:
         for part in self._parts:
             found |= part.read(file, found)
         numbers = {ours: file.numbers[theirs] for theirs, ours in NUMBERS.items()}
-        return file.decoder(**{**numbers, **found})
+        return file.decoder({**numbers, **found})
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         """The fields of `config.json` for a decoder without `differences`."""
@@ -245,7 +253,7 @@ class Family:
         for part in self._parts:
             expected |= part.expected(config)
         return [
-            f"{name}={value!r} (not {getattr(config, name)!r})"
+            f"{name}={value!r} (not {attrgetter(name)(config)!r})"
             for name, value in expected.items()
-            if getattr(config, name) != value
+            if attrgetter(name)(config) != value
         ]

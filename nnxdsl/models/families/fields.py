@@ -151,13 +151,13 @@ class TiedHead(Fields):
 
     default: bool = False
     names: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
-    decides: ClassVar[tuple[str, ...]] = ("tied_head",)
+    decides: ClassVar[tuple[str, ...]] = ("head.tied",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"tied_head": file.flag("tie_word_embeddings", self.default)}
+        return {"head.tied": file.flag("tie_word_embeddings", self.default)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"tie_word_embeddings": config.tied_head}
+        return {"tie_word_embeddings": config.head.tied}
 
 
 class PadToken(Fields):
@@ -182,18 +182,18 @@ class SoftCaps(Fields):
     scores: float | None = None
     logits: float | None = None
     names: ClassVar[tuple[str, ...]] = ("attn_logit_softcapping", "final_logit_softcapping")
-    decides: ClassVar[tuple[str, ...]] = ("attention_soft_cap", "logit_soft_cap")
+    decides: ClassVar[tuple[str, ...]] = ("attention_soft_cap", "head.soft_cap")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "attention_soft_cap": file.soft_cap("attn_logit_softcapping", self.scores),
-            "logit_soft_cap": file.soft_cap("final_logit_softcapping", self.logits),
+            "head.soft_cap": file.soft_cap("final_logit_softcapping", self.logits),
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {
             "attn_logit_softcapping": config.attention_soft_cap,
-            "final_logit_softcapping": config.logit_soft_cap,
+            "final_logit_softcapping": config.head.soft_cap,
         }
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Heads, SharedRope
@@ -30,10 +29,10 @@ class Gemma(Model):
 
 
 CHOICES: dict[str, Any] = {
-    "norm_scale": "zero_centred",
+    "norm.scale": "zero_centred",
     "activation": "gelu_tanh",
-    "embedding": EmbeddingConfig(scaled=True),
-    "tied_head": True,
+    "embedding.scaled": True,
+    "head.tied": True,
 }
 """What all versions of Gemma share."""
 

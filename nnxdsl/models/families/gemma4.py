@@ -44,8 +44,8 @@ class Gemma4(Model):
 
 _CHOICES: dict[str, Any] = {
     **CHOICES,
-    "norms": "sandwich",
-    "norm_scale": "wide",
+    "norm.placement": "sandwich",
+    "norm.scale": "wide",
     "query_key_norm": "head",
     "value_norm": True,
     "layer_scalar": True,
@@ -53,8 +53,8 @@ _CHOICES: dict[str, Any] = {
 _EXPERTS: dict[str, Any] = {"router_norm": True, "per_expert_scale": True}
 _LOCAL = Rope(theta=10_000.0)
 _GLOBAL = Rope(theta=1e6, partial_rotary_factor=0.25, partial="proportional")
-_size = partial(decoder, scalar=1, pattern=local_then_global(6), rope_local=_LOCAL, rope=_GLOBAL, logit_soft_cap=30.0,
-                **_CHOICES)  # fmt: skip
+_size = partial(decoder, scalar=1, pattern=local_then_global(6), rope_local=_LOCAL, rope=_GLOBAL, **_CHOICES,
+                **{"head.soft_cap": 30.0})  # fmt: skip
 _large = partial(_size, head_dim=256, window=1024, vocab=262_144, length=262_144)
 _edge = partial(_size, heads=8, head_dim=256, window=512, vocab=262_144, length=131_072,
                 per_layer_embedding=PerLayerEmbedding(vocab_size=262_144, dim=256))  # fmt: skip

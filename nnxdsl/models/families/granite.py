@@ -11,7 +11,6 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead
@@ -31,8 +30,11 @@ class Granite(Model):
     size: Literal["tiny", "3.3-2b", "3.3-8b"] = attrs.field(kw_only=False)
 
 
-_size = partial(decoder, embedding=EmbeddingConfig(multiplier=12.0), residual_multiplier=0.22, norm_eps=1e-5,
-                tied_head=True, rope=Rope(theta=1e7))  # fmt: skip
+def _size(*, logits_scaling: float, **numbers: Any) -> DecoderConfig:
+    multipliers = {"embedding.multiplier": 12.0, "head.logits_scaling": logits_scaling}
+    return decoder(residual_multiplier=0.22, norm_eps=1e-5, rope=Rope(theta=1e7), **multipliers, **numbers)
+
+
 _large = partial(_size, layers=40, heads=32, kv_heads=8, vocab=49_159, length=131_072)
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.
@@ -47,7 +49,7 @@ _NUMBERS = {
     "attention_multiplier": "query_scale",
     "embedding_multiplier": "embedding.multiplier",
     "residual_multiplier": "residual_multiplier",
-    "logits_scaling": "logits_scaling",
+    "logits_scaling": "head.logits_scaling",
 }
 
 
@@ -58,14 +60,10 @@ class _Multipliers(Fields):
     decides: ClassVar[tuple[str, ...]] = tuple(_NUMBERS.values())
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = {ours: file.number(theirs, 1.0) for theirs, ours in _NUMBERS.items()}
-        return {"embedding": EmbeddingConfig(multiplier=numbers.pop("embedding.multiplier")), **numbers}
+        return {ours: file.number(theirs, 1.0) for theirs, ours in _NUMBERS.items()}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {theirs: attrgetter(ours)(config) for theirs, ours in _NUMBERS.items()}
-
-    def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"embedding": EmbeddingConfig(multiplier=config.embedding.multiplier)}
 
 
 class _Heads(Heads):

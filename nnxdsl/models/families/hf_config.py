@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from nnxdsl.errors import WeightsError
@@ -17,7 +18,7 @@ NUMBERS = {
     "num_attention_heads": "num_heads",
     "num_key_value_heads": "num_kv_heads",
     "head_dim": "head_dim",
-    "rms_norm_eps": "norm_eps",
+    "rms_norm_eps": "norm.eps",
     "max_position_embeddings": "max_length",
 }
 
@@ -222,11 +223,11 @@ class ConfigFile:
             self.problems.append(str(error))
             return None
 
-    def decoder(self, **fields: Any) -> DecoderConfig:
+    def decoder(self, fields: Mapping[str, Any]) -> DecoderConfig:
         """The decoder, if nothing is wrong.
 
         Args:
-            **fields: of DecoderConfig.
+            fields: of DecoderConfig, see `from_fields`.
 
         Raises:
             WeightsError: with all problems, or because the numbers do not fit each other.
@@ -234,7 +235,7 @@ class ConfigFile:
         if self.problems:
             raise WeightsError("\n  ".join([f"config.json is not a {self._title} that can be read:", *self.problems]))
         try:
-            config = DecoderConfig(**fields)
+            config = DecoderConfig.from_fields(fields)
             if config.moe is not None and config.num_layers * config.moe.num_experts > MOST_EXPERTS:
                 each = f"{config.num_layers} layers of {config.moe.num_experts} experts"
                 raise ValueError(f"{each} are more than {MOST_EXPERTS:,} experts in all")
@@ -245,7 +246,7 @@ class ConfigFile:
 
 def numbers_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """The numbers that every family has, under the Hub's names."""
-    return {theirs: getattr(config, ours) for theirs, ours in NUMBERS.items()}
+    return {theirs: attrgetter(ours)(config) for theirs, ours in NUMBERS.items()}
 
 
 def layer_types(config: DecoderConfig) -> list[str]:

@@ -10,7 +10,6 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SharedRope
@@ -31,30 +30,28 @@ class MuseGlimmer(Model):
 
 
 _CHOICES: dict[str, Any] = {
-    "norms": "sandwich",
-    "norm_scale": "zero_centred",
-    "final_norm_scale": "wide",
+    "norm.placement": "sandwich",
+    "norm.scale": "zero_centred",
+    "norm.final_scale": "wide",
     "query_key_norm": "unscaled",
     "output_gate": "own",
-    "embedding": EmbeddingConfig(norm=True),
-    "tied_head": False,
+    "embedding.norm": True,
+    "head.tied": False,
 }
 _PATTERN: tuple[LayerKind, ...] = ("local", "local", "local", "nope")
 _FACTOR, _CAP, _WINDOW, _EPS = 3.87, 20.0, 2048, 1e-8
 
 
 def _size(*, embed: int, head_dim: int, **numbers: Any) -> DecoderConfig:
+    logits = {"head.logits_scaling": 1 / (256 / embed) ** 0.5, "head.soft_cap": _CAP, "norm.post_eps": _EPS}
     return decoder(
         embed=embed,
         head_dim=head_dim,
         query_scale=_FACTOR * head_dim**-0.5,
-        logits_scaling=1 / (256 / embed) ** 0.5,
-        logit_soft_cap=_CAP,
         norm_eps=1e-5,
-        post_norm_eps=_EPS,
         pattern=_PATTERN,
         rope=Rope(theta=10_000.0),
-        **{**_CHOICES, **numbers},
+        **{**_CHOICES, **logits, **numbers},
     )
 
 
@@ -115,31 +112,31 @@ class _Scales(Fields):
     names: ClassVar[tuple[str, ...]] = (
         *("qk_scale_factor", "output_multiplier", "final_logit_softcapping", "post_norm_eps"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("query_scale", "logits_scaling", "logit_soft_cap", "post_norm_eps")
+    decides: ClassVar[tuple[str, ...]] = ("query_scale", "head.logits_scaling", "head.soft_cap", "norm.post_eps")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "query_scale": file.number("qk_scale_factor", _FACTOR) * file.numbers["head_dim"] ** -0.5,
-            "logits_scaling": 1 / file.number("output_multiplier", (256 / 6656) ** 0.5),
-            "logit_soft_cap": file.number("final_logit_softcapping", _CAP),
-            "post_norm_eps": file.number("post_norm_eps", _EPS),
+            "head.logits_scaling": 1 / file.number("output_multiplier", (256 / 6656) ** 0.5),
+            "head.soft_cap": file.number("final_logit_softcapping", _CAP),
+            "norm.post_eps": file.number("post_norm_eps", _EPS),
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         width = config.head_dim**-0.5
         return {
             "qk_scale_factor": _solved(lambda x: x * width, config.query_scale, config.query_scale / width),
-            "output_multiplier": _solved(lambda x: 1 / x, config.logits_scaling, 1 / config.logits_scaling),
-            "final_logit_softcapping": config.logit_soft_cap,
-            "post_norm_eps": config.post_norm_eps,
+            "output_multiplier": _solved(lambda x: 1 / x, config.head.logits_scaling, 1 / config.head.logits_scaling),
+            "final_logit_softcapping": config.head.soft_cap,
+            "post_norm_eps": config.norm.post_eps,
             "bos_token_id": None,  # transformers' defaults may be beyond the vocabulary
             "eos_token_id": None,
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "logit_soft_cap": config.logit_soft_cap or _CAP,
-            "post_norm_eps": config.post_norm_eps or config.norm_eps,
+            "head.soft_cap": config.head.soft_cap or _CAP,
+            "norm.post_eps": config.norm.post_eps or config.norm.eps,
         }
 
 

@@ -44,11 +44,11 @@ _ROPE = Rope(theta=10_000.0)
 """Of no layer."""
 _CHOICES: dict[str, Any] = {
     "sublayers": "one",
-    "norm_scale": "wide",
+    "norm.scale": "wide",
     "activation": "relu2",
     "mlp_gate": False,
     "rope_global": _ROPE,
-    "tied_head": False,
+    "head.tied": False,
 }
 _NO_LIMIT = (0.0, math.inf)
 _KINDS: dict[str, LayerKind] = {"M": "linear", "*": "nope", "E": "none", "-": "none"}

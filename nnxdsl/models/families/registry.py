@@ -11,8 +11,6 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
 from nnxdsl.config.model import Model
 from nnxdsl.errors import WeightsError
 from nnxdsl.models.config.decoder import DecoderConfig
@@ -82,7 +80,7 @@ def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
     if family is None:
         names = ", ".join(map(repr, sorted({n for family in FAMILIES for n in family.model_types + family.wrappers})))
         raise WeightsError(f"model_type: expected one of {names}, got {kind!r}{_near(config)}")
-    return attrs.evolve(family.read(config), num_labels=_num_labels(config))
+    return family.read(config).with_fields({"head.num_labels": _num_labels(config)})
 
 
 def _num_labels(config: Mapping[str, Any]) -> int | None:
@@ -137,7 +135,7 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
 
     for family in sorted(FAMILIES, key=order):
         differences = family.differences(config)
-        if config.num_labels is not None and family.classifier is None:
+        if config.head.num_labels is not None and family.classifier is None:
             differences.append("no class for sequence classification in transformers")
         if not differences:
             return {**_class_fields(family, config), "torch_dtype": dtype, **family.write(config)}
@@ -147,8 +145,8 @@ def to_hf(config: DecoderConfig, dtype: str = "float32", like: str | None = None
 
 def _class_fields(family: Family, config: DecoderConfig) -> dict[str, Any]:
     """The fields for the class of transformers: a causal language model, or a sequence classifier with its labels."""
-    if config.num_labels is None:
+    if config.head.num_labels is None:
         return {"architectures": [family.architecture]}
-    labels = {f"LABEL_{number}": number for number in range(config.num_labels)}
+    labels = {f"LABEL_{number}": number for number in range(config.head.num_labels)}
     names = {str(number): name for name, number in labels.items()}
     return {"architectures": [family.classifier], "id2label": names, "label2id": labels}

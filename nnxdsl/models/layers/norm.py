@@ -9,10 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import (
-    DecoderConfig,
-    NormScale,
-)
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.norm import NormScale
 from nnxdsl.models.remat import from_inputs
 
 
@@ -91,5 +89,5 @@ def norm_of(
     kind: NormScale | None = None,
 ) -> RMSNorm:
     """A norm over an axis of this length and logical name, with the decoder's settings where it has none of its own."""
-    eps, kind = eps or config.norm_eps, kind or config.norm_scale
+    eps, kind = eps or config.norm.eps, kind or config.norm.scale
     return RMSNorm(features, axis=axis, eps=eps, kind=kind, param_dtype=param_dtype)

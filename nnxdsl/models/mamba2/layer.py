@@ -68,7 +68,7 @@ class Mamba2(nnx.Module):
         """A Mamba-2 mixer of this decoder."""
         own = config.linear_attention
         assert isinstance(own, Mamba2Config)  # it names this class
-        return cls(config.embed_dim, own, norm_eps=config.norm_eps, rngs=rngs, param_dtype=param_dtype)
+        return cls(config.embed_dim, own, norm_eps=config.norm.eps, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> RecurrentState:

@@ -177,7 +177,7 @@ class ExpertMLP(nnx.Module):
             config.moe,
             rngs=rngs,
             param_dtype=param_dtype,
-            norm_eps=config.norm_eps,
+            norm_eps=config.norm.eps,
             activation=config.activation,
             has_gate=config.mlp_gate,
             bias=config.mlp_bias,

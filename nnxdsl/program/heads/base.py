@@ -56,7 +56,7 @@ class HeadInputs:
     @property
     def soft_cap(self) -> float | None:
         """Of the logits; None for none."""
-        return self.model.config.logit_soft_cap
+        return self.model.config.head.soft_cap
 
     def targets(self) -> Targets:
         """The tokens that need a log-probability, and the states that predict them."""
@@ -100,7 +100,7 @@ class Head:
 
         Another one where the head has its own weights; the head that a directory has does not matter.
         """
-        return config if config.num_labels is None else attrs.evolve(config, num_labels=None)
+        return config if config.head.num_labels is None else config.with_fields({"head.num_labels": None})
 
     def of_teacher(self) -> Head:
         """The head of the teacher's forward pass, whose loss inputs `read` gets.

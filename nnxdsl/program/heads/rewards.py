@@ -21,7 +21,7 @@ class PairRewardHead(Head):
 
     def network(self, config: DecoderConfig) -> DecoderConfig:
         """The network with one label in place of the vocabulary."""
-        return attrs.evolve(config, num_labels=1)
+        return config.with_fields({"head.num_labels": 1})
 
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """`PairRewards`, and no statistics of tokens."""

@@ -39,7 +39,7 @@ class LastTokens(heads.Head):
 
     def network(self, config: DecoderConfig) -> DecoderConfig:
         """The network with one label in place of the vocabulary."""
-        return attrs.evolve(config, num_labels=1)
+        return config.with_fields({"head.num_labels": 1})
 
     def read(self, inputs: heads.HeadInputs, teacher: Any = None) -> heads.HeadOutput:
         """`Scores`, and no statistics of tokens."""
