@@ -45,8 +45,10 @@ class Alike(Model):
 
 @blueprint.architecture.register(Alike)
 def _(model: Alike) -> DecoderConfig:
-    small = {"embed_dim": 64, "mlp_dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "query_scale": 0.25}
-    return attrs.evolve(LLAMA3["8b"], num_layers=model.layers, vocab_size=256, **small)
+    small = {"embed_dim": 64, "mlp_dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    return LLAMA3["8b"].with_fields(
+        {**small, "num_layers": model.layers, "vocab_size": 256, "attention.query_scale": 0.25}
+    )
 
 
 def child(layers: int, is_gemma: bool) -> dict[str, float]:

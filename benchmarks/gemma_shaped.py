@@ -7,6 +7,7 @@ import numpy as np
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule
 from nnxdsl.data.batch import PairBatch
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
@@ -39,7 +40,7 @@ def _(model: Shaped) -> DecoderConfig:
         embed_dim=model.embed_dim,
         mlp_dim=model.mlp_dim,
         head_dim=model.head_dim,
-        query_scale=model.head_dim**-0.5,
+        attention=AttentionConfig(query_scale=model.head_dim**-0.5, query_key_norm="head"),
         vocab_size=model.vocab_size,
     )
 

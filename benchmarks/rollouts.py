@@ -52,14 +52,14 @@ def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
     from nnxdsl.generate.sampler import Sampler
     from nnxdsl.generate.sampling import Sampling
     from nnxdsl.models import params
+    from nnxdsl.models.config.attention import AttentionConfig
     from nnxdsl.models.config.decoder import DecoderConfig
     from nnxdsl.models.decoder import Decoder
 
     given: dict[str, Any] = {
-        "query_key_norm": "head",
+        "attention": AttentionConfig(query_scale=HEAD_DIM**-0.5, query_key_norm="head"),
         "max_length": 4096,
         "pattern": ("global",),
-        "query_scale": HEAD_DIM**-0.5,
     }
     config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, window=None, **given)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))

@@ -14,6 +14,7 @@ from side import ADAPTER, MODEL, NUMBERS, PAIRS
 import nnxdsl
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, Weights
 from nnxdsl.formats import hf
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
@@ -24,7 +25,7 @@ CONFIG = attrs.evolve(
     embed_dim=256,
     mlp_dim=1024,
     head_dim=64,
-    query_scale=64**-0.5,
+    attention=AttentionConfig(query_scale=64**-0.5, query_key_norm="head"),
     vocab_size=32_768,
     max_length=1024,
 )

@@ -99,10 +99,10 @@ def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str
 
 def _refusal(config: DecoderConfig) -> str | None:
     layers = [config.of(kind) for kind in set(config.layers) if config.layer(kind).is_attention]
-    if config.mla is None and any(layer.query_key_norm != "none" for layer in layers):
+    if config.mla is None and any(layer.attention.query_key_norm != "none" for layer in layers):
         return "queries and keys are normalized (QK-norm), which undoes any scaling of their projections"
     if config.kv_sharing is not None:
         return "layers share keys with other layers (KV sharing)"
-    if any(layer.values == "keys" for layer in layers):
+    if any(layer.attention.values == "keys" for layer in layers):
         return "values share the projection of keys, which must not be rescaled"
     return None

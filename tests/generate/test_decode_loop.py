@@ -16,13 +16,15 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.rope import Rope
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
     vocab_size=50, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0), query_scale=12**-0.5,
+    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0),
+    attention=AttentionConfig(query_scale=12**-0.5, query_key_norm="head"),
     max_length=LENGTH,
 )  # fmt: skip
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(1, 20)))

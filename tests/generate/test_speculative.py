@@ -39,6 +39,7 @@ from nnxdsl.generate.decode_loop import DecodeLoop
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
 from nnxdsl.models.config.rope import Rope
@@ -51,7 +52,8 @@ FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 NEW = 21
 WINDOWED = DecoderConfig(
     vocab_size=8, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0), query_scale=12**-0.5,
+    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0),
+    attention=AttentionConfig(query_scale=12**-0.5, query_key_norm="head"),
     max_length=64, mtp_layers=1,
 )  # fmt: skip
 LATENT = attrs.evolve(DEEPSEEK_V3["tiny"], vocab_size=8, mtp_layers=1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.gqa import GQAConfig
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.family import decoder
@@ -30,9 +28,9 @@ PLAIN = decoder(layers=1, embed=12, mlp=16, heads=4, kv_heads=2, head_dim=6, voc
                 rope=Rope(theta=100.0), norm_eps=0.1, tied_head=False,
                 **{"norm.placement": "sandwich", "norm.scale": "zero_centred"})  # fmt: skip
 CHOICES: dict[str, dict[str, Any]] = {
-    "embedding norm": {"embedding": EmbeddingConfig(norm=True)},
-    "norms of queries and keys": {"query_key_norm": "unscaled"},
-    "gate of its own": {"output_gate": "own"},
+    "embedding norm": {"embedding.norm": True},
+    "norms of queries and keys": {"attention.query_key_norm": "unscaled"},
+    "gate of its own": {"attention.output_gate": "own"},
     "epsilon of norms after": {"norm.post_eps": 3.0},
     "last norm": {"norm.final_scale": "wide"},
 }
@@ -71,14 +69,14 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     x = rms(x, eps) if config.embedding.norm else x
     normed = norm("pre_attention_norm", x, eps)
     query, key, value = (heads(name, normed) for name in ("query", "key", "value"))
-    if config.query_key_norm == "unscaled":
+    if config.attention.query_key_norm == "unscaled":
         query, key = rms(query, eps), rms(key, eps)
     key, value = (np.repeat(part, 2, axis=1) for part in (key, value))
-    scores = np.einsum("tnh,snh->nts", query, key) * config.query_scale
+    scores = np.einsum("tnh,snh->nts", query, key) * config.attention.query_scale
     scores = np.where(np.tril(np.ones(scores.shape[1:])), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), value).reshape(len(x), -1)
-    if config.output_gate == "own":
+    if config.attention.output_gate == "own":
         mixed = mixed * sigmoid(normed @ own["attention.output_gate.kernel"])
     x = x + norm("post_attention_norm", mixed @ own["attention.output.kernel"], after_eps)
     normed = norm("pre_mlp_norm", x, eps)
@@ -111,14 +109,15 @@ def test_a_choice_is_its_formula(name: str) -> None:
 
 def test_where_a_gate_is_in_files() -> None:
     names = {
-        choice: set(GQAConfig().tensors(attrs.evolve(PLAIN, output_gate=choice))) for choice in ("none", "query", "own")
+        choice: set(GQAConfig().tensors(PLAIN.with_fields({"attention.output_gate": choice})))
+        for choice in ("none", "query", "own")
     }
     assert names["query"] == names["none"]
     assert names["own"] - names["none"] == {"attention.output_gate.kernel"}
 
 
 def test_norms_without_scale_have_no_weights() -> None:
-    assert arrays_of(attrs.evolve(PLAIN, query_key_norm="unscaled", embedding=EmbeddingConfig(norm=True))).keys() == (
+    assert arrays_of(PLAIN.with_fields({"attention.query_key_norm": "unscaled", "embedding.norm": True})).keys() == (
         arrays_of(PLAIN).keys()
     )
 
@@ -126,8 +125,8 @@ def test_norms_without_scale_have_no_weights() -> None:
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("output_gate", r"output_gate: expected one of \('none', 'query', 'own'\), got True"),
-        ("query_key_norm", "query_key_norm: expected one of"),
+        ("attention.output_gate", r"attention.output_gate: expected one of \('none', 'query', 'own'\), got True"),
+        ("attention.query_key_norm", "attention.query_key_norm: expected one of"),
         ("norm.final_scale", "norm.final_scale: expected one of"),
     ],
 )

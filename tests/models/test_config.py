@@ -120,7 +120,7 @@ def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: f
         GEMMA3["tiny"],
         num_layers=layers,
         pattern=local_then_global(pattern),
-        query_scale=scalar**-0.5,
+        attention=attrs.evolve(GEMMA3["tiny"].attention, query_scale=scalar**-0.5),
         rope_global=Rope(theta=1_000_000.0, factor=scale),
         head=HeadConfig(soft_cap=cap),
     )

@@ -20,7 +20,6 @@ from nnxdsl.formats import hf, safetensors
 from nnxdsl.models import params
 from nnxdsl.models.attention.context import context
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
-from nnxdsl.models.config.parts import EmbeddingConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.layers.norm import RMSNorm
@@ -138,13 +137,13 @@ def test_heads_and_buffers_that_files_may_hold(tmp_path: Path) -> None:
 
 
 def test_a_decoder_of_no_family_is_not_written(loaded: Loaded, tmp_path: Path) -> None:
-    odd = attrs.evolve(loaded.config, query_scale=0.125, embedding=EmbeddingConfig(scaled=True))
+    odd = loaded.config.with_fields({"attention.query_scale": 0.125, "embedding.scaled": True})
     with pytest.raises(WeightsError) as caught:
         hf.write(tmp_path / "out", odd, loaded.leaves)
     usual = loaded.config.head_dim**-0.5
     lines = str(caught.value).splitlines()
     assert lines[0] == "no family of the Hub has a decoder like this:"
-    assert f"  Llama 3 has embedding.scaled=False (not True), query_scale={usual!r} (not 0.125)" in lines
+    assert f"  Llama 3 has embedding.scaled=False (not True), attention.query_scale={usual!r} (not 0.125)" in lines
     gemma = "  Gemma 3 has norm.placement='sandwich' (not 'pre'), norm.scale='zero_centred' (not 'plain')"
     assert any(line.startswith(gemma) for line in lines)
     assert not (tmp_path / "out").exists()

@@ -158,7 +158,7 @@ def test_written_and_read_again(
         num_heads=heads[0],
         num_kv_heads=heads[1],
         head_dim=heads[2],
-        query_scale=heads[2] ** -0.5,
+        attention=attrs.evolve(LLAMA3["tiny"].attention, query_scale=heads[2] ** -0.5),
         rope_global=Rope(theta=500_000.0, factor=scale, scaling=ramp),
         head=HeadConfig(tied=tied),
     )

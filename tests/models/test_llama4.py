@@ -21,8 +21,8 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_right_pa
 from nnxdsl.models.attention.row_layout import AttentionMethod, RowLayout
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.families.llama4 import LLAMA4
 from nnxdsl.models.families.registry import from_hf, to_hf
@@ -50,8 +50,9 @@ def with_experts(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 
 def with_temperature(config: DecoderConfig, **changes: Any) -> DecoderConfig:
-    assert config.query_temperature is not None
-    return attrs.evolve(config, query_temperature=attrs.evolve(config.query_temperature, **changes))
+    assert config.attention.query_temperature is not None
+    temperature = attrs.evolve(config.attention.query_temperature, **changes)
+    return config.with_fields({"attention.query_temperature": temperature})
 
 
 LEFT_OUT = {
@@ -59,10 +60,10 @@ LEFT_OUT = {
     "layers without positions": lambda config: attrs.evolve(
         config, pattern=tuple("global" if kind == "nope" else kind for kind in config.pattern)
     ),
-    "factor of queries": lambda config: attrs.evolve(config, query_temperature=None),
+    "factor of queries": lambda config: config.with_fields({"attention.query_temperature": None}),
     "factor in those layers alone": lambda config: with_temperature(config, layers="all"),
     "its offset": lambda config: with_temperature(config, offset=0),
-    "norm after the rotation": lambda config: attrs.evolve(config, query_key_norm="none"),
+    "norm after the rotation": lambda config: config.with_fields({"attention.query_key_norm": "none"}),
     "pairs of neighbours": lambda config: attrs.evolve(
         config, rope_global=attrs.evolve(config.rope_global, interleaved=False)
     ),
@@ -191,11 +192,11 @@ def test_published_spellings() -> None:
     saved = fields()
     config = from_hf(saved)
     assert config.layers == ("local", "local", "nope") * 2
-    assert config.query_temperature == QueryTemperature(beta=0.3, length=8, offset=1, layers="nope")
+    assert config.attention.query_temperature == QueryTemperature(beta=0.3, length=8, offset=1, layers="nope")
     short = {name: value for name, value in saved.items() if name not in ("moe_layers", "layer_types")}
     short |= {"no_rope_layers": [], "attn_temperature_tuning": 4, "interleave_moe_layer_step": 2}
     assert from_hf({"model_type": "llama4", "text_config": {**short, "no_rope_layer_interval": 3}}) == config
-    assert from_hf({**saved, "attn_temperature_tuning": False}).query_temperature is None
+    assert from_hf({**saved, "attn_temperature_tuning": False}).attention.query_temperature is None
     kinds = ["full_attention", *saved["layer_types"][1:]]
     assert from_hf({**saved, "layer_types": kinds}).layers[0] == "global"
 

@@ -35,10 +35,10 @@ def with_layers(config: DecoderConfig, **kinds: Any) -> DecoderConfig:
 
 LEFT_OUT = {
     "norm of embeddings": lambda config: attrs.evolve(config, embedding=EmbeddingConfig()),
-    "norms of queries and keys": lambda config: attrs.evolve(config, query_key_norm="none"),
-    "which layers without positions have": lambda config: attrs.evolve(config, query_key_norm="rotated"),
-    "factor of queries": lambda config: attrs.evolve(config, query_scale=config.head_dim**-0.5),
-    "gate": lambda config: attrs.evolve(config, output_gate="none"),
+    "norms of queries and keys": lambda config: config.with_fields({"attention.query_key_norm": "none"}),
+    "which layers without positions have": lambda config: config.with_fields({"attention.query_key_norm": "rotated"}),
+    "factor of queries": lambda config: config.with_fields({"attention.query_scale": config.head_dim**-0.5}),
+    "gate": lambda config: config.with_fields({"attention.output_gate": "none"}),
     "zero-centred norms": lambda config: config.with_fields({"norm.scale": "wide"}),
     "last norm": lambda config: config.with_fields({"norm.final_scale": None}),
     "second epsilon": lambda config: config.with_fields({"norm.post_eps": None}),
@@ -128,7 +128,7 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 def test_other_decoders_are_no_muse_glimmer() -> None:
     for change, message in (
         ({"norm.post_eps": None}, "Muse Glimmer has norm.post_eps="),
-        ({"output_gate": "query"}, "Muse Glimmer has output_gate='own'"),
+        ({"attention.output_gate": "query"}, "Muse Glimmer has attention.output_gate='own'"),
         ({"head.soft_cap": None}, "Muse Glimmer has head.soft_cap=20.0"),
     ):
         with pytest.raises(WeightsError, match=message):

@@ -16,6 +16,7 @@ from flax import nnx
 
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.llama3 import LLAMA3
@@ -38,7 +39,7 @@ CONFIG = DecoderConfig(
     head_dim=16,
     window=4,
     pattern=local_then_global(2),
-    query_scale=0.25,
+    attention=AttentionConfig(query_scale=0.25, query_key_norm="head"),
     max_length=64,
 )
 LINEARS = r"blocks/\d+/(attention/(query|key|value|output)|mlp/(gate|up|down))"

@@ -60,7 +60,7 @@ def test_a_layer_keeps_each_array_once(config: DecoderConfig, of_stream: int) ->
     assert found[MLP] == 3  # the products of gate and up, and what is given to down
     assert found[config.embed_dim] == of_stream
     # Queries and keys before their norms where they have some; queries, keys and values; what attention mixed.
-    heads = 5 if config.query_key_norm == "head" else 3
+    heads = 5 if config.attention.query_key_norm == "head" else 3
     assert found[config.head_dim] == heads
     assert found[config.num_heads * config.head_dim] == 1
     assert sum(found.values()) == 3 + of_stream + heads + 1

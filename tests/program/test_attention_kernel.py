@@ -50,24 +50,24 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
     [
         ({}, "cudnn", "cuDNN's attention serves this program"),
         (
-            {"platform": "tpu", "dtype": "float32", "attention_soft_cap": 5.0},
+            {"platform": "tpu", "dtype": "float32", "attention.soft_cap": 5.0},
             "splash",
             "splash attention serves this program",
         ),
         ({"dtype": "float32"}, "chunked", "cuDNN's attention computes in bfloat16 or float16, this program in float32"),
-        ({"attention_soft_cap": 5.0}, "chunked", "cuDNN's attention has no soft cap of scores"),
+        ({"attention.soft_cap": 5.0}, "chunked", "cuDNN's attention has no soft cap of scores"),
         ({"capability": 8.0}, "chunked", "at most 128, these are 256 wide"),
         ({"head_dim": 36}, "chunked", "heads of a multiple of 8"),
         ({"stages": 2}, "chunked", "not computed in a pipeline's stages"),
         ({"window_kind": "chunks"}, "chunked", "cuDNN's attention has no chunks"),
-        ({"sinks": True}, "chunked", "cuDNN's attention has no sinks"),
+        ({"attention.sinks": True}, "chunked", "cuDNN's attention has no sinks"),
         ({"splits_heads_alike": False}, "chunked", "query heads and key/value heads split alike"),
         ({"length_shards": 2, "length_axis": "context"}, "dense", "over 2 devices; only the dense product spans them"),
     ],
 )
 def test_fused_kernels_where_they_serve(changes: dict[str, Any], kernel: str, why: str) -> None:
     of_target = {name: changes.pop(name) for name in attrs.fields_dict(CompileTarget).keys() & changes.keys()}
-    found = Kernels(attrs.evolve(GPU.config, **changes), target=attrs.evolve(GPU.target, **of_target)).choose(LONG)
+    found = Kernels(GPU.config.with_fields(changes), target=attrs.evolve(GPU.target, **of_target)).choose(LONG)
     assert found.kernel == kernel
     assert why in found.why
 

@@ -49,8 +49,8 @@ def test_whatever_a_directory_says(experiment: Callable[..., Experiment]) -> Non
 def test_a_directory_of_another_family(experiment: Callable[..., Experiment]) -> None:
     with pytest.raises(PlanError) as caught:
         build_blueprint(experiment(model=Model.Qwen3("tiny", weights=Weights.HF(str(REFERENCE / "qwen2")))))
-    assert "model: has query_key_norm=head, but" in str(caught.value)
-    assert "model: has attention_bias=none, but" in str(caught.value)
+    assert "model: has attention.query_key_norm=head, but" in str(caught.value)
+    assert "model: has attention.bias=none, but" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -41,7 +41,7 @@ class CuDNN(FusedKernel):
             return f"{self.title} computes in bfloat16 or float16, this program in {target.dtype}"
         if width % 8 or width > widest:
             return f"{self.title} needs heads of a multiple of 8 and at most {widest}, these are {width} wide"
-        if config.attention_soft_cap is not None:
+        if config.attention.soft_cap is not None:
             return f"{self.title} has no soft cap of scores"
         return None
 

@@ -22,7 +22,7 @@ class FusedKernel(AttentionKernel):
             return f"{title} cannot tell the sequences of a packed row apart"
         if target.stages > 1:
             return f"{title} is not computed in a pipeline's stages"
-        if config.sinks:
+        if config.attention.sinks:
             return f"{title} has no sinks"
         if config.window_kind == "chunks" and any(layer.window for layer in config.specs.values()):
             return f"{title} has no chunks"

@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from nnxdsl.models.attention.kv_cache import KV, PrefixedKV, SharedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import AttentionBias, DecoderConfig
+from nnxdsl.models.config.attention import AttentionBias
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm, norm_of, unscaled_norm
 from nnxdsl.models.layers.rope import apply_rotary, halves_of_pairs, query_factor
@@ -35,25 +36,26 @@ class Attention(nnx.Module):
         embed, head_dim = config.embed_dim, config.head_dim
         heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.head_dim = head_dim
-        self.query_scale = config.query_scale
-        self.soft_cap = config.attention_soft_cap
-        self.temperature = config.query_temperature
+        self.query_scale = config.attention.query_scale
+        self.soft_cap = config.attention.soft_cap
+        self.temperature = config.attention.query_temperature
 
         def linear(in_features: int, out_features: int, axes: tuple[str, str], *biased: AttentionBias) -> Linear:
-            bias = config.attention_bias in biased
+            bias = config.attention.bias in biased
             return Linear(in_features, out_features, axes=axes, rngs=rngs, param_dtype=param_dtype, bias=bias)
 
-        self.gated = config.output_gate == "query"
+        self.gated = config.attention.output_gate == "query"
         self.query = linear(embed, heads * (2 if self.gated else 1), ("embed", "heads"), "qkv", "all")
-        self.output_gate = linear(embed, heads, ("embed", "heads")) if config.output_gate == "own" else None
-        shared = config.values == "shared"
+        self.output_gate = linear(embed, heads, ("embed", "heads")) if config.attention.output_gate == "own" else None
+        shared = config.attention.values == "shared"
         self.key = None if shared else linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all")
-        own_values = config.values == "projected"
+        own_values = config.attention.values == "projected"
         self.value = linear(embed, kv_heads, ("embed", "kv_heads"), "qkv", "all") if own_values else None
-        self.value_eps = config.norm.eps if config.value_norm else None
+        self.value_eps = config.norm.eps if config.attention.value_norm else None
         self.output = linear(heads, embed, ("heads", "embed"), "all")
-        self.sinks = nnx.Param(jnp.zeros((config.num_heads,), param_dtype), axes=("heads",)) if config.sinks else None
-        self.normed = config.query_key_norm
+        sinks = jnp.zeros((config.num_heads,), param_dtype) if config.attention.sinks else None
+        self.sinks = None if sinks is None else nnx.Param(sinks, axes=("heads",))
+        self.normed = config.attention.query_key_norm
         features = {"head": (head_dim, head_dim), "row": (heads, kv_heads)}.get(self.normed)
         self.eps = config.norm.eps
         self.interleaved = config.rope_global.interleaved

@@ -13,9 +13,9 @@ from nnxdsl.models.attention.indexer import SELECTIONS, Indexer, record_indexer_
 from nnxdsl.models.attention.kv_cache import KV, IndexedKV, empty_kv
 from nnxdsl.models.attention.self_attention import self_attention
 from nnxdsl.models.attention.view import View
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
-from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.norm import RMSNorm
 from nnxdsl.models.layers.rope import apply_rotary, query_factor
@@ -81,9 +81,9 @@ class LatentAttention(nnx.Module):
             config.embed_dim,
             config.num_heads,
             config.mla,
-            query_scale=config.query_scale,
-            query_temperature=config.query_temperature,
-            bias=config.attention_bias != "none",
+            query_scale=config.attention.query_scale,
+            query_temperature=config.attention.query_temperature,
+            bias=config.attention.bias != "none",
             rngs=rngs,
             param_dtype=param_dtype,
         )

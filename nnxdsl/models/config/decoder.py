@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 import attrs
 
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
 from nnxdsl.models.config.layer import LayerSpec
@@ -20,8 +21,6 @@ from nnxdsl.models.config.parts import (
     HeadConfig,
     KVSharing,
     PerLayerEmbedding,
-    QueryTemperature,
-    Values,
 )
 from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 
@@ -31,22 +30,20 @@ LayerKind = Literal["local", "global", "shared_index", "linear", "nope", "none"]
 global layer has selected (IndexShare), linear attention, attention to all tokens before without rotary positions
 (NoPE), or none: a layer that is a feed-forward alone."""
 Sublayers = Literal["both", "one"]
-QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
-OutputGate = Literal["none", "query", "own"]
 WindowKind = Literal["sliding", "chunks"]
-AttentionBias = Literal["none", "qkv", "all"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 _CHOICES = {
     "sublayers": get_args(Sublayers),
-    "query_key_norm": get_args(QueryKeyNorm),
-    "output_gate": get_args(OutputGate),
     "window_kind": get_args(WindowKind),
-    "attention_bias": get_args(AttentionBias),
     "activation": get_args(Activation),
-    "values": get_args(Values),
 }
-_PARTS: dict[str, Callable[..., Any]] = {"embedding": EmbeddingConfig, "head": HeadConfig, "norm": NormConfig}
+_PARTS: dict[str, Callable[..., Any]] = {
+    "attention": AttentionConfig,
+    "embedding": EmbeddingConfig,
+    "head": HeadConfig,
+    "norm": NormConfig,
+}
 
 
 def local_then_global(layers: int) -> tuple[LayerKind, ...]:
@@ -146,21 +143,9 @@ class DecoderConfig:
             arXiv:2504.03624).
         rope_local: rotary positions of the local layers; None for those of the global layers.
         rope_global: rotary positions of the global layers.
-        query_scale: factor of attention scores.
-        query_temperature: a factor of queries by position; None for none.
-        sinks: each head's softmax has one more learned score, whose value is zero (GPT-OSS, arXiv:2508.10925).
-        attention_soft_cap: attention scores `s` become `cap * tanh(s / cap)` before they are masked (Gemma 2,
-            arXiv:2408.00118); None for no cap.
         max_length: the model's context length.
         norm: the norms of the residual stream.
-        query_key_norm: an RMSNorm of queries and of keys before their rotation: "head": of each head; "row": of
-            all heads of a token together; "unscaled": of each head, without scale (Muse Glimmer); "rotated": of each
-            head after its rotation, without scale, and not in layers without rotary positions (Llama 4).
-        attention_bias: which of attention's linear layers have a bias: none, query, key and value, or the output
-            too; of latent attention "all" are those from and to the residual stream.
-        values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
-            norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see `kv_sharing`).
-        value_norm: each head's value goes through an RMSNorm without scale (Gemma 4).
+        attention: the factor of attention scores, and norms, biases, values and the gate of attention.
         global_heads: heads of the global layers; None for those of the other layers.
         kv_sharing: the last layers without keys and values of their own; None for none.
         per_layer_embedding: embeddings of each layer, which a gate adds to its output; None for none.
@@ -173,8 +158,6 @@ class DecoderConfig:
         embedding: what is done to the vectors of the embedding.
         residual_multiplier: what a mixer or a feed-forward adds to the residual stream is multiplied by it (Granite).
         head: what makes logits of the last layer's output.
-        output_gate: attention's output is multiplied by the sigmoid of a gate: "query": the query's projection gives it
-            beside the query of each head (Qwen3-Next); "own": it has a projection of its own (Muse Glimmer).
         linear_attention: the mixer of linear layers, such as a gated DeltaNet; None without linear layers.
         mla: multi-head latent attention in place of grouped-query attention; None for the latter.
         feed_forward: the feed-forward of a layer, such as a mixture of experts; by default the gated MLP of `mlp_dim`.
@@ -201,18 +184,10 @@ class DecoderConfig:
     sublayers: Sublayers = "both"
     rope_local: Rope | None = Rope(theta=10_000.0)  # noqa: RUF009 - frozen
     rope_global: Rope = Rope(theta=1_000_000.0)  # noqa: RUF009 - frozen
-    query_scale: float
-    query_temperature: QueryTemperature | None = None
-    sinks: bool = False
-    output_gate: OutputGate = "none"
+    attention: AttentionConfig
     linear_attention: MixerConfig | None = None
-    attention_soft_cap: float | None = None
     max_length: int
     norm: NormConfig = NormConfig(placement="sandwich", scale="zero_centred")  # noqa: RUF009 - frozen
-    query_key_norm: QueryKeyNorm = "head"
-    attention_bias: AttentionBias = "none"
-    values: Values = "projected"
-    value_norm: bool = False
     global_heads: GlobalHeads | None = None
     kv_sharing: KVSharing | None = None
     per_layer_embedding: PerLayerEmbedding | None = None
@@ -344,12 +319,7 @@ class DecoderConfig:
 
     def with_fields(self, fields: Mapping[str, Any]) -> Self:
         """The config with other values of these fields; those of a part by their path, such as "norm.eps"."""
-        config = self
-        for path, value in fields.items():
-            part, _, name = path.rpartition(".")
-            inner = {name: value}
-            config = attrs.evolve(config, **{part: attrs.evolve(getattr(config, part), **inner)} if part else inner)
-        return config
+        return self.from_fields({**self.to_fields(), **fields})
 
     @property
     def has_lm_head(self) -> bool:
@@ -476,16 +446,20 @@ class DecoderConfig:
         """
         if self.kv_sharing is not None:
             own = attrs.evolve(self, kv_sharing=None).of(kind)
-            return attrs.evolve(own, values="shared", mlp_dim=self.kv_sharing.mlp_dim) if shares_kv else own
+            sharing = {"attention.values": "shared", "mlp_dim": self.kv_sharing.mlp_dim}
+            return own.with_fields(sharing) if shares_kv else own
         if kind == "shared_index" and self.mla is not None and self.mla.indexer is not None:
             return attrs.evolve(self, mla=attrs.evolve(self.mla, indexer=None)).of(kind)
-        if kind == "nope" and self.query_key_norm == "rotated":
-            return attrs.evolve(self, query_key_norm="none")
-        if kind != "nope" and self.query_temperature is not None and self.query_temperature.layers == "nope":
-            return attrs.evolve(self, query_temperature=None).of(kind)
+        if kind == "nope" and self.attention.query_key_norm == "rotated":
+            return self.with_fields({"attention.query_key_norm": "none"})
+        temperature = self.attention.query_temperature
+        if kind != "nope" and temperature is not None and temperature.layers == "nope":
+            return self.with_fields({"attention.query_temperature": None}).of(kind)
         if kind != "global" or self.global_heads is None:
             return self
-        return attrs.evolve(self, **attrs.asdict(self.global_heads), global_heads=None)
+        heads = self.global_heads
+        own = {"head_dim": heads.head_dim, "num_kv_heads": heads.num_kv_heads, "attention.values": heads.values}
+        return self.with_fields({**own, "global_heads": None})
 
     def layer(self, kind: LayerKind, *, dense: bool = False) -> LayerSpec:
         """What a layer of this kind is.

@@ -1,4 +1,4 @@
-"""Configuration of grouped-query attention: its numbers are fields of the decoder's; no jax, and no family by name."""
+"""Configuration of grouped-query attention: its numbers are the decoder's; no jax, and no family by name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nnxdsl.models.config.mixer import HeadColumns, MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
 if TYPE_CHECKING:
+    from nnxdsl.models.config.attention import Values
     from nnxdsl.models.config.decoder import DecoderConfig
-    from nnxdsl.models.config.parts import Values
 
 _LINEARS = {
     "attention.query": "self_attn.q_proj",
@@ -43,20 +43,21 @@ class GQAConfig(MixerConfig):
         """
         width = decoder.head_dim
         is_shared = decoder.num_kv_heads < decoder.num_heads
-        gate = ((width, 0.0),) if decoder.output_gate == "query" else ()
+        gate = ((width, 0.0),) if decoder.attention.output_gate == "query" else ()
         runs = ((width, 1.0 if is_shared else 0.5), *gate)
         query = HeadColumns("attention.query", runs)
         return (query,) if is_shared else (query, HeadColumns("attention.key", ((width, 0.5),)))
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        missing = (*_WITHOUT[decoder.values], *(() if decoder.output_gate == "own" else ("attention.output_gate",)))
+        attention = decoder.attention
+        missing = (*_WITHOUT[attention.values], *(() if attention.output_gate == "own" else ("attention.output_gate",)))
         own = {ours: theirs for ours, theirs in _LINEARS.items() if ours not in missing}
         scales = {ours: theirs for ours, theirs in _NORMS.items() if ours not in missing}
-        biased = list(_LINEARS)[: _BIASED[decoder.attention_bias]]
+        biased = list(_LINEARS)[: _BIASED[attention.bias]]
         return {
             **linears(own),
             **biases({ours: theirs for ours, theirs in own.items() if ours in biased}),
-            **({"attention.sinks": TensorSource(("self_attn.sinks",))} if decoder.sinks else {}),
-            **(norms(scales) if decoder.query_key_norm in ("head", "row") else {}),
+            **({"attention.sinks": TensorSource(("self_attn.sinks",))} if attention.sinks else {}),
+            **(norms(scales) if attention.query_key_norm in ("head", "row") else {}),
         }

@@ -93,6 +93,6 @@ class MLAConfig(MixerConfig):
         }
         scales = norms({**query_norm, "attention.key_value_norm": "self_attn.kv_a_layernorm"})
         biased = {
-            ours: theirs for ours, theirs in names.items() if ours in _BIASED and decoder.attention_bias != "none"
+            ours: theirs for ours, theirs in names.items() if ours in _BIASED and decoder.attention.bias != "none"
         }
         return linears(names) | biases(biased) | scales | ({} if self.indexer is None else self.indexer.tensors())

@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
 
-Values = Literal["projected", "keys", "shared"]
-
-
-@attrs.frozen(kw_only=True)
-class QueryTemperature:
-    """A factor of queries that grows with position p: `1 + beta ln(1 + floor((p + offset) / length))` (Llama 4).
-
-    Attributes:
-        beta: how fast it grows.
-        length: positions below it have the factor 1.
-        offset: added to the position.
-        layers: which have it: all, or those without rotary positions.
-    """
-
-    beta: float
-    length: int
-    offset: int = 0
-    layers: Literal["all", "nope"] = "all"
-
-    def __attrs_post_init__(self) -> None:
-        if not (self.beta > 0 and self.length > 0):
-            raise ValueError(f"query_temperature: expected numbers above 0, got {self.beta} and {self.length}")
+from nnxdsl.models.config.attention import Values
 
 
 @attrs.frozen(kw_only=True)
@@ -82,9 +59,9 @@ class GlobalHeads:
     """Heads of the global layers, where they differ from those of the others (Gemma 4).
 
     Attributes:
-        head_dim: see `DecoderConfig`, as are the next ones.
+        head_dim: see `DecoderConfig`.
         num_kv_heads: divides `num_heads`.
-        values: what values are made of.
+        values: see `AttentionConfig`.
     """
 
     head_dim: int

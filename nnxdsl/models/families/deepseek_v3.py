@@ -173,7 +173,7 @@ class MLA(Fields):
 class MLARope(SharedRope):
     """Rotary positions, whose YaRN also changes the factor of attention scores."""
 
-    decides: ClassVar[tuple[str, ...]] = ("rope_global", "query_scale")
+    decides: ClassVar[tuple[str, ...]] = ("rope_global", "attention.query_scale")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         found = super().read(file, decoder)
@@ -182,13 +182,13 @@ class MLARope(SharedRope):
         is_yarn = isinstance(entry, Mapping) and isinstance(rope.scaling, Yarn)
         mscale = entry.get("mscale_all_dim") or 0.0 if is_yarn else 0.0
         width = file.numbers["qk_nope_head_dim"] + file.numbers["qk_rope_head_dim"]
-        return {**found, "query_scale": score_scale(width, rope.factor, mscale)}
+        return {**found, "attention.query_scale": score_scale(width, rope.factor, mscale)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
         rope, factor = super().write(config), config.rope_global.factor
         if isinstance(config.rope_global.scaling, Yarn) and factor > 1:
-            mscale = (config.query_scale * config.mla.qk_head_dim**0.5) ** 0.5
+            mscale = (config.attention.query_scale * config.mla.qk_head_dim**0.5) ** 0.5
             rope["rope_scaling"] |= {"mscale_all_dim": round((mscale - 1) / (0.1 * math.log(factor)), 9) or None}
         return rope
 

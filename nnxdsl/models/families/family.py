@@ -29,16 +29,16 @@ CHOICES: dict[str, Any] = {
     "norm.scale": "plain",
     "norm.final_scale": None,
     "norm.post_eps": None,
-    "query_key_norm": "none",
-    "sinks": False,
-    "attention_bias": "none",
-    "values": "projected",
-    "value_norm": False,
+    "attention.query_key_norm": "none",
+    "attention.sinks": False,
+    "attention.bias": "none",
+    "attention.values": "projected",
+    "attention.value_norm": False,
     "global_heads": None,
     "kv_sharing": None,
     "per_layer_embedding": None,
     "layer_scalar": False,
-    "output_gate": "none",
+    "attention.output_gate": "none",
     "activation": "silu",
     "mlp_gate": True,
     "mlp_bias": False,
@@ -47,7 +47,7 @@ CHOICES: dict[str, Any] = {
     "embedding.norm": False,
     "residual_multiplier": 1.0,
     "head.logits_scaling": 1.0,
-    "query_temperature": None,
+    "attention.query_temperature": None,
     "window": None,
     "window_kind": "sliding",
     "pattern": ("global",),
@@ -60,7 +60,7 @@ CHOICES: dict[str, Any] = {
     "feed_forward": MLPConfig(),
     "dense_layers": 0,
     "dense_pattern": (),
-    "attention_soft_cap": None,
+    "attention.soft_cap": None,
     "head.soft_cap": None,
     "mtp_layers": 0,
 }
@@ -79,6 +79,7 @@ def decoder(
     length: int,
     rope: Rope,
     scalar: int | None = None,
+    query_scale: float | None = None,
     norm_eps: float = 1e-6,
     tied_head: bool = True,
     **fields: Any,
@@ -96,6 +97,7 @@ def decoder(
         length: `max_length`.
         rope: `rope_global`.
         scalar: attention scores are divided by its square root; None for `head_dim`.
+        query_scale: the factor of attention scores, in place of `scalar`.
         norm_eps: `norm.eps`.
         tied_head: `head.tied`.
         **fields: other fields of DecoderConfig, in place of those of `CHOICES`, which has them by path.
@@ -110,7 +112,7 @@ def decoder(
         "vocab_size": vocab,
         "max_length": length,
         "rope_global": rope,
-        "query_scale": (scalar or head_dim) ** -0.5,
+        "attention.query_scale": query_scale or (scalar or head_dim) ** -0.5,
         "norm.eps": norm_eps,
         "head.tied": tied_head,
     }

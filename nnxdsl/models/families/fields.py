@@ -58,7 +58,7 @@ class Fields:
 class Heads(Fields):
     """Heads of which a file may leave the number and the width to others; scores are divided by the width's root."""
 
-    decides: ClassVar[tuple[str, ...]] = ("query_scale",)
+    decides: ClassVar[tuple[str, ...]] = ("attention.query_scale",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         numbers = file.numbers
@@ -70,22 +70,22 @@ class Heads(Fields):
         if numbers["head_dim"] < 1:
             file.problems.append(f"num_attention_heads: {heads} are more than hidden_size={numbers['hidden_size']}")
             numbers["head_dim"] = 1
-        return {"query_scale": numbers["head_dim"] ** -0.5}
+        return {"attention.query_scale": numbers["head_dim"] ** -0.5}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"query_scale": config.head_dim**-0.5}
+        return {"attention.query_scale": config.head_dim**-0.5}
 
 
 class ScaledQueries(Fields):
     """`query_pre_attn_scalar`, by whose root scores are divided; it is among the family's `defaults`."""
 
-    decides: ClassVar[tuple[str, ...]] = ("query_scale",)
+    decides: ClassVar[tuple[str, ...]] = ("attention.query_scale",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"query_scale": file.numbers["query_pre_attn_scalar"] ** -0.5}
+        return {"attention.query_scale": file.numbers["query_pre_attn_scalar"] ** -0.5}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"query_pre_attn_scalar": round(config.query_scale**-2)}
+        return {"query_pre_attn_scalar": round(config.attention.query_scale**-2)}
 
 
 @attrs.frozen(kw_only=True)
@@ -182,17 +182,17 @@ class SoftCaps(Fields):
     scores: float | None = None
     logits: float | None = None
     names: ClassVar[tuple[str, ...]] = ("attn_logit_softcapping", "final_logit_softcapping")
-    decides: ClassVar[tuple[str, ...]] = ("attention_soft_cap", "head.soft_cap")
+    decides: ClassVar[tuple[str, ...]] = ("attention.soft_cap", "head.soft_cap")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "attention_soft_cap": file.soft_cap("attn_logit_softcapping", self.scores),
+            "attention.soft_cap": file.soft_cap("attn_logit_softcapping", self.scores),
             "head.soft_cap": file.soft_cap("final_logit_softcapping", self.logits),
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "attn_logit_softcapping": config.attention_soft_cap,
+            "attn_logit_softcapping": config.attention.soft_cap,
             "final_logit_softcapping": config.head.soft_cap,
         }
 

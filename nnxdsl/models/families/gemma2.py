@@ -29,7 +29,7 @@ class Gemma2(Model):
 
 
 _CHOICES: dict[str, Any] = {**CHOICES, "norm.placement": "sandwich"}
-_CAPS: dict[str, Any] = {"attention_soft_cap": 50.0, "head.soft_cap": 30.0}
+_CAPS: dict[str, Any] = {"attention.soft_cap": 50.0, "head.soft_cap": 30.0}
 _PATTERN = local_then_global(2)
 _size = partial(decoder, head_dim=256, scalar=256, window=4096, pattern=_PATTERN, rope=Rope(theta=10_000.0),
                 vocab=256_000, length=8192, **_CAPS, **_CHOICES)  # fmt: skip

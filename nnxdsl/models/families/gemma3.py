@@ -31,7 +31,7 @@ class Gemma3(Model):
     size: Literal["tiny", "270m", "1b", "4b", "12b", "27b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {**CHOICES, "norm.placement": "sandwich", "query_key_norm": "head"}
+_CHOICES: dict[str, Any] = {**CHOICES, "norm.placement": "sandwich", "attention.query_key_norm": "head"}
 _size = partial(decoder, head_dim=256, scalar=256, pattern=local_then_global(6), rope_local=Rope(theta=10_000.0),
                 rope=Rope(theta=1e6), **_CHOICES)  # fmt: skip
 _LONG = Rope(theta=1e6, factor=8.0)

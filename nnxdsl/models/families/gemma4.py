@@ -46,8 +46,8 @@ _CHOICES: dict[str, Any] = {
     **CHOICES,
     "norm.placement": "sandwich",
     "norm.scale": "wide",
-    "query_key_norm": "head",
-    "value_norm": True,
+    "attention.query_key_norm": "head",
+    "attention.value_norm": True,
     "layer_scalar": True,
 }
 _EXPERTS: dict[str, Any] = {"router_norm": True, "per_expert_scale": True}
@@ -109,7 +109,7 @@ class _Heads(Fields):
         *("attention_k_eq_v", "global_head_dim", "num_global_key_value_heads"),
         *("per_layer_config", "use_bidirectional_attention"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("global_heads", "query_scale")
+    decides: ClassVar[tuple[str, ...]] = ("global_heads", "attention.query_scale")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         if file.fields.get("use_bidirectional_attention") not in (None, "vision"):  # which leaves text causal
@@ -126,7 +126,7 @@ class _Heads(Fields):
             "values": "keys" if same else "projected",
         }
         values["num_kv_heads"] = heads.get("num_key_value_heads", default)
-        return {"global_heads": file.part(GlobalHeads, **values), "query_scale": 1.0}
+        return {"global_heads": file.part(GlobalHeads, **values), "attention.query_scale": 1.0}
 
     @staticmethod
     def _by_layer(file: ConfigFile, pattern: tuple[LayerKind, ...]) -> Mapping[str, Any]:
@@ -155,7 +155,7 @@ class _Heads(Fields):
         heads = config.global_heads or GlobalHeads(head_dim=config.head_dim, num_kv_heads=config.num_kv_heads)
         if heads.values == "projected":
             heads = attrs.evolve(heads, num_kv_heads=config.num_kv_heads)
-        return {"global_heads": heads, "query_scale": 1.0}
+        return {"global_heads": heads, "attention.query_scale": 1.0}
 
 
 class _Ropes(Fields):

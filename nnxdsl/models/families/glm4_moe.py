@@ -13,6 +13,7 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
+from nnxdsl.models.config.attention import QueryKeyNorm
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Rope
@@ -42,7 +43,9 @@ class GLM4MoE(Model):
 _PARTIAL_ROTARY = 0.5
 
 
-def _size(*, experts: tuple[int, int, int], scale: float = 2.5, **numbers: Any) -> DecoderConfig:
+def _size(
+    *, experts: tuple[int, int, int], scale: float = 2.5, query_key_norm: QueryKeyNorm = "none", **numbers: Any
+) -> DecoderConfig:
     """A size, of (experts, experts of a token, their width)."""
     count, per_tok, mlp = experts
     moe = MoEConfig(
@@ -56,7 +59,11 @@ def _size(*, experts: tuple[int, int, int], scale: float = 2.5, **numbers: Any) 
     common: dict[str, Any] = {"heads": 96, "kv_heads": 8, "head_dim": 128, "vocab": 151_552, "length": 131_072}
     rope = Rope(theta=1e6, partial_rotary_factor=_PARTIAL_ROTARY)
     return decoder(
-        feed_forward=moe, attention_bias="qkv", rope=rope, norm_eps=1e-5, tied_head=False, **{**common, **numbers}
+        feed_forward=moe,
+        rope=rope,
+        norm_eps=1e-5,
+        tied_head=False,
+        **{**common, "attention.bias": "qkv", "attention.query_key_norm": query_key_norm, **numbers},
     )
 
 
@@ -77,21 +84,21 @@ class _Attention(Fields):
     """Biases of queries, keys and values, and norms of queries and keys, which differ between sizes."""
 
     names: ClassVar[tuple[str, ...]] = ("use_qk_norm",)
-    decides: ClassVar[tuple[str, ...]] = ("query_key_norm",)
+    decides: ClassVar[tuple[str, ...]] = ("attention.query_key_norm",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "query_key_norm": "head" if file.flag("use_qk_norm", False) else "none",
+            "attention.query_key_norm": "head" if file.flag("use_qk_norm", False) else "none",
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "use_qk_norm": config.query_key_norm != "none",
+            "use_qk_norm": config.attention.query_key_norm != "none",
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         return {
-            "query_key_norm": "none" if config.query_key_norm == "none" else "head",
+            "attention.query_key_norm": "none" if config.attention.query_key_norm == "none" else "head",
         }
 
 

@@ -35,7 +35,7 @@ class GPTOSS(Model):
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
-_CHOICES: dict[str, Any] = {"sinks": True, "attention_bias": "all"}
+_CHOICES: dict[str, Any] = {"attention.sinks": True, "attention.bias": "all"}
 _EXPERTS: dict[str, Any] = {
     "scoring": "softmax_of_chosen",
     "router_bias": True,

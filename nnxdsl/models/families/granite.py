@@ -46,7 +46,7 @@ GRANITE = {
 }  # fmt: skip
 
 _NUMBERS = {
-    "attention_multiplier": "query_scale",
+    "attention_multiplier": "attention.query_scale",
     "embedding_multiplier": "embedding.multiplier",
     "residual_multiplier": "residual_multiplier",
     "logits_scaling": "head.logits_scaling",

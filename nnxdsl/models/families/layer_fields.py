@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.decoder import Activation, AttentionBias, DecoderConfig
+from nnxdsl.models.config.attention import AttentionBias
+from nnxdsl.models.config.decoder import Activation, DecoderConfig
 from nnxdsl.models.families.fields import Fields
 from nnxdsl.models.families.hf_config import ConfigFile
 
@@ -49,7 +50,7 @@ class LayerFields(Fields):
         return (*(name for name, has in flags.items() if has), *self.activation)
 
     def decided(self) -> tuple[str, ...]:
-        fields = {"attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias, "activation": self.activation}
+        fields = {"attention.bias": self.attention_bias, "mlp_bias": self.mlp_bias, "activation": self.activation}
         return tuple(name for name, read in fields.items() if read)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class LayerFields(Fields):
 
         found: dict[str, Any] = {}
         if self.attention_bias is not None:
-            is_biased = flag("attention_bias", decoder["attention_bias"] != "none")
-            found["attention_bias"] = self.attention_bias if is_biased else "none"
+            is_biased = flag("attention_bias", decoder["attention.bias"] != "none")
+            found["attention.bias"] = self.attention_bias if is_biased else "none"
         if self.mlp_bias:
             found["mlp_bias"] = flag("mlp_bias", decoder["mlp_bias"])
         name = next((name for name in self.activation if file.fields.get(name) is not None), None)
@@ -69,14 +70,14 @@ class LayerFields(Fields):
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-        bias = {} if self.attention_bias is None else {"attention_bias": config.attention_bias != "none"}
+        bias = {} if self.attention_bias is None else {"attention_bias": config.attention.bias != "none"}
         mlp = {"mlp_bias": config.mlp_bias} if self.mlp_bias else {}
         return bias | mlp | dict.fromkeys(self.activation, names[config.activation])
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if self.attention_bias is None:
             return {}
-        return {"attention_bias": "none" if config.attention_bias == "none" else self.attention_bias}
+        return {"attention.bias": "none" if config.attention.bias == "none" else self.attention_bias}
 
 
 def _activation(file: ConfigFile, name: str, default: Activation) -> Activation:

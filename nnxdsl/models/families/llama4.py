@@ -12,9 +12,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
 from nnxdsl.models.config.moe import MoEConfig
-from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.config.tensors import TensorSource, joined
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
@@ -45,8 +45,10 @@ def _size(*, experts: int, expert_mlp: int, qk_norm: bool, temperature: int = 81
                     **_EXPERTS)  # fmt: skip
     return decoder(
         pattern=_PATTERN,
-        query_key_norm="rotated" if qk_norm else "none",
-        query_temperature=QueryTemperature(beta=0.1, length=temperature, offset=1, layers="nope"),
+        **{
+            "attention.query_key_norm": "rotated" if qk_norm else "none",
+            "attention.query_temperature": QueryTemperature(beta=0.1, length=temperature, offset=1, layers="nope"),
+        },
         feed_forward=moe,
         norm_eps=1e-5,
         tied_head=False,
@@ -89,7 +91,10 @@ class _Layers(Fields):
         *("no_rope_layers", "no_rope_layer_interval", "layer_types"),
         *("attention_chunk_size", "use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("pattern", "window", "query_key_norm", "query_temperature")
+    decides: ClassVar[tuple[str, ...]] = (
+        *("pattern", "window"),
+        *("attention.query_key_norm", "attention.query_temperature"),
+    )
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         tuning = file.fields.get("attn_temperature_tuning", True)  # published files have the number 4, too
@@ -100,8 +105,8 @@ class _Layers(Fields):
         return {
             "pattern": period_of(self._kinds(file)),
             "window": file.count("attention_chunk_size", 8192, least=1),
-            "query_key_norm": "rotated" if file.flag("use_qk_norm", True) else "none",
-            "query_temperature": temperature if tuning else None,
+            "attention.query_key_norm": "rotated" if file.flag("use_qk_norm", True) else "none",
+            "attention.query_temperature": temperature if tuning else None,
         }
 
     @staticmethod
@@ -127,21 +132,22 @@ class _Layers(Fields):
         return kinds
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        temperature = config.query_temperature
+        temperature = config.attention.query_temperature
         return {
             "no_rope_layers": [int(kind != "nope") for kind in config.layers],
             "layer_types": ["chunked_attention" if kind == "local" else "full_attention" for kind in config.layers],
             "attention_chunk_size": config.window or 8192,
-            "use_qk_norm": config.query_key_norm == "rotated",
+            "use_qk_norm": config.attention.query_key_norm == "rotated",
             "attn_temperature_tuning": temperature is not None,
             "floor_scale": 8192 if temperature is None else temperature.length,
             "attn_scale": 0.1 if temperature is None else temperature.beta,
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        found: dict[str, Any] = {"query_key_norm": "none" if config.query_key_norm == "none" else "rotated"}
-        if config.query_temperature is not None:
-            found["query_temperature"] = attrs.evolve(config.query_temperature, offset=1, layers="nope")
+        norm, temperature = config.attention.query_key_norm, config.attention.query_temperature
+        found: dict[str, Any] = {"attention.query_key_norm": "none" if norm == "none" else "rotated"}
+        if temperature is not None:
+            found["attention.query_temperature"] = attrs.evolve(temperature, offset=1, layers="nope")
         if "linear" in config.pattern:
             found["pattern"] = _PATTERN
         return found

@@ -35,11 +35,14 @@ class MiniMaxM2(Model):
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
+_CHOICES: dict[str, Any] = {"attention.query_key_norm": "row"}
+
+
 def _size(*, mlp: int, experts: tuple[int, int], **numbers: Any) -> DecoderConfig:
     count, per_tok = experts
     moe = MoEConfig(num_experts=count, num_experts_per_tok=per_tok, mlp_dim=mlp, **SCORING)
     rope = Rope(theta=5e6, partial_rotary_factor=0.5)
-    return decoder(mlp=mlp, feed_forward=moe, query_key_norm="row", rope=rope, tied_head=False, **numbers)
+    return decoder(mlp=mlp, feed_forward=moe, rope=rope, tied_head=False, **_CHOICES, **numbers)
 
 
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
@@ -77,7 +80,7 @@ FAMILY = register(
         sizes=MINIMAX_M2,
         architecture="MiniMaxM2ForCausalLM",
         model_types=("minimax_m2",),
-        choices={"query_key_norm": "row"},
+        choices=_CHOICES,
         defaults=transformers_defaults(layers=62, embed=3072, mlp=1536, heads=48, kv_heads=8, head_dim=128,
                                        vocab=200_064, length=196_608, num_local_experts=256, num_experts_per_tok=8),
         fixed={

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.rope import Rope, Yarn
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, SharedRope, TiedHead, UniformWindow
@@ -35,7 +35,7 @@ class Ministral3(Model):
 def _rope(original: int, theta: float = 1e6) -> dict[str, Any]:
     scaling = Yarn(original_max_position_embeddings=original, attention_factor=1.0)
     temperature = QueryTemperature(beta=0.1, length=original)
-    return {"rope": Rope(theta=theta, factor=16.0, scaling=scaling), "query_temperature": temperature}
+    return {"rope": Rope(theta=theta, factor=16.0, scaling=scaling), "attention.query_temperature": temperature}
 
 
 _size = partial(decoder, norm_eps=1e-5)
@@ -69,7 +69,7 @@ _DEFAULT = {
 class Temperature(Fields):
     """The factor of queries by position, among the entries of YaRN."""
 
-    decides: ClassVar[tuple[str, ...]] = ("query_temperature",)
+    decides: ClassVar[tuple[str, ...]] = ("attention.query_temperature",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         entry = file.fields.get("rope_parameters") or file.fields.get("rope_scaling") or {}
@@ -79,12 +79,12 @@ class Temperature(Fields):
                 file.problems.append(f"rope_parameters: {name}: expected a number above 0, got {value!r}")
                 return {}
         beta, length = numbers.values()
-        return {"query_temperature": file.part(QueryTemperature, beta=float(beta), length=int(length))}
+        return {"attention.query_temperature": file.part(QueryTemperature, beta=float(beta), length=int(length))}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        scaling, own = config.rope_global.scaling, config.query_temperature
+        scaling, own = config.rope_global.scaling, config.attention.query_temperature
         length = scaling.original_max_position_embeddings if isinstance(scaling, Yarn) else 16_384
-        return {"query_temperature": QueryTemperature(beta=own.beta if own else 0.1, length=length)}
+        return {"attention.query_temperature": QueryTemperature(beta=own.beta if own else 0.1, length=length)}
 
 
 class NestedRope(SharedRope):
@@ -96,7 +96,7 @@ class NestedRope(SharedRope):
 
 def nested(rope: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
     """`rope_parameters` of written rotary positions and the factor of queries."""
-    temperature = config.query_temperature
+    temperature = config.attention.query_temperature
     assert temperature is not None  # or the decoder is refused
     scaling = {"rope_type": "default", **(rope["rope_scaling"] or {})}
     own = {"original_max_position_embeddings": temperature.length, BETA: temperature.beta}

@@ -12,10 +12,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
-from nnxdsl.models.config.parts import QueryTemperature
 from nnxdsl.models.config.tensors import TensorSource, joined
 from nnxdsl.models.families.deepseek_v3 import MLA, Experts, MLARope, mla_size
 from nnxdsl.models.families.family import Family, Tensors, transformers_defaults
@@ -36,17 +36,21 @@ class Mistral4(Model):
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
+def _temperature(length: int) -> dict[str, Any]:
+    return {"attention.query_temperature": QueryTemperature(beta=0.1, length=length)}
+
+
 # As the published config.json has it; `tiny` is ours, for laptops and the byte tokenizer.
 MISTRAL4 = {
     "tiny": mla_size(
         layers=4, embed=128, mlp=384, heads=4, vocab=320, length=1024, factor=4.0, original=64,
-        query_temperature=QueryTemperature(beta=0.1, length=64),
+        **_temperature(64),
         mla=MLAConfig(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
         moe=MoEConfig(num_experts=8, num_experts_per_tok=2, mlp_dim=64, shared_expert_dim=64),
     ),
     "small-119b": mla_size(
         layers=36, embed=4096, mlp=12_288, heads=32, vocab=131_072, length=1_048_576, factor=128.0, original=8192,
-        query_temperature=QueryTemperature(beta=0.1, length=8192),
+        **_temperature(8192),
         mla=MLAConfig(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=128),
         moe=MoEConfig(num_experts=128, num_experts_per_tok=4, mlp_dim=2048, shared_expert_dim=2048),
     ),

@@ -33,8 +33,8 @@ _CHOICES: dict[str, Any] = {
     "norm.placement": "sandwich",
     "norm.scale": "zero_centred",
     "norm.final_scale": "wide",
-    "query_key_norm": "unscaled",
-    "output_gate": "own",
+    "attention.query_key_norm": "unscaled",
+    "attention.output_gate": "own",
     "embedding.norm": True,
     "head.tied": False,
 }
@@ -112,20 +112,23 @@ class _Scales(Fields):
     names: ClassVar[tuple[str, ...]] = (
         *("qk_scale_factor", "output_multiplier", "final_logit_softcapping", "post_norm_eps"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("query_scale", "head.logits_scaling", "head.soft_cap", "norm.post_eps")
+    decides: ClassVar[tuple[str, ...]] = (
+        *("attention.query_scale", "norm.post_eps"),
+        *("head.logits_scaling", "head.soft_cap"),
+    )
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "query_scale": file.number("qk_scale_factor", _FACTOR) * file.numbers["head_dim"] ** -0.5,
+            "attention.query_scale": file.number("qk_scale_factor", _FACTOR) * file.numbers["head_dim"] ** -0.5,
             "head.logits_scaling": 1 / file.number("output_multiplier", (256 / 6656) ** 0.5),
             "head.soft_cap": file.number("final_logit_softcapping", _CAP),
             "norm.post_eps": file.number("post_norm_eps", _EPS),
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        width = config.head_dim**-0.5
+        width, scale = config.head_dim**-0.5, config.attention.query_scale
         return {
-            "qk_scale_factor": _solved(lambda x: x * width, config.query_scale, config.query_scale / width),
+            "qk_scale_factor": _solved(lambda x: x * width, scale, scale / width),
             "output_multiplier": _solved(lambda x: 1 / x, config.head.logits_scaling, 1 / config.head.logits_scaling),
             "final_logit_softcapping": config.head.soft_cap,
             "post_norm_eps": config.norm.post_eps,

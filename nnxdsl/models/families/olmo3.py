@@ -28,7 +28,7 @@ class Olmo3(Model):
     size: Literal["tiny", "7b", "32b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {"norm.placement": "post", "query_key_norm": "row"}
+_CHOICES: dict[str, Any] = {"norm.placement": "post", "attention.query_key_norm": "row"}
 _PATTERN = local_then_global(4)
 
 

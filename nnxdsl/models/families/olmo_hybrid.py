@@ -28,7 +28,7 @@ class OlmoHybrid(Model):
     size: Literal["tiny", "7b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {"norm.placement": "post", "norm.linear_placement": "pre", "query_key_norm": "row"}
+_CHOICES: dict[str, Any] = {"norm.placement": "post", "norm.linear_placement": "pre", "attention.query_key_norm": "row"}
 _DELTA: dict[str, Any] = {"projections": "single", "norm_eps": 1e-5}
 _PATTERN: tuple[LayerKind, ...] = ("linear", "linear", "linear", "global")
 

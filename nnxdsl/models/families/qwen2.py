@@ -26,7 +26,7 @@ class Qwen2(Model):
     size: Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {"attention_bias": "qkv"}
+_CHOICES: dict[str, Any] = {"attention.bias": "qkv"}
 _size = partial(decoder, head_dim=128, rope=Rope(theta=1e6), tied_head=False, vocab=152_064, length=32_768, **_CHOICES)
 
 # Qwen2.5 as the published config.json files have it; `tiny` is ours, for laptops and the byte tokenizer.

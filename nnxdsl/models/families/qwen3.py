@@ -25,7 +25,7 @@ class Qwen3(Model):
     size: Literal["tiny", "0.6b", "1.7b", "4b", "8b", "14b", "32b"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {"query_key_norm": "head"}
+_CHOICES: dict[str, Any] = {"attention.query_key_norm": "head"}
 _size = partial(decoder, head_dim=128, rope=Rope(theta=1e6), tied_head=False, vocab=151_936, length=40_960, **_CHOICES)
 
 # As the published config.json files have them; `tiny` is ours, for laptops and the byte tokenizer.

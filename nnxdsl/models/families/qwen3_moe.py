@@ -31,7 +31,7 @@ class Qwen3MoE(Model):
     router_aux_loss_coef: float = attrs.field(default=0.0, validator=Limit(at_least=0))
 
 
-_CHOICES: dict[str, Any] = {"query_key_norm": "head"}
+_CHOICES: dict[str, Any] = {"attention.query_key_norm": "head"}
 
 
 def _size(*, expert: int, experts: int = 128, per_tok: int = 8, **numbers: Any) -> DecoderConfig:

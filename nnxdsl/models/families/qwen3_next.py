@@ -40,7 +40,11 @@ class Qwen3Next(Model):
     mtp_layers: int = attrs.field(default=0, validator=Limit(at_least=0, at_most=1))
 
 
-CHOICES: dict[str, Any] = {"norm.scale": "zero_centred", "query_key_norm": "head", "output_gate": "query"}
+CHOICES: dict[str, Any] = {
+    "norm.scale": "zero_centred",
+    "attention.query_key_norm": "head",
+    "attention.output_gate": "query",
+}
 PARTIAL_ROTARY = 0.25
 
 

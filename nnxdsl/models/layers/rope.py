@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxdsl.models.config.parts import QueryTemperature
+from nnxdsl.models.config.attention import QueryTemperature
 from nnxdsl.models.config.rope import DynamicNTK, Llama3RopeScaling, LongRope, Rope, Yarn
 
 

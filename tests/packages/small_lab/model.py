@@ -8,6 +8,7 @@ import attrs
 
 from nnxdsl import Model, Weights
 from nnxdsl.formats import hf
+from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
 from nnxdsl.program import blueprint
 
@@ -51,6 +52,6 @@ def _(model: Small) -> DecoderConfig:
         head_dim=model.head_dim,
         window=model.window,
         pattern=local_then_global(model.pattern),
-        query_scale=model.head_dim**-0.5,
+        attention=AttentionConfig(query_scale=model.head_dim**-0.5, query_key_norm="head"),
         max_length=64,
     )

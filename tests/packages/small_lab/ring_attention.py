@@ -33,7 +33,7 @@ class RingAttention(AttentionKernel):
     traced_as = "chunked"
 
     def supports(self, row: RowLayout, config: DecoderConfig, target: CompileTarget) -> str | None:
-        if config.sinks:
+        if config.attention.sinks:
             return f"{self.title} has no sinks"
         return f"{self.title} is not computed in a pipeline's stages" if target.stages > 1 else None
 

@@ -27,7 +27,7 @@ class Pico(Model):
     size: Literal["tiny"] = attrs.field(kw_only=False)
 
 
-_CHOICES: dict[str, Any] = {"query_key_norm": "row", "norm.placement": "pre"}
+_CHOICES: dict[str, Any] = {"attention.query_key_norm": "row", "norm.placement": "pre"}
 PICO = {
     "tiny": decoder(
         layers=2, embed=16, mlp=32, heads=2, kv_heads=1, head_dim=8, vocab=48, length=64, rope=Rope(theta=10_000.0),
