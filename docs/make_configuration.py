@@ -1,11 +1,13 @@
-"""Writes what follows from the classes of an experiment: docs/reference/configuration.md, and a stub for type checkers.
+"""Writes what follows from the classes of an experiment: docs/reference/configuration.md, and lists of model families.
 
-`python docs/make_configuration.py`; tests/test_docs.py compares both files with what this makes. The page has every
-class with its fields, from the docstrings; the stub has the names of `Model.` that type checkers and editors know.
+`python docs/make_configuration.py`; tests/test_docs.py compares the files with what this makes. The page has every
+class with its fields, from the docstrings; the families are a table of docs/guides/models.md, and a stub with the names
+of `Model.` that type checkers and editors know.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +19,10 @@ import nnxdsl
 from nnxdsl.config.core.base import Spec, declared, is_family, members
 from nnxdsl.config.core.codegen import render
 from nnxdsl.config.core.docstrings import field_docs, summary
+from nnxdsl.models.families.registry import FAMILIES
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
+MODELS = Path(__file__).parent / "guides" / "models.md"
 STUB = Path(nnxdsl.__file__).parent / "models" / "families" / "__init__.pyi"
 
 INTRODUCTION = """# Configuration
@@ -57,6 +61,17 @@ def stub() -> str:
     return STUB_HEAD + "".join(f"    from {c.__module__} import {c.__name__} as {c.__name__}\n" for c in classes)
 
 
+def models() -> str:
+    """The text of the models' page, with the table of families in place of the one that it has."""
+    rows = ["| `Model.` | sizes | features |", "| --- | --- | --- |"]
+    for family in sorted(FAMILIES, key=lambda family: family.spec.__name__.casefold()):
+        sizes = ", ".join(size for size in family.sizes if not size.startswith("tiny"))
+        features = inspect.cleandoc(family.spec.__doc__ or "").partition("\n\nAttributes:")[0]
+        rows.append(f"| `{family.spec.__name__}` | {sizes} | {' '.join(features.split())} |")
+    before, _, rest = MODELS.read_text(encoding="utf-8").partition(rows[0])
+    return before + "\n".join([*rows, rest[rest.index("| `HF` |") :]])
+
+
 def _section(name: str, cls: type[Spec], level: str = "##") -> str:
     rows = list(_rows(cls))
     table = "\n".join(["| field | type | default | |", "|---|---|---|---|", *rows])
@@ -88,7 +103,7 @@ def _default(cls: type[Spec], name: str, field: Any) -> str:
     return f"`{render(value)}`"
 
 
-GENERATED = {PAGE: page, STUB: stub}
+GENERATED = {PAGE: page, MODELS: models, STUB: stub}
 
 if __name__ == "__main__":
     for file, text in GENERATED.items():
