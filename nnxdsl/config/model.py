@@ -19,43 +19,10 @@ from nnxdsl.config.weights import PEFT, From, Random, Weights, parts
 from nnxdsl.errors import Problem, SpecError
 
 if TYPE_CHECKING:
-    from nnxdsl.config import model as members
     from nnxdsl.config.experiment import Experiment
-    from nnxdsl.models.families import (
-        deepseek_v2,
-        deepseek_v3,
-        deepseek_v32,
-        gemma,
-        gemma2,
-        gemma3,
-        gemma4,
-        glm4_moe,
-        glm4_moe_lite,
-        glm5,
-        gpt_oss,
-        granite,
-        kimi,
-        llama3,
-        llama4,
-        minimax_m2,
-        ministral3,
-        mistral,
-        mistral4,
-        mixtral,
-        muse_glimmer,
-        nemotron_h,
-        olmo3,
-        olmo_hybrid,
-        phi3,
-        qwen2,
-        qwen3,
-        qwen3_5,
-        qwen3_5_moe,
-        qwen3_moe,
-        qwen3_next,
-        smollm3,
-    )
-
+    from nnxdsl.models.families import ModelMembers
+else:
+    ModelMembers = object
 
 IndexerStage = Literal["sparse", "dense_warmup"]
 # What only training reads, and its values where it has no effect.
@@ -68,7 +35,7 @@ _TRAINING: Mapping[str, Any] = {
 
 
 @attrs.frozen(kw_only=True)
-class Model(Spec):
+class Model(Spec, ModelMembers):
     """A language model: its architecture, its first weights and its tokenizer.
 
     `Model("google/gemma-3-1b-it")`, with the name of a repository of the Hub or a directory in its format, is
@@ -88,40 +55,6 @@ class Model(Spec):
         indexer_stage: "sparse": attention is to the tokens that the indexer selects, and all is trained;
             "dense_warmup": attention is to all tokens, and the indexers alone are trained, from a model that had none.
     """
-
-    DeepSeekV2: ClassVar[type[deepseek_v2.DeepSeekV2]]
-    DeepSeekV3: ClassVar[type[deepseek_v3.DeepSeekV3]]
-    DeepSeekV32: ClassVar[type[deepseek_v32.DeepSeekV32]]
-    Gemma: ClassVar[type[gemma.Gemma]]
-    Gemma2: ClassVar[type[gemma2.Gemma2]]
-    Gemma3: ClassVar[type[gemma3.Gemma3]]
-    Gemma4: ClassVar[type[gemma4.Gemma4]]
-    GLM4MoE: ClassVar[type[glm4_moe.GLM4MoE]]
-    GLM4MoELite: ClassVar[type[glm4_moe_lite.GLM4MoELite]]
-    GLM5: ClassVar[type[glm5.GLM5]]
-    GPTOSS: ClassVar[type[gpt_oss.GPTOSS]]
-    Granite: ClassVar[type[granite.Granite]]
-    HF: ClassVar[type[members.HF]]
-    Kimi: ClassVar[type[kimi.Kimi]]
-    Llama3: ClassVar[type[llama3.Llama3]]
-    Llama4: ClassVar[type[llama4.Llama4]]
-    MiniMaxM2: ClassVar[type[minimax_m2.MiniMaxM2]]
-    Ministral3: ClassVar[type[ministral3.Ministral3]]
-    Mistral: ClassVar[type[mistral.Mistral]]
-    Mistral4: ClassVar[type[mistral4.Mistral4]]
-    Mixtral: ClassVar[type[mixtral.Mixtral]]
-    MuseGlimmer: ClassVar[type[muse_glimmer.MuseGlimmer]]
-    NemotronH: ClassVar[type[nemotron_h.NemotronH]]
-    Olmo3: ClassVar[type[olmo3.Olmo3]]
-    OlmoHybrid: ClassVar[type[olmo_hybrid.OlmoHybrid]]
-    Phi3: ClassVar[type[phi3.Phi3]]
-    Qwen2: ClassVar[type[qwen2.Qwen2]]
-    Qwen3: ClassVar[type[qwen3.Qwen3]]
-    Qwen35: ClassVar[type[qwen3_5.Qwen35]]
-    Qwen35MoE: ClassVar[type[qwen3_5_moe.Qwen35MoE]]
-    Qwen3MoE: ClassVar[type[qwen3_moe.Qwen3MoE]]
-    Qwen3Next: ClassVar[type[qwen3_next.Qwen3Next]]
-    SmolLM3: ClassVar[type[smollm3.SmolLM3]]
 
     default_member: ClassVar[str] = "HF"
     router_aux_loss_coef: ClassVar[float] = 0.0

@@ -391,7 +391,7 @@ def is_family(cls: type[Spec]) -> bool:
 
 
 def members(family: type[SpecT]) -> dict[str, type[SpecT]]:
-    """The built-in members of a family by short name, in the order in which the family declares them."""
+    """The built-in members of a family by short name: in the order in which it declares them, then by name."""
     return cast("dict[str, type[SpecT]]", dict(_members(family)))
 
 
@@ -402,7 +402,7 @@ def _members(family: type[Spec]) -> dict[str, type[Spec]]:
         return {}
     by_name = {name.removeprefix(prefix): cls for name, cls in registry.items() if name.startswith(prefix)}
     order = {name: index for index, name in enumerate(family.__annotations__)}
-    return dict(sorted(by_name.items(), key=lambda item: order.get(item[0], len(order))))
+    return dict(sorted(by_name.items(), key=lambda item: (order.get(item[0], len(order)), item[0].casefold())))
 
 
 def members_hint(family: type[Spec]) -> str:

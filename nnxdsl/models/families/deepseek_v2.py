@@ -28,6 +28,8 @@ from nnxdsl.models.families.registry import register
 class DeepSeekV2(Model):
     """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv:2405.04434): latent attention, experts with softmax scores.
 
+    Multi-head latent attention (MLA); the experts are in groups, with shared ones beside them.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop.
     """

@@ -30,6 +30,9 @@ from nnxdsl.models.families.registry import register
 class DeepSeekV3(Model):
     """DeepSeek-V3, of which R1 is one (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts in groups.
 
+    Multi-head latent attention (MLA); the experts have sigmoid scores with a bias correction, and a shared one beside
+    them; dense layers first.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
     """

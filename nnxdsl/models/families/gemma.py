@@ -21,6 +21,8 @@ from nnxdsl.models.families.registry import register
 class Gemma(Model):
     """Gemma (Gemma Team 2024, arXiv:2403.08295).
 
+    GELU, zero-centred norms, scaled embeddings.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
     """

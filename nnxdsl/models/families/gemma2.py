@@ -21,6 +21,8 @@ from nnxdsl.models.families.registry import register
 class Gemma2(Model):
     """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): scores and logits are capped, every second layer has a window.
 
+    Norms are before and after each sublayer.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
     """

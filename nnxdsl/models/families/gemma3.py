@@ -24,6 +24,8 @@ from nnxdsl.models.families.registry import register
 class Gemma3(Model):
     """Gemma 3, text only (Gemma Team 2025, arXiv:2503.19786).
 
+    Five layers of six have a sliding window and a RoPE theta of their own; QK norms.
+
     Attributes:
         size: Published size, or "tiny": 6 layers, 1.2 million parameters, for a laptop.
     """

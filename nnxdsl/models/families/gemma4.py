@@ -33,6 +33,8 @@ class Gemma4(Model):
 
     In e2b and e4b each layer has embeddings of its own, and the last layers share the keys and values of earlier ones.
 
+    Global layers have proportional RoPE, and their values are the keys' projections.
+
     Attributes:
         size: Published size, or for a laptop "tiny" (6 layers, 1.2 million parameters) and "tiny-e" (as e2b: 8 layers,
             1.8 million parameters).

@@ -30,6 +30,8 @@ from nnxdsl.models.families.registry import register
 class GLM4MoE(Model):
     """GLM-4.5, 4.6 and 4.7 (Zhipu AI 2025, arXiv:2508.06471): partial rotary positions, experts with sigmoid scores.
 
+    Half of a head is rotated; the scores have a bias correction; dense layers first.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop. 4.6 and 4.7 are equal but for
             their weights.

@@ -31,6 +31,8 @@ from nnxdsl.models.families.registry import register
 class GLM5(Model):
     """GLM-5 to 5.2 (GLM-5 Team 2026, arXiv:2602.15763): latent and sparse attention as in DeepSeek-V3.2, experts.
 
+    The experts are one group. The indexer rotates pairs of neighbours; in 5.2 layers share a selection.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop; a token attends to 32 others.
     """

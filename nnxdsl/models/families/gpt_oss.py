@@ -27,6 +27,8 @@ from nnxdsl.models.families.registry import register
 class GPTOSS(Model):
     """GPT-OSS (OpenAI 2025, arXiv:2508.10925): experts with biases, attention sinks, every second layer with a window.
 
+    Attention has biases, and the experts' gate is clamped.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
     """

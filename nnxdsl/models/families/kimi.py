@@ -23,6 +23,8 @@ from nnxdsl.models.families.registry import register
 class Kimi(Model):
     """Kimi K2 (Kimi Team 2025, arXiv:2507.20534) to K2.6, text only, and Moonlight (arXiv:2502.16982).
 
+    DeepSeek-V3's architecture; K2.5 and K2.6 are as k2-thinking.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop. "k2" has a context of 131,072
             tokens; "k2-thinking", of which K2.5 and K2.6 are, one of 262,144.

@@ -19,6 +19,8 @@ from nnxdsl.models.families.registry import register
 class Llama3(Model):
     """Llama 3, text only (Llama Team 2024, arXiv:2407.21783): "1b" and "3b" are Llama 3.2, the larger ones Llama 3.1.
 
+    RoPE scaled by frequency; embeddings tied or not.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
     """

@@ -27,6 +27,9 @@ from nnxdsl.models.families.registry import register
 class Llama4(Model):
     """Llama 4, text only (Meta, 2025): chunked attention, every fourth layer without rotary positions, one expert each.
 
+    In every fourth layer queries have a factor that grows with their position. The sigmoid score of the expert scales
+    its input; a shared expert is beside it.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop.
     """

@@ -19,6 +19,8 @@ from nnxdsl.models.families.registry import register
 class Mistral(Model):
     """Mistral (Jiang et al. 2023, arXiv:2310.06825); "7b" is version 0.3, "small-24b" the text model of January 2025.
 
+    A sliding window on all layers, or on none.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.1 million parameters, for a laptop.
     """

@@ -22,6 +22,8 @@ from nnxdsl.models.families.registry import register
 class MuseGlimmer(Model):
     """Muse Glimmer, text only (Meta, 2026): gated attention; every fourth layer has no window and no rotary positions.
 
+    Norms without scale of embeddings, queries and keys; a factor and a soft cap of logits.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop.
     """

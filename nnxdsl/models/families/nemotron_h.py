@@ -30,7 +30,8 @@ from nnxdsl.models.families.registry import register
 class NemotronH(Model):
     """Nemotron-H and Nemotron 3 (NVIDIA, arXiv:2504.03624, arXiv:2512.20848): layers of Mamba-2, attention or MLPs.
 
-    A layer is one of these. Attention has no rotary positions. Nemotron 3 has experts in place of the MLPs.
+    A layer is one of these. Attention has no rotary positions; MLPs have squared ReLU. Nemotron 3 has experts of them,
+    with sigmoid scores, a bias correction and a shared expert, in Super between projections of the tokens (LatentMoE).
 
     Attributes:
         size: Published size, or "tiny": 10 layers, 0.9 million parameters, for a laptop.

@@ -21,6 +21,8 @@ from nnxdsl.models.families.registry import register
 class Olmo3(Model):
     """OLMo 3 (OLMo Team 2025, arXiv:2512.13961).
 
+    Norms after; QK norms over all heads; YaRN on the global layers.
+
     Attributes:
         size: Published size, or "tiny": 6 layers, 1.3 million parameters, for a laptop.
     """

@@ -21,6 +21,8 @@ from nnxdsl.models.families.registry import register
 class OlmoHybrid(Model):
     """OLMo Hybrid (Ai2, 2026): OLMo 3's attention in every fourth layer, gated DeltaNets in the others.
 
+    The rates of the DeltaNets go to 2.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.0 million parameters, for a laptop.
     """

@@ -22,6 +22,8 @@ from nnxdsl.models.families.registry import register
 class Phi3(Model):
     """Phi-3 (Microsoft 2024, arXiv:2404.14219) and Phi-4 (arXiv:2412.08905, 2503.01743).
 
+    A Mistral, whose files join queries, keys and values, and gate and up; LongRoPE.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop. "4" is Phi-4, of 14 billion,
             and "4-mini" has LongRoPE.

@@ -19,6 +19,8 @@ from nnxdsl.models.families.registry import register
 class Qwen2(Model):
     """Qwen2.5 (Qwen Team 2024, arXiv:2412.15115), which is Qwen2 in all but its weights.
 
+    Biases of queries, keys and values.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
     """

@@ -18,6 +18,8 @@ from nnxdsl.models.families.registry import register
 class Qwen3(Model):
     """Qwen3, its dense models (Qwen Team 2025, arXiv:2505.09388).
 
+    QK norms.
+
     Attributes:
         size: Published size, or "tiny": 5 layers, 1.0 million parameters, for a laptop.
     """

@@ -25,6 +25,8 @@ from nnxdsl.models.families.registry import register
 class Qwen35(Model):
     """Qwen3.5, 3.6 and 3.8, dense and text only (Qwen Team, 2026): three layers of four are gated DeltaNets.
 
+    The others have gated attention.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 0.9 million parameters, for a laptop.
     """

@@ -26,6 +26,8 @@ from nnxdsl.models.families.registry import register
 class Qwen35MoE(Model):
     """Qwen3.5-MoE, 3.6 and 3.8, text only (Qwen Team, 2026): gated DeltaNets, experts in all layers.
 
+    As `Qwen35`, with experts and a shared expert.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.2 million parameters, for a laptop.
     """

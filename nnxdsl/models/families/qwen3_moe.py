@@ -23,6 +23,8 @@ from nnxdsl.models.families.registry import register
 class Qwen3MoE(Model):
     """Qwen3, its mixtures of experts (Qwen Team 2025, arXiv:2505.09388).
 
+    QK norms, experts; dense layers among them are supported.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.1 million parameters, for a laptop.
     """

@@ -29,6 +29,8 @@ from nnxdsl.models.families.registry import register
 class Qwen3Next(Model):
     """Qwen3-Next (Qwen Team, 2025): three layers of four are gated DeltaNets (arXiv:2412.06464), all have experts.
 
+    The state of a DeltaNet has a constant size. The other layers have gated attention, all have a shared expert.
+
     Attributes:
         size: Published size, or "tiny": 4 layers, 1.4 million parameters, for a laptop.
     """

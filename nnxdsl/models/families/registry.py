@@ -1,8 +1,9 @@
 """The families that are registered, and the Hub's `config.json` in and out; no jax.
 
 A family is one file: its spec class, sizes, `config.json` and tensor names, registered when the file is imported. The
-files of this package are imported by it, so a new file needs no other edit; a family of another package registers
-itself in the same way when its module is imported.
+files of this package are imported by it, so a new file needs no other edit: `python docs/make_configuration.py` writes
+its page and its name for type checkers (`__init__.pyi`). A family of another package registers itself in the same way
+when its module is imported.
 """
 
 from __future__ import annotations
