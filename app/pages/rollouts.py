@@ -144,7 +144,7 @@ def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFram
                 "Completion": _begins(one["text"]),
                 "Reward": _rounded(one["reward"]),
                 **{f"rewards/{name}": _rounded(value) for name, value in one["rewards"].items()},
-                "Advantage": _rounded(one["advantage"]),
+                **({} if one["advantage"] is None else {"Advantage": _rounded(one["advantage"])}),
                 "Tokens": one["length"],
                 "Ended": "truncated" if one["truncated"] else "by its end token",
                 **{f"extra/{name}": _cell(value) for name, value in one.get("extra", {}).items()},

@@ -18,13 +18,14 @@ def group_rows(rollouts: Rollouts, rollout: Rollout, limit: int) -> list[dict[st
     Empty for a rollout that was read from a checkpoint: its rows were written before that.
     """
     episodes, size = rollout.episodes or (), rollouts.objective.num_generations
+    has_advantages = isinstance(rollouts.objective, PolicyGradient)  # distillation has none
     found = list[dict[str, Any]]()
     for group, first in enumerate(range(0, min(len(episodes), limit * size), size)):
         row = episodes[first].row
         prompt = rollouts.tokenizer.decode(rollouts.prompts.row(row)["prompt"].tolist(), skip_special=False)
         advantages = rollout.batch.advantages[first : first + size, 0]
         members = [
-            _completion(rollouts, episode, float(advantage))
+            _completion(rollouts, episode, float(advantage) if has_advantages else None)
             for episode, advantage in zip(episodes[first : first + size], advantages, strict=True)
         ]
         found.append({"group": group, "row": rollouts.prompts.row_ids[row], "prompt": prompt, "completions": members})
@@ -39,7 +40,7 @@ def unscored(rollouts: Rollouts, rollout: Rollout) -> list[str]:
     return [rollouts.prompts.row_ids[one.row] for one in episodes if all(map(np.isnan, one.rewards))]
 
 
-def _completion(rollouts: Rollouts, episode: Episode, advantage: float) -> dict[str, Any]:
+def _completion(rollouts: Rollouts, episode: Episode, advantage: float | None) -> dict[str, Any]:
     (total,) = rollouts.rewards.totals(episode.rewards)
     return {
         "text": episode.text,

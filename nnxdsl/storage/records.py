@@ -113,11 +113,12 @@ COMPLETION: Mapping[str, Kind] = {
         "an object of finite numbers or null",
         lambda value: isinstance(value, dict) and all(one is None or _is_finite(one) for one in value.values()),
     ),
-    "advantage": FINITE,
+    "advantage": FINITE.or_null(),
     "length": COUNT,
     "truncated": Kind("true or false", lambda value: isinstance(value, bool)),
 }
-"""Fields of a completion in a row of `rollouts.jsonl`; a reward is null where it does not apply."""
+"""Fields of a completion in a row of `rollouts.jsonl`; a reward is null where it does not apply, an advantage where
+the objective has none."""
 EXTRA: Mapping[str, Kind] = {
     "turns": Kind(
         "a list of messages",

@@ -130,6 +130,8 @@ def test_rewards_that_do_not_apply_and_recorded_values() -> None:
     assert table["#"] == [1, 2]
     assert table["extra/#"][1] == "<b>9</b>"
     assert [str(value) for value in table["Reward"]] == ["1.5", "nan"]
+    assert table["Advantage"] == [0, 0]
+    assert "Advantage" not in page._completions([(1, {**one, "advantage": None})])
     turns = [{"role": "assistant", "content": "2?"}, {"role": "user", "content": "no"}]
     assert (page._episode(one), page._episode({**one, "turns": turns})) == ("a", "assistant: 2?\n\nuser: no")
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -155,6 +155,15 @@ def test_completions_without_a_reward_are_named(rollouts: Rollouts) -> None:
     assert second["completions"][1]["rewards"] == {"exact_answer": None, "contains_answer": None}
     assert first["completions"][2]["extra"] == {"seen": 2}
     json.dumps([first, second], allow_nan=False)
+    assert all(isinstance(one["advantage"], float) for one in first["completions"])
+
+
+def test_completions_of_distillation_have_no_advantage(rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = Rollout(0, ROWS, rollouts.prompts.rollout_batch(ROWS, ANSWERS), {}, episodes(VALUES, ANSWERS))
+    distill = Objective.OnPolicyDistill(teacher=rollouts.program.experiment.model, num_generations=3)
+    monkeypatch.setattr(type(rollouts), "objective", distill)
+    (row,) = group_rows(rollouts, rollout, 1)
+    assert [one["advantage"] for one in row["completions"]] == [None] * 3
 
 
 @pytest.mark.parametrize("name", ["reward", "step", "completions/mean_length"])
