@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
+from string import Formatter
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import attrs
@@ -104,6 +105,8 @@ class Data(Spec):
 
     has_margins: ClassVar[bool] = False
     """Whether its pairs have margins."""
+    has_teacher_prompts: ClassVar[bool] = False
+    """Whether its rows have prompts of their own for a teacher."""
 
     order: Order = Shuffled()
 
@@ -126,6 +129,9 @@ class Data(Spec):
             message = f"{objective} reads {rows}, {type(self).__qualname__} yields {self.rows}; use {remedy}"
             yield Problem(path, message)
 
+
+TEACHER_PROMPT = "{prompt}\n\n{privileged_context}"
+"""Of a teacher with privileged context, as in TRL's `SDFTConfig`."""
 
 HUB = "hf://"
 """Beginning of the paths of datasets of the Hugging Face Hub."""
@@ -392,12 +398,60 @@ class Prompts(PromptCompletionData):
     All other fields of a row are passed to the reward functions that read them.
 
     Attributes:
+        max_prompt_length: Longest prompt in tokens, that of a teacher as well; longer ones are cut on their left.
         max_completion_length: Maximum length of a sampled completion in tokens, end token included.
         bad_rows: What happens to bad rows.
+        privileged_context: The column with text that only the teacher of `Objective.OnPolicyDistill` sees, as a
+            reference answer or a hint: the teacher reads completions after a prompt of its own, made by
+            `teacher_prompt_template`. None for a teacher that sees the student's prompt.
+        teacher_prompt_template: The teacher's prompt, with `{privileged_context}` and, unless the column has whole
+            prompts, `{prompt}`; of a chat it is the text of the last message, a user's. As TRL's `SDFTConfig`.
     """
 
     batch_kind: ClassVar[str] = "prompts"
     rows: ClassVar[str] = "prompts"
+    fields_added_later: ClassVar[frozenset[str]] = PromptCompletionData.fields_added_later | {
+        "privileged_context",
+        "teacher_prompt_template",
+    }
+
+    privileged_context: str | None = attrs.field(default=None, validator=filled)
+    teacher_prompt_template: str = TEACHER_PROMPT
+
+    @property
+    def has_teacher_prompts(self) -> bool:
+        """Whether its rows have prompts of their own for a teacher."""
+        return self.privileged_context is not None
+
+    def problems(self) -> Iterable[Problem]:
+        """A template without its fields, with others, or for nothing."""
+        yield from super().problems()
+        if self.privileged_context is None and self.teacher_prompt_template != TEACHER_PROMPT:
+            yield Problem("teacher_prompt_template", "has no effect without privileged_context; name its column")
+        try:
+            fields = [field for _, field, *_ in Formatter().parse(self.teacher_prompt_template) if field is not None]
+        except ValueError as error:
+            yield Problem("teacher_prompt_template", f"{error}; write {{{{ and }}}} for braces in the text")
+            return
+        if "privileged_context" not in fields:
+            yield Problem("teacher_prompt_template", "has no {privileged_context}; write it where the text goes")
+        for field in (field for field in fields if field not in ("prompt", "privileged_context")):
+            message = f"expected {{prompt}} and {{privileged_context}} alone, got {{{field}}}"
+            yield Problem("teacher_prompt_template", f"{message}; write {{{{ and }}}} for braces in the text")
+
+    def check(self, experiment: Experiment, path: str = "data") -> Iterable[Problem]:
+        """Privileged context is read by teachers alone, and in evaluations where it is in training."""
+        yield from super().check(experiment, path)
+        objective = experiment.objective
+        if self.has_teacher_prompts and not objective.reads_teacher_prompts:
+            message = f"has no effect with {type(objective).__qualname__}; leave it out, or use OnPolicyDistill"
+            yield Problem(f"{path}.privileged_context", message)
+        elif self.has_teacher_prompts != experiment.data.has_teacher_prompts:
+            remedy = "name its column here too" if experiment.data.has_teacher_prompts else "leave it out"
+            has = "has" if experiment.data.has_teacher_prompts else "has no"
+            yield Problem(
+                f"{path}.privileged_context", f"other data of the experiment {has} privileged_context; {remedy}"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -455,6 +509,11 @@ class Mixture(Data):
     def has_margins(self) -> bool:
         """Whether pairs of a source have margins."""
         return any(part.has_margins for part in self.parts)
+
+    @property
+    def has_teacher_prompts(self) -> bool:
+        """Whether rows have prompts of their own for a teacher: those of all sources, if those of one do."""
+        return any(part.has_teacher_prompts for part in self.parts)
 
     @property
     def rows(self) -> str:

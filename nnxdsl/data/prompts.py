@@ -16,6 +16,8 @@ from nnxdsl.errors import DataError
 class Prompts(Dataset):
     """Prompts whose completions are sampled from the policy; `shapes` has "prompt" and "response".
 
+    Where a teacher has prompts of its own, these are the part "teacher_prompt", and `shapes` has that, too.
+
     Attributes:
         columns: The columns of each row in the file.
         max_completion_length: Maximal tokens of a completion, end token included.
@@ -42,7 +44,8 @@ class Prompts(Dataset):
         return same
 
     def _shapes(self) -> dict[str, int]:
-        return {"prompt": round_length(self._parts["prompt"].longest), "response": self.max_completion_length}
+        prompts = {name: round_length(part.longest) for name, part in self._parts.items()}
+        return {**prompts, "response": self.max_completion_length}
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.integer], size: int) -> SequenceBatch:
         """Not available: prompts have no completions.
@@ -72,15 +75,13 @@ class Prompts(Dataset):
             teacher_logps: Those under a teacher behind a server; None without one.
         """
         size = len(rows) if size is None else size
-        width = round_length(self.shapes["prompt"] + self.max_completion_length)
-        tokens, completion_ids = (np.zeros((size, n), np.int32) for n in (width, self.max_completion_length))
-        mask, (length, completion_length) = np.zeros(completion_ids.shape, bool), np.zeros((2, size), np.int32)
+        completion_ids = np.zeros((size, self.max_completion_length), np.int32)
+        mask, completion_length = np.zeros(completion_ids.shape, bool), np.zeros(size, np.int32)
         advantages, *per_token = np.zeros((3, *completion_ids.shape), np.float32)
         for place in range(size):
             index = place if place < len(rows) else 0
-            prompt, completion = self._parts["prompt"][rows[index]], np.asarray(completions[index], np.int32)
-            completion_length[place], length[place] = len(completion), len(prompt) + len(completion)
-            tokens[place, : length[place]] = np.concatenate([prompt, completion])
+            completion = np.asarray(completions[index], np.int32)
+            completion_length[place] = len(completion)
             completion_ids[place, : len(completion)] = completion
             mask[place, : len(completion)] = True if is_sampled is None else is_sampled[index]
             for array, values in zip(per_token, (logps, teacher_logps), strict=True):
@@ -88,9 +89,11 @@ class Prompts(Dataset):
                     array[place, : len(completion)] = values[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         max_length = np.full(size, self.max_completion_length, np.float32)
+        # A teacher behind a server has read its prompts.
+        has_teacher_prompts = "teacher_prompt" in self._parts and teacher_logps is None
+        teacher = self._joined("teacher_prompt", rows, completions, size) if has_teacher_prompts else (None, None)
         return RolloutBatch(
-            tokens,
-            length,
+            *self._joined("prompt", rows, completions, size),
             completion_ids,
             completion_length,
             mask,
@@ -99,17 +102,43 @@ class Prompts(Dataset):
             max_completion_length=max_length,
             sampler_logps=None if logps is None else per_token[0],
             teacher_logps=None if teacher_logps is None else per_token[1],
+            teacher_tokens=teacher[0],
+            teacher_length=teacher[1],
         )
+
+    def _joined(
+        self, part: str, rows: Sequence[int], completions: Sequence[Sequence[int]], size: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Prompts of a part with completions, right-padded `[size, T]`, and their lengths; filled up with the first."""
+        tokens = np.zeros((size, round_length(self.shapes[part] + self.max_completion_length)), np.int32)
+        length = np.zeros(size, np.int32)
+        for place in range(size):
+            index = place if place < len(rows) else 0
+            ids = np.concatenate([self._parts[part][rows[index]], np.asarray(completions[index], np.int32)])
+            tokens[place, : len(ids)], length[place] = ids, len(ids)
+        return tokens, length
 
     def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:
         """A batch in which every `size` completions of a prompt, one after another, share a row."""
-        count, width = len(batch.weight) // size, self.shapes["prompt"]
-        lengths = (batch.length - batch.completion_length)[::size].astype(np.int32)
-        prompts = np.zeros((count, width), np.int32)
-        for row, length in enumerate(lengths):
-            prompts[row, width - length :] = batch.tokens[row * size, :length]
-        names = GroupBatch._fields[2:]
+        count, names = len(batch.weight) // size, set(GroupBatch._fields) & set(RolloutBatch._fields)
         arrays = {name: array for name in names if (array := getattr(batch, name)) is not None}
-        return GroupBatch(
-            prompts, lengths, **{name: array.reshape(count, size, *array.shape[1:]) for name, array in arrays.items()}
+        grouped = GroupBatch(
+            *_prompts(batch.tokens, batch.length - batch.completion_length, size, self.shapes["prompt"]),
+            **{name: array.reshape(count, size, *array.shape[1:]) for name, array in arrays.items()},
         )
+        if batch.teacher_tokens is None:
+            return grouped
+        lengths, width = batch.teacher_length - batch.completion_length, self.shapes["teacher_prompt"]
+        prompts, lengths = _prompts(batch.teacher_tokens, lengths, size, width)
+        return grouped._replace(teacher_prompt=prompts, teacher_prompt_length=lengths)
+
+
+def _prompts(
+    tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], size: int, width: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The prompt of every `size` rows of tokens, left-padded to `width`, and its length."""
+    lengths = lengths[::size].astype(np.int32)
+    prompts = np.zeros((len(lengths), width), np.int32)
+    for row, length in enumerate(lengths):
+        prompts[row, width - length :] = tokens[row * size, :length]
+    return prompts, lengths

@@ -117,8 +117,14 @@ def _selecting_layers(blueprint: Blueprint) -> list[LayerKind]:
     return [kind for kind in blueprint.config.layers + blueprint.mtp_layer_kinds if kind != "shared_index"]
 
 
-def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
-    """Model FLOPs of one step; the reference does not run for a batch with its log-probabilities."""
+def model_flops(blueprint: Blueprint, lengths: BatchLengths, teacher_lengths: BatchLengths | None = None) -> float:
+    """Model FLOPs of one step; the reference does not run for a batch with its log-probabilities.
+
+    Args:
+        blueprint: The program.
+        lengths: Of the batch.
+        teacher_lengths: Of what the teacher reads; None for the same.
+    """
     counts, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
     scores = _attention(blueprint.config, blueprint.config.layers + mtp_kinds, lengths)
     attention = sum(scores)
@@ -135,7 +141,9 @@ def model_flops(blueprint: Blueprint, lengths: BatchLengths) -> float:
     step += 2 * products + 3 * index_scores if blueprint.experiment.indexer_loss_coef else products + index_scores
     reference = forward + attention + products + index_scores if _runs_reference(blueprint, lengths) else 0
     teacher = blueprint.teacher
-    return step + reference + (0 if teacher is None or teacher.is_precomputed else _teacher_flops(teacher, lengths))
+    if teacher is None or teacher.is_precomputed:
+        return step + reference
+    return step + reference + _teacher_flops(teacher, teacher_lengths or lengths)
 
 
 def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
@@ -178,7 +186,9 @@ def _trunk(model: Blueprint | Teacher) -> int:
     return count + sum(_used(model, leaf) for leaf in mtp)
 
 
-def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference: bool) -> tuple[float, float]:
+def executed(
+    blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference: bool, teacher_length: int | None = None
+) -> tuple[float, float]:
     """FLOPs of one step as the program computes them: of the layers, and of the head.
 
     Args:
@@ -186,6 +196,7 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
         rows: Rows of the batch.
         padded: Tokens and targets of each row, padding included.
         runs_reference: Whether the step runs the reference.
+        teacher_length: Tokens of each row that the teacher reads; None for those of `padded`.
     """
     counts, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
@@ -212,8 +223,9 @@ def executed(blueprint: Blueprint, rows: int, padded: Lengths, *, runs_reference
     if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
         return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
     there = teacher.config
-    layers += 2 * _trunk(teacher) * tokens
-    layers += 2 * there.num_heads * _widths(there, there.layers) * padded.trunk * tokens
+    length = teacher_length or padded.trunk
+    layers += 2 * _trunk(teacher) * rows * length
+    layers += 2 * there.num_heads * _widths(there, there.layers) * length * rows * length
     teacher_head = there.vocab_size * there.embed_dim
     if not teacher.has_distributions:
         return layers, 2 * targets * (counts.head * heads + teacher_head)
@@ -241,9 +253,10 @@ def _executed_indexers(blueprint: Blueprint, length: int, tokens: int, again: fl
 def work(blueprint: Blueprint, batch: Batch) -> Flops:
     """The FLOPs of one step over a batch of numpy arrays."""
     kind = kind_of(batch)
-    lengths, (rows, padded) = kind.lengths(batch), kind.padded(batch)
-    computed = executed(blueprint, rows, padded, runs_reference=_runs_reference(blueprint, lengths))
-    return Flops(model_flops(blueprint, lengths), sum(computed))
+    lengths, (rows, padded), teacher_batch = kind.lengths(batch), kind.padded(batch), kind.for_teacher(batch)
+    teacher_length, runs_reference = kind.padded(teacher_batch)[1].trunk, _runs_reference(blueprint, lengths)
+    computed = executed(blueprint, rows, padded, runs_reference=runs_reference, teacher_length=teacher_length)
+    return Flops(model_flops(blueprint, lengths, kind.lengths(teacher_batch)), sum(computed))
 
 
 def _runs_reference(blueprint: Blueprint, lengths: BatchLengths) -> bool:

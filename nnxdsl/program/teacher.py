@@ -75,6 +75,7 @@ class Teacher:
     def compute(self, leaves: Leaves, batch: Batch) -> Any:
         """Its outputs of a micro-batch, computed even if the batch has them; carry no gradient."""
         assert self.forward is not None
+        batch = kind_of(batch).for_teacher(batch)
         return jax.lax.stop_gradient(self.forward.read(self.forward.model(self.template, leaves), batch).loss_inputs)
 
 

@@ -157,7 +157,8 @@ class EpisodeSampler:
         """The log-probability of each token under the teacher, by episode; None without one."""
         if self.teacher is None:
             return [None] * len(rows)
-        ask, before = self.teacher.logps, [prompts.row(row)["prompt"].tolist() for row in rows]
+        found_rows = [prompts.row(row) for row in rows]
+        ask, before = self.teacher.logps, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
         logps = distributed.on_process_0(lambda: ask(before, [one.ids for one in found]))
         return [np.asarray(values, np.float32) for values in logps]
 

@@ -206,6 +206,11 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
         return of_class(cls, uri=TEXT.filter(str.strip).map("sqlite:///{}".format))
     if cls.family is registry["Range"]:
         return ranges(cls)
+    if cls is Data.Prompts:
+        plain = st.just(cls("none").teacher_prompt_template)
+        templates = st.just("{prompt}: {privileged_context}") | plain
+        told = of_class(cls, privileged_context=TEXT.filter(str.strip), teacher_prompt_template=templates)
+        return told | of_class(cls, privileged_context=st.none(), teacher_prompt_template=plain)
     if cls is Data.Mixture:
         weights, paths = st.floats(0.5, 2.0), st.lists(TEXT.filter(str.strip), min_size=1, max_size=3, unique=True)
         sources = paths.flatmap(lambda paths: st.fixed_dictionaries({Data.Text(path): weights for path in paths}))
@@ -316,6 +321,12 @@ def rewards_of(draw: st.DrawFn, environment: Environment | None, least: int) -> 
     return tuple(draw(st.lists(kinds, min_size=least, max_size=3, unique_by=lambda reward: reward.name)))
 
 
+def without_context(data: Spec) -> Spec:
+    """Prompts that a teacher sees as the student does."""
+    plain = Data.Prompts("none").teacher_prompt_template
+    return attrs.evolve(data, privileged_context=None, teacher_prompt_template=plain)
+
+
 SAMPLED = Distance.SampledReverseKL()
 
 
@@ -364,6 +375,8 @@ def experiments(draw: st.DrawFn) -> Experiment:
     data = st.one_of([of_noun(cls) for cls in sources])
     if not objective.reads_margins:
         data = data.map(lambda source: attrs.evolve(source, margin=None) if source.has_margins else source)
+    if objective.batch_kind == "prompts":  # evaluations would have to have such a column as well
+        data = data.map(lambda source: without_context(source) if source.has_teacher_prompts else source)
     fitted = {
         "objective",
         "data",

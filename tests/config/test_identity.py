@@ -119,6 +119,8 @@ ONLY = {
     ("Experiment", "frozen"): "frozen",
     ("Experiment", "rollouts"): "GRPO",
     ("Data.Preferences", "margin"): "rated",
+    ("Data.Prompts", "privileged_context"): "told",
+    ("Data.Prompts", "teacher_prompt_template"): "told",
     ("Objective.OnPolicyDistill", "teacher_server"): "teacher server",
     ("RolloutLog", "every_steps"): "GRPO",
     ("RolloutLog", "prompts"): "GRPO",
@@ -208,6 +210,12 @@ def samples(design: Any) -> dict[str, Experiment]:
                 environment=Environment("game"),
             ),
             data=Data.Prompts("prompts.jsonl"),
+            quantization=None,
+        ),
+        "told": design(
+            objective=Objective.OnPolicyDistill(teacher=Model.Gemma3("tiny")),
+            data=Data.Prompts("prompts.jsonl", privileged_context="answer"),
+            evaluation=None,
             quantization=None,
         ),
         "served": design(
@@ -313,6 +321,8 @@ def test_every_field_counts_or_not(
     drawn = field_values(declared(registry[owner])[name])
     if name == "teacher_server":
         drawn = st.just(TeacherServer("http://localhost:8000", model="another"))
+    if name == "teacher_prompt_template":
+        drawn = st.just("{privileged_context} {prompt}")
     if name == "columns":
         drawn = st.just((("theirs", "text" if owner == "Data.Text" else "prompt"),))
     if name == "roles":

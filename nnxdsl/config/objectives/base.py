@@ -83,6 +83,8 @@ class Objective(Spec):
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
     reads_margins: ClassVar[bool] = False
     """Whether pairs may have a margin between the rewards of their completions."""
+    reads_teacher_prompts: ClassVar[bool] = False
+    """Whether rows may have prompts of their own for a teacher."""
     environment: ClassVar[Environment | None] = None
     """What answers sampled completions, so that there are several turns."""
     num_iterations: ClassVar[int] = 1

@@ -40,6 +40,11 @@ class OnPolicyDistill(Online):
     `Objective.Distill` on a file, the student learns where it itself gets to. As TRL's `DistillationTrainer`, whose
     `beta` 0, 0.5 and 1 are `Distance.ForwardKL()`, `Distance.JSD(beta=0.5)` and `Distance.ReverseKL()`.
 
+    With `privileged_context` of the data the teacher reads the same completions after a prompt of its own, which has
+    more information. A teacher that is the model itself, `teacher=model`, is then worth learning from:
+    self-distillation (SDFT, Shenfeld et al. 2026, arXiv:2601.19897) from the initial weights, TRL's
+    `teacher_model_kind="base"`.
+
     Attributes:
         teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
         teacher_server: The teacher behind a server, in place of `teacher`. Of each sampled token it is asked for the
@@ -52,6 +57,7 @@ class OnPolicyDistill(Online):
     """
 
     fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {"teacher_server"}
+    reads_teacher_prompts: ClassVar[bool] = True
 
     teacher: Model | None = None
     teacher_server: TeacherServer | None = None

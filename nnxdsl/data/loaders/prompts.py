@@ -6,12 +6,12 @@ from nnxdsl.config import data as spec
 from nnxdsl.data.loaders.build import build_dataset, load
 from nnxdsl.data.loaders.completions import cut_left, require_prompt
 from nnxdsl.data.loaders.convert import Example
-from nnxdsl.data.loaders.fields import Fields, read_text_or_chat, require
+from nnxdsl.data.loaders.fields import Fields, read_text, read_text_or_chat, require
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.loaders.token_cache import TokenCache
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.data.tokenizers.base import TokenizerBase
-from nnxdsl.data.tokenizers.encode import Encoder
+from nnxdsl.data.tokenizers.encode import Encoder, Prompt
 from nnxdsl.data.tokenizers.messages import Tools, read_tools, require_no_media
 from nnxdsl.errors import DataError
 
@@ -33,7 +33,7 @@ def load_prompts(
 
     `prompt` is text, to which BOS is added, or chat messages, which are rendered with the generation prompt; the field
     `tools` of a chat is given to its template, or `tools` in place of it, those of an environment. A prompt that is too
-    long is truncated on its left, after its BOS.
+    long is truncated on its left, after its BOS. With `data.privileged_context`, the teacher's prompt is made alike.
     """
     encoder = Encoder.of(tokenizer, data)
 
@@ -45,25 +45,30 @@ def load_prompts(
             if tools:
                 raise RowError("not a chat", "the environment's tools are in the chat template, but the prompt is text")
             encoder.require_plain()
-            text = encoder.guard.text(value, "prompt", opens=True)
-            if not text.strip():
+            prompt, schemas = encoder.guard.text(value, "prompt", opens=True), None
+            if not prompt.strip():
                 raise RowError("empty prompt", "the prompt is empty")
-            ids = encoder.prompt(text)
         else:
-            chat, own = encoder.guard.chat(value, "prompt", "user"), encoder.guard.tools(read_tools(row))
-            require_prompt(chat)
+            prompt, own = encoder.guard.chat(value, "prompt", "user"), encoder.guard.tools(read_tools(row))
+            require_prompt(prompt)
             if own and tools:
                 raise RowError("two sets of tools", "field 'tools': the environment has its own tools; take it out")
             schemas = tools or own
-            ids, odd = encoder.prompt(chat, schemas), encoder.check_chat(chat, schemas, is_prompt=True)
-        prompt_ids = cut_left(ids, data.max_prompt_length, tokenizer.bos_id)
-        cut = ("prompt",) if len(prompt_ids) < len(ids) else ()
-        return Example({"prompt": prompt_ids}, cut, odd, isinstance(value, list), columns=dict(row))
+            odd = encoder.check_chat(prompt, schemas, is_prompt=True)
+        whole = {"prompt": encoder.prompt(prompt, schemas)}
+        if data.privileged_context is not None:
+            require(row, (data.privileged_context,), "data.privileged_context names the column that the teacher sees")
+            context = read_text(row, data.privileged_context)
+            context = encoder.guard.text(context, data.privileged_context)
+            own_prompt = teacher_prompt(prompt, context, data.teacher_prompt_template)
+            whole["teacher_prompt"] = encoder.prompt(own_prompt, schemas)
+        ids = {name: cut_left(found, data.max_prompt_length, tokenizer.bos_id) for name, found in whole.items()}
+        cut = tuple(name for name in ids if len(ids[name]) < len(whole[name]))
+        return Example(ids, cut, odd, isinstance(value, list), columns=dict(row))
 
     rules = {"tools": tools} if tools else None
-    rows = build_dataset(
-        data, convert, ("prompt",), tokenizer=tokenizer, vocabulary=vocabulary, cache=cache, rules=rules
-    )
+    parts = ("prompt", "teacher_prompt") if data.has_teacher_prompts else ("prompt",)
+    rows = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, cache=cache, rules=rules)
     prompts = Prompts(rows, data.max_completion_length)
     longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
@@ -72,3 +77,18 @@ def load_prompts(
             f"{max_position:,} positions; lower data.max_prompt_length or data.max_completion_length"
         )
     return prompts
+
+
+def teacher_prompt(prompt: Prompt, context: str, template: str) -> Prompt:
+    """The prompt of a teacher with privileged context; of a chat, the template makes the text of the last message.
+
+    Raises:
+        RowError: The last message of a chat is not a user's text.
+    """
+    if isinstance(prompt, str):
+        return template.format(prompt=prompt, privileged_context=context)
+    last = prompt[-1]
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        message = "privileged context is added to the last message, which has to be text of a user"
+        raise RowError("no user's text", f"field 'prompt', message {len(prompt)}: {message}")
+    return [*prompt[:-1], {**last, "content": template.format(prompt=last["content"], privileged_context=context)}]

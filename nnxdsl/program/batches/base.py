@@ -148,6 +148,10 @@ class AbstractArrays:
         """An array `[count, *shape]` without values."""
         return jax.ShapeDtypeStruct((self.count, *shape), dtype, sharding=self.sharding)
 
+    def has_teacher_prompts(self, data: Data) -> bool:
+        """Whether batches of such data have prompts of their own for a teacher; one behind a server has read them."""
+        return data.has_teacher_prompts and not self.has_teacher_logps
+
     def top_k(self, targets: int) -> tuple[Any, ...]:
         """A teacher's top-k token ids and log-probabilities of so many targets a row; () without a teacher."""
         if self.teacher_top_k is None:
@@ -222,6 +226,10 @@ class BatchKind(Generic[BatchT]):
             ValueError: this kind of batch cannot hold it.
         """
         raise ValueError("a teacher's top-k can only be cached for sequences")
+
+    def for_teacher(self, batch: BatchT) -> BatchT:
+        """The batch with the teacher's prompts in place of the policy's, where it has such prompts; same targets."""
+        return batch
 
     def without_cached(self, batch: BatchT) -> BatchT:
         """The batch without reference log-probabilities and teacher's top-k, so that one program serves both."""

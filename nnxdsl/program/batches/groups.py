@@ -67,8 +67,15 @@ class GroupKind(BatchKind[GroupBatch]):
         """The reference's log-probabilities in the batch, without other statistics; None without."""
         return reference_outputs(_by_completion(batch))
 
+    def for_teacher(self, batch: GroupBatch) -> GroupBatch:
+        """The batch with the teacher's prompts, if it has them; see `BatchKind.for_teacher`."""
+        if batch.teacher_prompt is None:
+            return batch
+        return batch._replace(prompt=batch.teacher_prompt, prompt_length=batch.teacher_prompt_length)
+
     def without_cached(self, batch: GroupBatch) -> GroupBatch:
-        """The batch without log-probabilities of sampling, sampler and reference, and what follows from them."""
+        """The batch without log-probabilities of sampling, sampler and reference, what follows, and teacher prompts."""
+        batch = batch._replace(teacher_prompt=None, teacher_prompt_length=None)
         return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None, entropy_mask=None)
 
     def lengths(self, batch: GroupBatch) -> BatchLengths:
@@ -87,10 +94,12 @@ class GroupKind(BatchKind[GroupBatch]):
     def abstract(self, data: Data, arrays: AbstractArrays, size: Size | None = None) -> GroupBatch:
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
-        group = arrays.num_generations
+        group, has_teacher_prompts = arrays.num_generations, arrays.has_teacher_prompts(data)
         return GroupBatch(
             prompt=arrays.array(prompt),
             prompt_length=arrays.array(),
+            teacher_prompt=arrays.array(prompt) if has_teacher_prompts else None,
+            teacher_prompt_length=arrays.array() if has_teacher_prompts else None,
             completion_ids=arrays.array(group, response),
             completion_length=arrays.array(group),
             **abstract_per_token(arrays, group, response),
@@ -103,7 +112,8 @@ def _by_completion(batch: GroupBatch) -> GroupBatch:
     def flat(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.asarray(x).reshape(-1, *x.shape[2:])
 
-    names = GroupBatch._fields[GroupBatch._fields.index("loss_mask") :]
+    fields = GroupBatch._fields
+    names = fields[fields.index("loss_mask") : fields.index("teacher_prompt")]
     return batch._replace(**{name: flat(getattr(batch, name)) for name in names})
 
 

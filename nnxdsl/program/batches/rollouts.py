@@ -62,8 +62,15 @@ class RolloutKind(BatchKind[RolloutBatch]):
         """The reference's log-probabilities in the batch, without other statistics; None without."""
         return reference_outputs(batch)
 
+    def for_teacher(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with the teacher's prompts, if it has them; see `BatchKind.for_teacher`."""
+        if batch.teacher_tokens is None:
+            return batch
+        return batch._replace(tokens=batch.teacher_tokens, length=batch.teacher_length)
+
     def without_cached(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch without log-probabilities of sampling, sampler and reference, and what follows from them."""
+        """The batch without log-probabilities of sampling, sampler and reference, what follows, and teacher prompts."""
+        batch = batch._replace(teacher_tokens=None, teacher_length=None)
         return batch._replace(old_logps=None, ref_logps=None, sampler_logps=None, entropy_mask=None)
 
     def lengths(self, batch: RolloutBatch) -> BatchLengths:
@@ -81,7 +88,10 @@ class RolloutKind(BatchKind[RolloutBatch]):
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
         tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response), arrays.array()
-        return RolloutBatch(*tokens, **abstract_per_token(arrays, response))
+        batch = RolloutBatch(*tokens, **abstract_per_token(arrays, response))
+        if not arrays.has_teacher_prompts(data):
+            return batch
+        return batch._replace(teacher_tokens=batch.tokens, teacher_length=batch.length)
 
 
 def rollout_outputs(stats: TokenStats, batch: RolloutBatch | GroupBatch) -> tuple[RolloutOutputs, TokenStats]:
