@@ -209,8 +209,9 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
     if cls is Data.Prompts:
         plain = st.just(cls("none").teacher_prompt_template)
         templates = st.just("{prompt}: {privileged_context}") | plain
-        told = of_class(cls, privileged_context=TEXT.filter(str.strip), teacher_prompt_template=templates)
-        return told | of_class(cls, privileged_context=st.none(), teacher_prompt_template=plain)
+        without = of_class(cls, privileged_context=st.none(), teacher_prompt_template=plain)
+        column = TEXT.filter(str.strip)
+        return without | st.builds(attrs.evolve, without, privileged_context=column, teacher_prompt_template=templates)
     if cls is Data.Mixture:
         weights, paths = st.floats(0.5, 2.0), st.lists(TEXT.filter(str.strip), min_size=1, max_size=3, unique=True)
         sources = paths.flatmap(lambda paths: st.fixed_dictionaries({Data.Text(path): weights for path in paths}))

@@ -63,7 +63,8 @@ def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[Ro
     alone = RolloutBatch(
         tokens, length, ids, response.reshape(-1).astype(np.int32), mask, weight, advantages, limit, old
     )
-    own_arrays = {n: getattr(alone, n) for n in GroupBatch._fields[2:] if getattr(alone, n) is not None}
+    names = set(GroupBatch._fields) & set(RolloutBatch._fields)
+    own_arrays = {n: getattr(alone, n) for n in names if getattr(alone, n) is not None}
     together = GroupBatch(
         left, prompt.astype(np.int32), **{n: x.reshape(groups, group, *x.shape[1:]) for n, x in own_arrays.items()}
     )
