@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.config.checks import require_above_zero, require_choices
+
 QueryKeyNorm = Literal["none", "head", "row", "unscaled", "rotated"]
 OutputGate = Literal["none", "query", "own"]
 AttentionBias = Literal["none", "qkv", "all"]
@@ -74,9 +76,5 @@ class AttentionConfig:
     output_gate: OutputGate = "none"
 
     def __attrs_post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"attention.{name}: expected one of {choices}, got {getattr(self, name)!r}")
-        for name, value in (("query_scale", self.query_scale), ("soft_cap", self.soft_cap)):
-            if value is not None and not value > 0:
-                raise ValueError(f"attention.{name} must be above 0, got {value}")
+        require_choices(self, "attention.", _CHOICES)
+        require_above_zero(self, "attention.", "query_scale", "soft_cap")

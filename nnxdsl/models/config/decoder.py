@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import attrs
 
 from nnxdsl.models.config.attention import AttentionConfig
+from nnxdsl.models.config.checks import require_choices
 from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
 from nnxdsl.models.config.gqa import GQAConfig
 from nnxdsl.models.config.layer import LayerSpec
@@ -209,8 +210,7 @@ class DecoderConfig:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0 and field.default != 0:
                 raise ValueError(f"{field.name} must be above 0, got {value}")
-            if field.name in _CHOICES and value not in _CHOICES[field.name]:
-                raise ValueError(f"{field.name}: expected one of {_CHOICES[field.name]}, got {value!r}")
+        require_choices(self, "", _CHOICES)
         has_mlp = isinstance(self.feed_forward, MLPConfig)
         if not 0 <= self.dense_layers <= (0 if has_mlp else self.num_layers):
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from nnxdsl.models.config.checks import require_above_zero
 from nnxdsl.models.config.tensors import TensorSource, norms
 
 _WEIGHTS = {"query": "wq_b", "key": "wk", "weights": "weights_proj"}
@@ -29,9 +30,7 @@ class IndexerConfig:
     selects: bool = True
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "topk"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"indexer.{name} must be above 0, got {getattr(self, name)}")
+        require_above_zero(self, "indexer.", "num_heads", "head_dim", "topk")
 
     def tensors(self) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer's indexer in a checkpoint of the Hub."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import attrs
 
+from nnxdsl.models.config.checks import require_above_zero
 from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, linears, norms
 
@@ -42,9 +43,7 @@ class Mamba2Config(MixerConfig):
     time_step_limit: tuple[float, float] = (0.0, math.inf)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"mamba2.{name} must be above 0, got {getattr(self, name)}")
+        require_above_zero(self, "mamba2.", "num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
         if self.num_heads % self.n_groups:
             raise ValueError(f"mamba2.num_heads={self.num_heads} is not a multiple of n_groups={self.n_groups}")
         least, largest = self.time_step_limit

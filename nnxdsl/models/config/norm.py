@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.config.checks import require_above_zero, require_choices
+
 NormPlacement = Literal["pre", "sandwich", "post"]
 NormScale = Literal["plain", "wide", "zero_centred"]
 
@@ -41,9 +43,5 @@ class NormConfig:
     final_scale: NormScale | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"norm.{name}: expected one of {choices}, got {getattr(self, name)!r}")
-        for name, value in (("eps", self.eps), ("post_eps", self.post_eps)):
-            if value is not None and not value > 0:
-                raise ValueError(f"norm.{name} must be above 0, got {value}")
+        require_choices(self, "norm.", _CHOICES)
+        require_above_zero(self, "norm.", "eps", "post_eps")

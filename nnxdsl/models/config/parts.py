@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from nnxdsl.models.config.attention import Values
+from nnxdsl.models.config.checks import require_above_zero
 
 
 @attrs.frozen(kw_only=True)
@@ -22,8 +23,7 @@ class EmbeddingConfig:
     norm: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if not self.multiplier > 0:
-            raise ValueError(f"embedding.multiplier must be above 0, got {self.multiplier}")
+        require_above_zero(self, "embedding.", "multiplier")
 
     def factor(self, embed_dim: int) -> float:
         """The factor of the vectors."""
@@ -48,10 +48,7 @@ class HeadConfig:
     logits_scaling: float = 1.0
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_labels", "soft_cap", "logits_scaling"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"head.{name} must be above 0, got {value}")
+        require_above_zero(self, "head.", "num_labels", "soft_cap", "logits_scaling")
 
 
 @attrs.frozen(kw_only=True)
@@ -84,9 +81,7 @@ class KVSharing:
     mlp_dim: int
 
     def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"kv_sharing.{name} must be above 0, got {value}")
+        require_above_zero(self, "kv_sharing.", "num_layers", "mlp_dim")
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +97,4 @@ class PerLayerEmbedding:
     dim: int
 
     def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            if not value > 0:
-                raise ValueError(f"per_layer_embedding.{name} must be above 0, got {value}")
+        require_above_zero(self, "per_layer_embedding.", "vocab_size", "dim")

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from nnxdsl.models.config.checks import require_above_zero
+
 PartialRotary = Literal["first", "proportional"]
 
 
@@ -148,9 +150,7 @@ class Rope:
     interleaved: bool = False
 
     def __attrs_post_init__(self) -> None:
-        for name in ("theta", "factor"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"rope: {name} must be above 0, got {getattr(self, name)}")
+        require_above_zero(self, "rope: ", "theta", "factor")
         if not self.partial_rotary_factor >= 0:
             raise ValueError(f"rope: partial_rotary_factor must be 0 or above, got {self.partial_rotary_factor}")
         if self.partial not in get_args(PartialRotary):
