@@ -64,8 +64,8 @@ def stub() -> str:
 def models() -> str:
     """The text of the models' page, with the table of families in place of the one that it has."""
     rows = ["| `Model.` | sizes | features |", "| --- | --- | --- |"]
-    own = [family for family in FAMILIES if family.spec.__module__.startswith("nnxdsl.")]  # not another package's
-    for family in sorted(own, key=lambda family: family.spec.__name__.casefold()):
+    families = {family.spec: family for family in FAMILIES}
+    for family in (families[cls] for cls in members(nnxdsl.Model).values() if cls in families):
         sizes = ", ".join(size for size in family.sizes if not size.startswith("tiny"))
         features = inspect.cleandoc(family.spec.__doc__ or "").partition("\n\nAttributes:")[0]
         rows.append(f"| `{family.spec.__name__}` | {sizes} | {' '.join(features.split())} |")
