@@ -429,7 +429,11 @@ class Prompts(PromptCompletionData):
         if self.privileged_context is None and self.teacher_prompt_template != TEACHER_PROMPT:
             yield Problem("teacher_prompt_template", "has no effect without privileged_context; name its column")
         try:
-            fields = [field for _, field, *_ in Formatter().parse(self.teacher_prompt_template) if field is not None]
+            fields = [
+                field + (f"!{conversion}" if conversion else "") + (f":{style}" if style else "")
+                for _, field, style, conversion in Formatter().parse(self.teacher_prompt_template)
+                if field is not None
+            ]
         except ValueError as error:
             yield Problem("teacher_prompt_template", f"{error}; write {{{{ and }}}} for braces in the text")
             return

@@ -244,9 +244,13 @@ def test_a_server_is_sent_the_prompts_of_the_teacher(tmp_path: Path, monkeypatch
             {"teacher_prompt_template": "{prompt} {privileged_context} {hint}"},
             "teacher_prompt_template: expected {prompt} and {privileged_context} alone, got {hint}; write {{ and }}",
         ),
+        (
+            {"teacher_prompt_template": "{prompt:{hint}} {privileged_context}"},
+            "teacher_prompt_template: expected {prompt} and {privileged_context} alone, got {prompt:{hint}}; write",
+        ),
         ({"teacher_prompt_template": "{privileged_context} }"}, "write {{ and }} for braces in the text"),
     ],
-    ids=["no column", "no context", "another field", "a brace"],
+    ids=["no column", "no context", "another field", "a field in a format", "a brace"],
 )
 def test_templates_that_make_no_prompt(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as error:
