@@ -215,6 +215,9 @@ class GroupBatch(NamedTuple):
     teacher_prompt_length: Array = None
 
 
+#: The arrays that a `RolloutBatch` and a `GroupBatch` both hold: a row for each completion, in the latter by group.
+PER_COMPLETION = tuple(name for name in GroupBatch._fields if name in RolloutBatch._fields)
+
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nnxdsl.data.batch import GroupBatch, RolloutBatch, SequenceBatch
+from nnxdsl.data.batch import PER_COMPLETION, GroupBatch, RolloutBatch, SequenceBatch
 from nnxdsl.data.dataset import Dataset, Rows, TokenizedRows, round_length
 from nnxdsl.data.ragged import Joined, Selected
 from nnxdsl.errors import DataError
@@ -120,8 +120,8 @@ class Prompts(Dataset):
 
     def grouped(self, batch: RolloutBatch, size: int) -> GroupBatch:
         """A batch in which every `size` completions of a prompt, one after another, share a row."""
-        count, names = len(batch.weight) // size, set(GroupBatch._fields) & set(RolloutBatch._fields)
-        arrays = {name: array for name in names if (array := getattr(batch, name)) is not None}
+        count = len(batch.weight) // size
+        arrays = {name: array for name in PER_COMPLETION if (array := getattr(batch, name)) is not None}
         grouped = GroupBatch(
             *_prompts(batch.tokens, batch.length - batch.completion_length, size, self.shapes["prompt"]),
             **{name: array.reshape(count, size, *array.shape[1:]) for name, array in arrays.items()},

@@ -28,7 +28,7 @@ from nnxdsl import (
     TeacherServer,
     compile,
 )
-from nnxdsl.data.batch import GroupBatch, RolloutBatch, non_padding_fraction, token_count
+from nnxdsl.data.batch import PER_COMPLETION, GroupBatch, RolloutBatch, non_padding_fraction, token_count
 from nnxdsl.optim import step_guard
 from nnxdsl.program.batches import Lengths, kind_of
 from nnxdsl.program.blueprint import build_blueprint
@@ -63,8 +63,7 @@ def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[Ro
     alone = RolloutBatch(
         tokens, length, ids, response.reshape(-1).astype(np.int32), mask, weight, advantages, limit, old
     )
-    names = set(GroupBatch._fields) & set(RolloutBatch._fields)
-    own_arrays = {n: getattr(alone, n) for n in names if getattr(alone, n) is not None}
+    own_arrays = {n: getattr(alone, n) for n in PER_COMPLETION if getattr(alone, n) is not None}
     together = GroupBatch(
         left, prompt.astype(np.int32), **{n: x.reshape(groups, group, *x.shape[1:]) for n, x in own_arrays.items()}
     )

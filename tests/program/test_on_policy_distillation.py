@@ -35,7 +35,7 @@ from nnxdsl import (
     compile,
 )
 from nnxdsl.config.objectives.reward import functions
-from nnxdsl.data.batch import GroupBatch, RolloutBatch
+from nnxdsl.data.batch import PER_COMPLETION, GroupBatch, RolloutBatch
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.planning.flops import work
 from nnxdsl.program.blueprint import build_blueprint
@@ -173,7 +173,7 @@ def test_completions_that_share_their_prompt_take_the_same_step(distance: Distan
     for group in (0, 1):
         ids = rows[4 * group]["prompt_ids"]
         left[group, PROMPT - len(ids) :] = ids
-    arrays = [name for name in GroupBatch._fields[2:] if getattr(alone, name) is not None]
+    arrays = [name for name in PER_COMPLETION if getattr(alone, name) is not None]
     together = GroupBatch(
         left,
         (alone.length - alone.completion_length)[::4],

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxdsl.config.data import Data
-from nnxdsl.data.batch import GroupBatch
+from nnxdsl.data.batch import PER_COMPLETION, GroupBatch
 from nnxdsl.data.packing import Size
 from nnxdsl.losses.lm_head.token_stats import TokenStats
 from nnxdsl.losses.policy_gradient import RolloutOutputs
@@ -112,9 +112,8 @@ def _by_completion(batch: GroupBatch) -> GroupBatch:
     def flat(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.asarray(x).reshape(-1, *x.shape[2:])
 
-    fields = GroupBatch._fields
-    names = fields[fields.index("loss_mask") : fields.index("teacher_prompt")]
-    return batch._replace(**{name: flat(getattr(batch, name)) for name in names})
+    read = (name for name in PER_COMPLETION if name not in ("completion_ids", "completion_length"))
+    return batch._replace(**{name: flat(getattr(batch, name)) for name in read})
 
 
 def _positions(batch: GroupBatch) -> TokenPositions:
