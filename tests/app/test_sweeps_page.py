@@ -50,6 +50,7 @@ def test_points_are_ranked_by_a_metric(site: Site, sweep: SweepDirectory) -> Non
     _, best, _ = sweep.spec.experiments
     assert f"Best: [{best.id}]" in values["Markdown"].replace("\\", "")
     (coordinates,) = values["Plot"].data
+    assert coordinates.line.showscale
     assert [axis.label for axis in coordinates.dimensions] == ["objective.beta (log)", "eval/rewards/accuracies"]
     assert list(coordinates.dimensions[0].values) == pytest.approx([-1, -2])
     assert list(values["Plot 1"].data[1].y) == [0.6, 0.9]
@@ -69,6 +70,7 @@ def test_points_with_one_value_are_tied(site: Site, sweep: SweepDirectory) -> No
     assert table["rank"].tolist() == ["1 (tie)", "1 (tie)", ""]
     runs = [one.id for one in sweep.spec.experiments[:2]]
     assert "Best: 2 are tied" in note
+    assert not values["Plot"].data[0].line.showscale  # of one colour
     assert all(f"[{run}](/run?id={run})" in note for run in runs)
     assert {one.replace("\\", "") for one in table["run"][:2]} == {f"[{run}](/run?id={run})" for run in runs}
 

@@ -25,7 +25,8 @@ def parallel(found: Found, metric: str) -> go.Figure:
     points = found.ranked(metric)
     values = [point.metrics[metric] for point in points]
     axes = [_axis(path, [point.changes.get(path, "") for point in points]) for path in found.fields]
-    colours = {"colorscale": "Portland", "reversescale": found.is_minimized(metric), "showscale": True}
+    # Plotly widens the scale of one value, to values that no point has.
+    colours = {"colorscale": "Portland", "reversescale": found.is_minimized(metric), "showscale": len({*values}) > 1}
     dimensions = [*axes, {"label": metric, "values": values}]
     drawn = styled(
         go.Figure(go.Parcoords(dimensions=dimensions, line={"color": values, **colours}, labelangle=-10)), 380
