@@ -63,6 +63,7 @@ class Prompts(Dataset):
         size: int | None = None,
         logps: Sequence[npt.NDArray[np.floating]] | None = None,
         teacher_logps: Sequence[npt.NDArray[np.floating]] | None = None,
+        teacher_index: Sequence[int] | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
@@ -73,6 +74,7 @@ class Prompts(Dataset):
             size: Rows of the batch; None for the number of completions.
             logps: The log-probability of each token under the sampler; None if it gave none.
             teacher_logps: Those under a teacher behind a server; None without one.
+            teacher_index: Which of several teachers gave them; None with one.
         """
         size = len(rows) if size is None else size
         completion_ids = np.zeros((size, self.max_completion_length), np.int32)
@@ -88,6 +90,7 @@ class Prompts(Dataset):
                 if values is not None:
                     array[place, : len(completion)] = values[index]
         weight = (np.arange(size) < len(rows)).astype(np.float32)
+        index = None if teacher_index is None else np.resize(np.array(teacher_index, np.int32), size)
         max_length = np.full(size, self.max_completion_length, np.float32)
         # A teacher behind a server has read its prompts.
         has_teacher_prompts = "teacher_prompt" in self._parts and teacher_logps is None
@@ -102,6 +105,7 @@ class Prompts(Dataset):
             max_completion_length=max_length,
             sampler_logps=None if logps is None else per_token[0],
             teacher_logps=None if teacher_logps is None else per_token[1],
+            teacher_index=index,
             teacher_tokens=teacher[0],
             teacher_length=teacher[1],
         )

@@ -60,11 +60,13 @@ class DistillationInputs(NamedTuple):
         stats: Statistics of the student's target tokens, `[B, N]`.
         divergence: From the teacher at each of them, in nats, `[B, N]`; zero where the mask is off.
         feature_distance: `1 - cos` of both models' hidden states, `[B, N]`; None where no loss reads it.
+        teacher_index: Which of several teachers each row has, `[B, 1]`; None with one teacher.
     """
 
     stats: TokenStats
     divergence: Array
     feature_distance: Array | None = None
+    teacher_index: Array | None = None
 
 
 @build.register
@@ -92,8 +94,14 @@ def _(objective: Distill) -> Loss:
 def _(objective: OnPolicyDistill) -> Loss:
     def loss(policy: DistillationInputs, reference: None, weight: jax.Array) -> LossTerms:
         counted = policy.stats.mask * weight[:, None]  # [B, N]
+        count, metrics = jnp.sum(counted), dict[str, WeightedMean]()
+        for index, name in enumerate(objective.served_teachers if policy.teacher_index is not None else ()):
+            scored = counted * (policy.teacher_index == index)
+            total = jnp.sum(scored)
+            metrics[f"teacher_jsd/{name}"] = WeightedMean(jnp.sum(policy.divergence * scored), total)
+            metrics[f"teacher_token_frac/{name}"] = WeightedMean(total, count)
         # It is the policy of this temperature that is trained, so that there is no factor of its square.
-        return LossTerms(WeightedMean(jnp.sum(policy.divergence * counted), jnp.sum(counted)), {})
+        return LossTerms(WeightedMean(jnp.sum(policy.divergence * counted), count), metrics)
 
     return loss
 

@@ -26,6 +26,7 @@ class Episode:
         calls: How many tools its completions have called; None where there are none.
         failures: How many of these calls failed.
         teacher_logps: Log-probability of each token under a teacher behind a server, float32; None without one.
+        teacher_id: The name of that teacher, where there are several.
     """
 
     row: int
@@ -40,6 +41,7 @@ class Episode:
     calls: int | None = None
     failures: int = 0
     teacher_logps: np.ndarray | None = None
+    teacher_id: str | None = None
 
     def stored(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -22,7 +22,7 @@ from nnxdsl.program.compile import Program
 from nnxdsl.rollouts import engine
 from nnxdsl.rollouts.environments import Environments
 from nnxdsl.rollouts.episode import Episode
-from nnxdsl.rollouts.served_teacher import ServedTeacher
+from nnxdsl.rollouts.served_teacher import ServedTeachers
 from nnxdsl.rollouts.turns import Trajectory, Turn, Turns
 from nnxdsl.runtime import distributed
 
@@ -36,14 +36,14 @@ class EpisodeSampler:
         engine: Samples completions.
         turns: Plays episodes.
         rewards: The reward functions.
-        teacher: Gives log-probabilities of what was sampled; None where no server does.
+        teachers: Give log-probabilities of what was sampled; None where no server does.
     """
 
     program: Program
     engine: engine.Engine
     turns: Turns
     rewards: Rewards
-    teacher: ServedTeacher | None = None
+    teachers: ServedTeachers | None = None
 
     @classmethod
     def of(cls, program: Program, tokenizer: TokenizerBase, rewards: Rewards, home: Path) -> EpisodeSampler:
@@ -59,21 +59,24 @@ class EpisodeSampler:
         turns = Turns(encoder, stops)
         if spec is not None:
             turns = Turns(encoder, stops, Environments(objective, encoder), spec.max_turns)
-        teacher = None if objective.teacher_server is None else ServedTeacher(objective.teacher_server, tokenizer)
-        return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards, teacher)
+        teachers = ServedTeachers.of(objective, tokenizer) if objective.served_teachers else None
+        return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards, teachers)
 
     def close(self) -> None:
         """Ends requests to servers, and whatever samples."""
         self.engine.close()
-        if self.teacher is not None:
-            self.teacher.close()
+        if self.teachers is not None:
+            self.teachers.close()
 
     def check(self, prompts: Prompts) -> None:
-        """Refuses rows that lack what rewards and environments read, and episodes that do not fit into the model.
+        """Refuses rows that lack what is read of them, and episodes that do not fit into the model.
 
         Raises:
-            DataError: A row lacks a column, or has one whose name is taken; or there are too few positions.
+            DataError: A row lacks a column, names no teacher, or has a column whose name is taken; or there are too few
+                positions.
         """
+        if self.teachers is not None:
+            self.teachers.check(prompts.columns, prompts.row_ids)
         environments = self.turns.environments
         if environments is None:
             self.rewards.check(prompts.columns, prompts.row_ids)
@@ -131,7 +134,8 @@ class EpisodeSampler:
         sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids, turns)
         # A user's function may return other values in each process.
         scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
-        teacher_logps = self._teacher_logps(prompts, rows, found)
+        teacher_ids = [None if self.teachers is None else self.teachers.name(prompts.columns[row]) for row in rows]
+        teacher_logps = self._teacher_logps(prompts, rows, found, teacher_ids)
         episodes = [
             Episode(
                 row=row,
@@ -144,6 +148,7 @@ class EpisodeSampler:
                 calls=one.calls if has_tools else None,
                 failures=one.failures,
                 teacher_logps=teacher_logps[index],
+                teacher_id=teacher_ids[index] or None,
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
             )
@@ -152,14 +157,14 @@ class EpisodeSampler:
         return episodes, scores.metrics
 
     def _teacher_logps(
-        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory]
+        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory], names: Sequence[Any]
     ) -> Sequence[npt.NDArray[np.float32] | None]:
-        """The log-probability of each token under the teacher, by episode; None without one."""
-        if self.teacher is None:
+        """The log-probability of each token under its teacher, of that name, by episode; None without one."""
+        if self.teachers is None:
             return [None] * len(rows)
         found_rows = [prompts.row(row) for row in rows]
-        ask, before = self.teacher.logps, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
-        logps = distributed.on_process_0(lambda: ask(before, [one.ids for one in found]))
+        ask, before = self.teachers.logps, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
+        logps = distributed.on_process_0(lambda: ask(names, before, [one.ids for one in found]))
         return [np.asarray(values, np.float32) for values in logps]
 
 

@@ -210,7 +210,7 @@ class Rollouts:
             sample = partial(self._episodes.sample, weights, held_out, rows, "held out", size)
             sampled = self._sampling.call(sample)
             _extend(episodes, logged, sampled)
-            if self.objective.teacher is not None or self.objective.teacher_server is not None:
+            if self.objective.teacher is not None or self.objective.served_teachers:
                 compared += self._compared(state, held_out, sampled[0])
         return {**means(compared), **episode_metrics(episodes, self.rewards, logged)}
 
@@ -220,7 +220,7 @@ class Rollouts:
         """The distance from a teacher, in batches as those of other evaluations."""
         size = self.program.blueprint.forward_batch_size
         for start in range(0, len(episodes), size):
-            batch = _batch(prompts, episodes[start : start + size], size)
+            batch = self._batch(prompts, episodes[start : start + size], size)
             yield jax.device_get(self.program.evaluate(state, batch))
 
     def _recorded(self, step: int) -> Rollout | None:
@@ -275,7 +275,7 @@ class Rollouts:
         weight = counts
         if objective.mask_truncated_completions:
             weight = weight & ~np.array([one.is_truncated for one in episodes])
-        sampled = _batch(self.prompts, episodes)
+        sampled = self._batch(self.prompts, episodes)
         self._require_same_model(state, sampled)
         batch = self._scored(state, sampled, weight)
         advantages = batch.advantages
@@ -313,6 +313,15 @@ class Rollouts:
         """The reward of each completion; NaN where it has none."""
         return self.rewards.totals([one.rewards for one in episodes])
 
+    def _batch(self, prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
+        """The batch of episodes, of `size` rows."""
+        ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
+        rows, logps = [one.row for one in episodes], [one.logps for one in episodes]
+        teacher_logps = [one.teacher_logps for one in episodes if one.teacher_logps is not None]
+        names = list(self.objective.served_teachers)
+        teachers = [names.index(one.teacher_id) for one in episodes if one.teacher_id is not None]
+        return prompts.rollout_batch(rows, ids, is_sampled, size, logps, teacher_logps or None, teachers or None)
+
     def _scored(self, state: TrainState, batch: RolloutBatch, counts: npt.NDArray[np.bool_]) -> RolloutBatch:
         """The batch with the log-probabilities that advantages or later steps read, and its tokens of high entropy.
 
@@ -336,14 +345,6 @@ class Rollouts:
             entropy = np.asarray(stats.entropy).reshape(counted.shape)
             batch = batch._replace(entropy_mask=high_entropy(entropy, counted, objective.top_entropy_quantile))
         return batch._replace(old_logps=np.asarray(stats.logp))
-
-
-def _batch(prompts: Prompts, episodes: Sequence[Episode], size: int | None = None) -> RolloutBatch:
-    """The batch of episodes, of `size` rows."""
-    ids, is_sampled = [one.ids for one in episodes], [one.is_sampled for one in episodes]
-    rows, logps = [one.row for one in episodes], [one.logps for one in episodes]
-    teacher_logps = [one.teacher_logps for one in episodes if one.teacher_logps is not None]
-    return prompts.rollout_batch(rows, ids, is_sampled, size, logps, teacher_logps or None)
 
 
 def high_entropy(entropy: npt.NDArray[np.floating], mask: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:

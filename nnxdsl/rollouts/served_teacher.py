@@ -1,19 +1,96 @@
-"""Log-probabilities of sampled tokens from a teacher behind a server: `nnxdsl serve`, or vLLM."""
+"""Log-probabilities of sampled tokens from teachers behind servers: `nnxdsl serve`, or vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
 import numpy as np
 
+from nnxdsl.config.objectives.online import Online
 from nnxdsl.config.objectives.teacher_server import TeacherServer
 from nnxdsl.data.tokenizers.base import TokenizerBase
+from nnxdsl.errors import DataError, nearest
 from nnxdsl.rollouts.client import Client
 
+PATH = "objective.teacher_server"
+"""The path of the settings of a single teacher."""
+COLUMN = "teacher_id"
+"""The column with the name of a row's teacher, as of TRL."""
 SAMPLE = "The answer, in short: 3.14 × 27 > 84; naïve café, 東京. {'x': [1, 2]}\n\tEnd"
 """A text that tokenizers split in different ways."""
+
+
+@attrs.frozen
+class ServedTeachers:
+    """Asks the server of the teacher of each row.
+
+    Attributes:
+        teachers: By name; the name of a single one, which all rows have, is empty.
+    """
+
+    teachers: Mapping[str, ServedTeacher]
+
+    @classmethod
+    def of(cls, objective: Online, tokenizer: TokenizerBase) -> ServedTeachers:
+        """Those of an objective whose student has this tokenizer."""
+        paths = {name: f"objective.teacher_servers[{name!r}]" if name else PATH for name in objective.served_teachers}
+        teachers = objective.served_teachers.items()
+        return cls({name: ServedTeacher(settings, tokenizer, paths[name]) for name, settings in teachers})
+
+    def close(self) -> None:
+        """Ends requests."""
+        for teacher in self.teachers.values():
+            teacher.close()
+
+    def name(self, row: Mapping[str, Any]) -> str:
+        """The name of a row's teacher."""
+        return "" if "" in self.teachers else row[COLUMN]
+
+    def check(self, columns: Sequence[Mapping[str, Any]], row_ids: Sequence[str]) -> None:
+        """Refuses rows that name no teacher.
+
+        Raises:
+            DataError: Names the first of them.
+        """
+        if "" in self.teachers:
+            return
+        bad = [index for index, row in enumerate(columns) if row.get(COLUMN) not in [*self.teachers]]
+        if not bad:
+            return
+        row, names = columns[bad[0]], ", ".join(map(repr, self.teachers))
+        if COLUMN in row:
+            found = f"field '{COLUMN}': {row[COLUMN]!r} is none of objective.teacher_servers ({names})"
+            found += nearest(str(row[COLUMN]), self.teachers)
+        else:
+            found = (
+                f"field '{COLUMN}' is missing, which names one of objective.teacher_servers ({names}); this row has: "
+            )
+            found += f"{', '.join(row)}; rename another column with data.columns={{...: '{COLUMN}'}}"
+        others = f" ({len(bad):,} of {len(row_ids):,} rows name no teacher)" if len(bad) > 1 else ""
+        raise DataError(f"{row_ids[bad[0]]}: {found}{others}")
+
+    def logps(
+        self, names: Sequence[str], prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """The log-probability of each token of each completion under the teacher of that name; see `ServedTeacher`."""
+        rows = {name: [index for index, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
+        pool = ThreadPoolExecutor(len(rows), "teachers")  # their servers are asked at one time
+        waiting = {
+            name: pool.submit(self.teachers[name].logps, [prompts[i] for i in own], [completions[i] for i in own])
+            for name, own in rows.items()
+        }
+        try:
+            found = {
+                index: logps
+                for name, own in rows.items()
+                for index, logps in zip(own, waiting[name].result(), strict=True)
+            }
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [found[index] for index in range(len(names))]
 
 
 @attrs.define
@@ -23,15 +100,17 @@ class ServedTeacher:
     Attributes:
         settings: Where it is.
         tokenizer: Of the model that is trained.
+        path: The path of these settings, which errors name.
     """
 
     settings: TeacherServer
     tokenizer: TokenizerBase
+    path: str = PATH
     _client: Client = attrs.field(init=False)
     _model: str | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._client = Client(self.settings, "objective.teacher_server")
+        self._client = Client(self.settings, self.path)
 
     def close(self) -> None:
         """Ends requests."""

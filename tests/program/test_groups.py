@@ -200,3 +200,8 @@ def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[.
     taught = together._replace(old_logps=None, sampler_logps=logps, teacher_logps=logps)
     program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
     assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)
+    several = {"a": teacher, "b": teacher}
+    objective = attrs.evolve(objective, teacher_server=None, teacher_servers=several)
+    taught = taught._replace(teacher_index=together.completion_length)
+    program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
+    assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)

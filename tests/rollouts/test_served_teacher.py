@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
+import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import nnxdsl
 from nnxdsl import (
     Checkpoint,
     Data,
+    DataError,
     Distance,
     Evaluation,
     Experiment,
@@ -28,10 +32,16 @@ from nnxdsl import (
     TeacherServer,
     Tokenizer,
     Weights,
+    compile,
     reward,
 )
+from nnxdsl.data.batch import RolloutBatch
+from nnxdsl.data.loaders.build import load
+from nnxdsl.data.prompts import Prompts
+from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.rollouts.client import Client
-from nnxdsl.rollouts.served_teacher import ServedTeacher
+from nnxdsl.rollouts.rollouts import Rollouts
+from nnxdsl.rollouts.served_teacher import ServedTeacher, ServedTeachers
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.hooks.base import Hook
 from nnxdsl.trainer.run import run
@@ -45,14 +55,18 @@ def letters(completion: str) -> float:
     return float(len(completion))
 
 
+TEACHERS = "math", "code"
+
+
 class Place:
     """A teacher in the Hub's format, and experiments of a student of another family with the same tokenizer."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.model, self.url = directory, directory / "teacher", "http://localhost:1"
+        self.urls = dict[str, str]()
         (directory / "texts.jsonl").write_text('{"text": "a word and another word, and one more"}\n' * 4)
         for name, numbers in (("prompts", range(6)), ("held_out", range(6, 9))):
-            rows = [json.dumps({"prompt": f"Say {number}: "}) + "\n" for number in numbers]
+            rows = [json.dumps({"prompt": f"Say {n}: ", "teacher_id": TEACHERS[n % 2]}) + "\n" for n in numbers]
             (directory / f"{name}.jsonl").write_text("".join(rows))
         sft = Experiment(
             name="teacher",
@@ -70,7 +84,7 @@ class Place:
 
     def experiment(self, **objective: Any) -> Experiment:
         given = {"distance": Distance.SampledReverseKL(), "rewards": (Reward("letters of a student"),)}
-        if "teacher" not in objective:
+        if not objective.keys() & {"teacher", "teacher_servers"}:
             given["teacher_server"] = TeacherServer(self.url, timeout=60)
         return Experiment(
             name="student",
@@ -96,6 +110,21 @@ def served(place: Place) -> Iterator[Place]:
         patch.setenv("NNXDSL_API_KEY", KEY)
         place.url = url.removesuffix("/v1")
         yield place
+
+
+@pytest.fixture(scope="module")
+def two(served: Place) -> Iterator[dict[str, Path]]:
+    """Two teachers of different weights, by name, each behind a server of its own."""
+    other = served.directory / "other"
+    shutil.copytree(served.model, other)
+    for file in other.glob("*.safetensors"):
+        weights = safetensors.numpy.load_file(file)
+        noise = np.random.default_rng(0)
+        moved = {k: (w + 0.05 * noise.standard_normal(w.shape)).astype(w.dtype) for k, w in weights.items()}
+        safetensors.numpy.save_file(moved, file, {"format": "pt"})
+    with serving(other) as url:
+        served.urls = {"math": served.url, "code": url.removesuffix("/v1")}
+        yield {"math": served.model, "code": other}
 
 
 class Dies(Hook):
@@ -153,6 +182,97 @@ def test_a_run_has_the_figures_of_a_teacher_in_the_step_and_resumes_from_what_wa
     ]
     assert len(held_out[0]) >= 2
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
+
+
+def token_logps(template: Any, leaves: Any, batch: RolloutBatch) -> np.ndarray:
+    """Log-probabilities `[B, R, V]` of whole distributions that predict the tokens of completions."""
+    model, width = template.merge(dict(leaves)), batch.completion_ids.shape[1]
+    places = positions_right_padded(batch.length, batch.tokens.shape[1])
+    each = np.asarray(jax.nn.log_softmax(model.logits(model(batch.tokens, places, dtype=np.float32).hidden)))
+    source = (batch.length - batch.completion_length)[:, None] - 1 + np.arange(width)
+    return np.take_along_axis(each, np.minimum(source, each.shape[1] - 1)[..., None], axis=1).astype(float)
+
+
+def test_each_row_has_the_teacher_that_it_names(served: Place, two: dict[str, Path]) -> None:
+    """Loss and metrics from the log-probabilities of two models that are loaded one by one."""
+    servers = {name: TeacherServer(url, timeout=60) for name, url in served.urls.items()}
+    experiment = served.experiment(teacher_servers=servers)
+    program, tokenizer = compile(experiment), nnxdsl.load(served.model).tokenizer
+    assert tokenizer is not None
+    prompts = load(experiment.data, tokenizer)
+    assert isinstance(prompts, Prompts)
+    state, made = program.init(), Rollouts.of(program, prompts, tokenizer, served.directory / "runs")
+    rollout = made.at(0, state)
+    batch = rollout.batch
+    assert program.blueprint.num_generations == 2
+    template, leaves = program.policy(state)
+    ours, ids, mask = token_logps(template, leaves, batch), batch.completion_ids[..., None], batch.loss_mask
+    metrics = {name: float(value) for name, value in program.step(state, made.train_batch(batch))[1].items()}
+    named = [prompts.columns[row]["teacher_id"] for row in rollout.rows]
+    assert set(named) == {"math", "code"}
+    apart = {}
+    for name, path in two.items():
+        teacher = nnxdsl.load(path)
+        theirs = token_logps(teacher._template, teacher.leaves, batch)
+        apart[name] = np.take_along_axis(ours - theirs, ids, axis=2)[..., 0]
+    chosen, swapped = (
+        np.array([apart[each][row] for row, each in enumerate(names)])
+        for names in (named, [TEACHERS[1 - TEACHERS.index(name)] for name in named])
+    )
+    assert metrics["loss"] == pytest.approx(chosen[mask].mean(), rel=1e-5, abs=1e-5)
+    assert abs(metrics["loss"] - swapped[mask].mean()) > 1e-3
+    for name in two:
+        own = mask & np.array([each == name for each in named])[:, None]
+        assert metrics[f"teacher_jsd/{name}"] == pytest.approx(chosen[own].mean(), rel=1e-5, abs=1e-5)
+        assert metrics[f"teacher_token_frac/{name}"] == pytest.approx(own.sum() / mask.sum())
+    made.close()
+
+
+@pytest.mark.extended
+def test_a_run_with_several_teachers_resumes_from_what_was_recorded(served: Place, two: dict[str, Path]) -> None:
+    home = served.directory / "several"
+    asked = served.experiment(teacher_servers={name: TeacherServer(url) for name, url in served.urls.items()})
+    with pytest.raises(RuntimeError, match="as if killed"):
+        run(asked, home, Display(quiet=True), hooks=[Dies()])
+    recorded = json.loads((home / asked.id / "sampled" / "step-00000003.json").read_text())["rollout"]["episodes"]
+    assert {one["teacher_id"] for one in recorded} == {"math", "code"}
+    gone = served.experiment(teacher_servers=dict.fromkeys(TEACHERS, TeacherServer("http://localhost:1")))
+    assert gone.id == asked.id
+    with pytest.raises(RunError, match=r"objective.teacher_servers\['(math|code)'\]: the server at .* does not answer"):
+        run(gone, home, Display(quiet=True))  # held-out completions are not recorded
+    resumed = run(asked, home, Display(quiet=True))
+    assert (resumed.state, resumed.step) == ("finished", 4)
+    for row in rows_of(resumed.directory):
+        shares = [row.get(f"teacher_token_frac/{name}", 0.0) for name in TEACHERS]
+        assert "loss" not in row or sum(shares) == pytest.approx(1)
+        held_out = [row.get(f"eval/teacher_jsd/{name}") for name in TEACHERS]
+        assert ("eval/loss" in row) == (None not in held_out)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": "a"},
+            "row 7: field 'teacher_id' is missing, which names one of objective.teacher_servers ('math', ",
+        ),
+        ({"teacher_id": "mat"}, "field 'teacher_id': 'mat' is none of objective.teacher_servers ('math', 'code'); did"),
+        ({"teacher_id": ["math"]}, "field 'teacher_id': ['math'] is none of objective.teacher_servers"),
+    ],
+    ids=["missing", "unknown", "list"],
+)
+def test_rows_that_name_no_teacher(row: dict[str, Any], message: str) -> None:
+    tokenizer: Any = OtherTokenizer()
+    distance = Distance.SampledReverseKL()
+    several = Objective.OnPolicyDistill(teacher_servers=dict.fromkeys(TEACHERS, SERVER), distance=distance)
+    teachers, good = ServedTeachers.of(several, tokenizer), {"teacher_id": "code"}
+    teachers.check([good, good], ["row 1", "row 2"])
+    with pytest.raises(DataError) as error:
+        teachers.check([good, row, row], ["row 1", "row 7", "row 8"])
+    assert message in str(error.value)
+    assert "(2 of 3 rows name no teacher)" in str(error.value)
+    one = Objective.OnPolicyDistill(teacher_server=SERVER, distance=distance)
+    ServedTeachers.of(one, tokenizer).check([row], ["row 1"])
 
 
 class OtherTokenizer:
@@ -214,12 +334,13 @@ def test_requests_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SERVER = TeacherServer("http://localhost:8000")
+NONE: dict[str, Any] = {"teacher_server": None}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"teacher_server": None}, "teacher: there is none; give teacher=Model... or teacher_server="),
+        ({"teacher_server": None}, "teacher: there is none; give teacher=Model..., teacher_server="),
         ({"teacher": Model.Qwen3("tiny"), "teacher_server": SERVER}, "teacher: there are two; give"),
         (
             {"distance": Distance.ReverseKL()},
@@ -233,6 +354,19 @@ SERVER = TeacherServer("http://localhost:8000")
         (
             {"teacher_server": "http://localhost:8000"},
             "teacher_server: expected TeacherServer, got 'http://localhost:8000'",
+        ),
+        (
+            {"teacher": {"a": Model.Qwen3("tiny")}, "teacher_server": None},
+            "; several teachers are behind servers: teacher_servers={'math': TeacherServer(url), ...}",
+        ),
+        ({"teacher_servers": {"a": SERVER, "b": SERVER}}, "teacher: there are two; give"),
+        ({**NONE, "teacher_servers": {"a": SERVER}}, "teacher_servers: expected two teachers or more, got one; give"),
+        ({**NONE, "teacher_servers": {"a": SERVER, " ": SERVER}}, "teacher_servers.1.0: expected the name of a"),
+        ({**NONE, "teacher_servers": (("a", SERVER), ("a", SERVER))}, "teacher_servers.1.0: 'a' is listed twice"),
+        ({**NONE, "teacher_servers": {"a": SERVER, "b": Model.Qwen3("tiny")}}, "expected TeacherServer, got Model"),
+        (
+            {**NONE, "teacher_servers": {"a": SERVER, "b": SERVER}, "distance": Distance.ReverseKL()},
+            "distance: a server gives log-probabilities of tokens, and Distance.ReverseKL",
         ),
     ],
     ids=str,

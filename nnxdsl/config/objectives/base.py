@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -103,8 +105,8 @@ class Objective(Spec):
     """Where it reads sequences: which tokens are targets."""
     teacher: ClassVar[Model | None] = None
     """The model that is distilled."""
-    teacher_server: ClassVar[TeacherServer | None] = None
-    """What gives the log-probabilities of such a model, in place of its weights."""
+    served_teachers: ClassVar[Mapping[str, TeacherServer]] = MappingProxyType({})
+    """Servers that give the log-probabilities of such models, in place of weights, by name; "" for a single one."""
     teacher_top_k: ClassVar[int | None] = None
     """Number of the teacher's most likely tokens that are precomputed for each target; None for none."""
     hard_weight: ClassVar[float] = 0.0

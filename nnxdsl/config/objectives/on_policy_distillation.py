@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from nnxdsl.config.core.base import gather
+from nnxdsl.config.core.fields import Pairs
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.distillation import (
@@ -50,24 +51,42 @@ class OnPolicyDistill(Online):
         teacher_server: The teacher behind a server, in place of `teacher`. Of each sampled token it is asked for the
             log-probability, so `distance` is `Distance.SampledReverseKL()` and `temperature` 1. Log-probabilities are
             recorded with the completions before they are learned from.
+        teacher_servers: Several teachers behind servers, each with a name, in place of `teacher` (MOPD,
+            arXiv:2606.30406). The column `teacher_id` of a row names the one that scores its completions.
         distance: How distributions are compared.
         rewards: They are logged, of training and held-out completions, and not learned from.
         num_generations: Completions of each prompt. `batch_size` counts completions, so this divides it.
         temperature: Of sampling, and what logits of both models are divided by before they are compared.
     """
 
-    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {"teacher_server"}
+    fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {
+        "teacher_server",
+        "teacher_servers",
+    }
     reads_teacher_prompts: ClassVar[bool] = True
 
     teacher: Model | None = None
     teacher_server: TeacherServer | None = None
+    teacher_servers: Pairs[str, TeacherServer] = ()
     distance: Distance = ReverseKL()
     rewards: tuple[Reward, ...] = ()
     num_generations: int = attrs.field(default=1, validator=Limit(at_least=1))
 
+    @classmethod
+    def field_hint(cls, name: str, value: object) -> str:
+        """What to write for several teachers."""
+        if name not in ("teacher", "teacher_server") or not isinstance(value, Mapping):
+            return ""
+        return "; several teachers are behind servers: teacher_servers={'math': TeacherServer(url), ...}"
+
+    @property
+    def served_teachers(self) -> Mapping[str, TeacherServer]:
+        """See `Objective.served_teachers`."""
+        return dict(self.teacher_servers) if self.teacher_server is None else {"": self.teacher_server}
+
     def problems(self) -> Iterable[Problem]:
         """A teacher's weights are those of a model, and samples are unbiased where they are the estimate."""
-        return gather(super().problems, self._check_teacher, self._check_sampling)
+        return gather(super().problems, self._check_teacher, self._check_servers, self._check_sampling)
 
     def check(self, experiment: Experiment) -> Iterable[Problem]:
         """The teacher is a model that other experiments may give, and predicts one token at a time."""
@@ -77,10 +96,22 @@ class OnPolicyDistill(Online):
     def _check_teacher(self) -> Iterable[Problem]:
         if self.teacher is not None:
             yield from check_weights(self.teacher)
-        if (self.teacher is None) == (self.teacher_server is None):
-            number = "there is none" if self.teacher is None else "there are two"
-            yield Problem("teacher", f"{number}; give teacher=Model... or teacher_server=TeacherServer(url)")
-        if self.teacher_server is None:
+        given = (self.teacher is not None) + (self.teacher_server is not None) + (len(self.teacher_servers) > 0)
+        if given != 1:
+            number = ("there is none", "", "there are two", "there are three")[given]
+            message = "give teacher=Model..., teacher_server=TeacherServer(url), or teacher_servers"
+            yield Problem("teacher", f"{number}; {message}")
+
+    def _check_servers(self) -> Iterable[Problem]:
+        names = [name for name, _ in tuple(self.teacher_servers)]
+        if len(names) == 1:
+            yield Problem("teacher_servers", "expected two teachers or more, got one; give it as teacher_server")
+        for index, name in enumerate(names):
+            if not name.strip() or not name.isprintable():
+                yield Problem(f"teacher_servers.{index}.0", f"expected the name of a teacher, got {name!r}")
+            elif name in names[:index]:
+                yield Problem(f"teacher_servers.{index}.0", f"{name!r} is listed twice")
+        if not self.served_teachers:
             return
         if not isinstance(self.distance, SampledReverseKL):
             name = type(self.distance).__qualname__

@@ -60,7 +60,7 @@ class Online(Objective):
     @property
     def is_recorded(self) -> bool:
         """Whether completions are recorded before they are learned from: a server would not give the same again."""
-        return self.engine is not None or self.teacher_server is not None
+        return self.engine is not None or len(self.served_teachers) > 0
 
     def problems(self) -> Iterable[Problem]:
         """No reward is there twice, and those of an environment have one."""

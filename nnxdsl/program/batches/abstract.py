@@ -42,7 +42,7 @@ def abstract_batch(
     has_ref_logps: bool = False,
     has_old_logps: bool = False,
     has_entropy_mask: bool = False,
-    has_teacher_logps: bool = False,
+    served_teachers: int = 0,
     batching: Batching = PADDED,
     blocks: int = 1,
     teacher_top_k: int | None = None,
@@ -57,7 +57,7 @@ def abstract_batch(
         has_ref_logps: Whether the batch carries the reference's log-probabilities.
         has_old_logps: Whether rollouts carry the log-probabilities of sampling.
         has_entropy_mask: Whether they say which tokens have the highest entropy.
-        has_teacher_logps: Whether they carry the log-probabilities of a teacher behind a server.
+        served_teachers: How many teachers behind servers give log-probabilities that they carry.
         batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
         teacher_top_k: How many of a teacher's most likely tokens a batch has for each target; None for no teacher.
@@ -76,7 +76,7 @@ def abstract_batch(
     if isinstance(batching, Packed) and packed is not None:
         arrays = AbstractArrays(blocks, sharding, has_ref_logps, has_old_logps, teacher_top_k=teacher_top_k)
         return packed.abstract(data, arrays, largest(lengths(data), rows, batching, blocks))
-    flags = has_ref_logps, has_old_logps, num_generations, teacher_top_k, has_entropy_mask, has_teacher_logps
+    flags = has_ref_logps, has_old_logps, num_generations, teacher_top_k, has_entropy_mask, served_teachers
     arrays = AbstractArrays(rows, sharding, *flags)
     return kind.abstract(data, arrays)
 

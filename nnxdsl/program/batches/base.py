@@ -132,7 +132,7 @@ class AbstractArrays:
         num_generations: Completions of a row of a batch of groups.
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
         has_entropy_mask: Whether rollouts say which tokens have the highest entropy.
-        has_teacher_logps: Whether they carry the log-probabilities of a teacher behind a server.
+        served_teachers: How many teachers behind servers give log-probabilities that they carry.
     """
 
     count: int
@@ -142,7 +142,7 @@ class AbstractArrays:
     num_generations: int = 1
     teacher_top_k: int | None = None
     has_entropy_mask: bool = False
-    has_teacher_logps: bool = False
+    served_teachers: int = 0
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
         """An array `[count, *shape]` without values."""
@@ -150,7 +150,7 @@ class AbstractArrays:
 
     def has_teacher_prompts(self, data: Data) -> bool:
         """Whether batches of such data have prompts of their own for a teacher; one behind a server has read them."""
-        return data.has_teacher_prompts and not self.has_teacher_logps
+        return data.has_teacher_prompts and not self.served_teachers
 
     def top_k(self, targets: int) -> tuple[Any, ...]:
         """A teacher's top-k token ids and log-probabilities of so many targets a row; () without a teacher."""

@@ -123,7 +123,8 @@ def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
         "ref_logps": per_token if arrays.has_ref_logps else None,
         "sampler_logps": per_token,
         "entropy_mask": arrays.array(*shape, dtype=jnp.bool_) if arrays.has_entropy_mask else None,
-        "teacher_logps": per_token if arrays.has_teacher_logps else None,
+        "teacher_logps": per_token if arrays.served_teachers else None,
+        "teacher_index": arrays.array(*shape[:-1]) if arrays.served_teachers > 1 else None,
     }
 
 

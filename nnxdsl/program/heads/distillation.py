@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import jax
+import jax.numpy as jnp
 
 from nnxdsl.config.objectives.distillation import Distill, SampledReverseKL
 from nnxdsl.config.objectives.on_policy_distillation import OnPolicyDistill
@@ -105,8 +106,13 @@ class ServedDistillation(SampledDistillation):
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """See `Head.read`."""
         assert isinstance(inputs.batch, RolloutBatch | GroupBatch)
-        logps = inputs.batch.teacher_logps
-        return super().read(inputs, None if logps is None else logps.reshape(inputs.targets().mask.shape))
+        logps, index = inputs.batch.teacher_logps, inputs.batch.teacher_index
+        if logps is None:
+            return super().read(inputs)
+        output = super().read(inputs, logps.reshape(inputs.targets().mask.shape))
+        # Loss inputs are differentiated, integers cannot be.
+        index = None if index is None else index.reshape(-1, 1).astype(jnp.float32)
+        return output._replace(loss_inputs=output.loss_inputs._replace(teacher_index=index))
 
 
 @attrs.frozen
@@ -158,7 +164,7 @@ def _(objective: Distill) -> Head:
 
 @build.register
 def _(objective: OnPolicyDistill) -> Head:
-    if objective.teacher_server is not None:
+    if objective.served_teachers:
         head = ServedDistillation
     else:
         head = SampledDistillation if isinstance(objective.distance, SampledReverseKL) else Distillation
