@@ -120,6 +120,7 @@ def test_the_metrics_are_those_that_runs_write() -> None:
     }  # tests/rollouts
     entropy = {"policy_loss", "entropy_bonus", "entropy_coef"}  # tests/program/test_entropy.py
     others = {"cispo_clip_ratio", "vespo/phi_seq_mean"} | sampling | entropy  # tests/losses/test_policy_gradient.py
+    others |= {"teacher_jsd/NAME", "teacher_token_frac/NAME"}  # tests/rollouts/test_served_teacher.py
     assert set(described) == recorded | mixtures | others | {"step", "attempt", "peak_memory_gib"}
 
 

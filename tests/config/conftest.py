@@ -40,6 +40,7 @@ from nnxdsl import (
     RolloutLog,
     Schedule,
     Spec,
+    TeacherServer,
     Tracking,
     Weights,
 )
@@ -303,8 +304,11 @@ def on_policy_distillations(draw: st.DrawFn) -> Spec:
     """A teacher of sampled completions, with settings that act."""
     cls = Objective.OnPolicyDistill
     fields = {n: draw(of_field(f)) for n, f in declared(cls).items() if n not in ("teacher", "rewards")}
-    fields["teacher"] = None if fields["teacher_server"] is not None else draw(teachers())
-    if fields["teacher_server"] is not None:
+    names = draw(st.lists(st.sampled_from(("math", "code", "a b")), min_size=2, unique=True))
+    several = draw(st.booleans()) and fields["teacher_server"] is None
+    fields["teacher_servers"] = tuple((name, draw(of_noun(TeacherServer))) for name in names) if several else ()
+    fields["teacher"] = None if several or fields["teacher_server"] is not None else draw(teachers())
+    if fields["teacher"] is None:
         fields |= {"distance": SAMPLED, "temperature": 1.0}
     fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
     if fields["distance"] == SAMPLED:

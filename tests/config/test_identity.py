@@ -122,6 +122,7 @@ ONLY = {
     ("Data.Prompts", "privileged_context"): "told",
     ("Data.Prompts", "teacher_prompt_template"): "told",
     ("Objective.OnPolicyDistill", "teacher_server"): "teacher server",
+    ("Objective.OnPolicyDistill", "teacher_servers"): "teacher servers",
     ("RolloutLog", "every_steps"): "GRPO",
     ("RolloutLog", "prompts"): "GRPO",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
@@ -234,6 +235,14 @@ def samples(design: Any) -> dict[str, Experiment]:
             data=Data.Prompts("prompts.jsonl"),
             quantization=None,
         ),
+        "teacher servers": design(
+            objective=Objective.OnPolicyDistill(
+                teacher_servers=dict.fromkeys(("math", "code"), TeacherServer("http://localhost:8000")),
+                distance=Distance.SampledReverseKL(),
+            ),
+            data=Data.Prompts("prompts.jsonl"),
+            quantization=None,
+        ),
         "rated": design(
             objective=Objective.Reward(),
             data=Data.Preferences("pairs.jsonl", margin="by"),
@@ -321,6 +330,8 @@ def test_every_field_counts_or_not(
     drawn = field_values(declared(registry[owner])[name])
     if name == "teacher_server":
         drawn = st.just(TeacherServer("http://localhost:8000", model="another"))
+    if name == "teacher_servers":
+        drawn = st.just((("math", TeacherServer("http://localhost:8000")), ("logic", TeacherServer("http://1:1"))))
     if name == "teacher_prompt_template":
         drawn = st.just("{privileged_context} {prompt}")
     if name == "columns":
