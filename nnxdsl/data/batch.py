@@ -155,6 +155,8 @@ class RolloutBatch(NamedTuple):
         sampler_logps: [B, R] float32, log-probability of each token as the sampler computed it, or None.
         entropy_mask: [B, R] bool, True on the tokens of highest entropy, which the policy term has; None for all.
         teacher_logps: [B, R] float32, log-probability of each token under a teacher behind a server; else None.
+        teacher_top_ids: [B, R, k] int32, the most likely tokens of such a teacher at each token, or None.
+        teacher_top_logps: [B, R, k + 1] float32, their log-probabilities, and last that of all other tokens together.
         teacher_index: [B] int32, which of several teachers gave them, from 0; else None.
         teacher_tokens: [B, T'] int32, the teacher's prompt and the completion, right-padded; None where the teacher
             sees the policy's prompt.
@@ -174,6 +176,8 @@ class RolloutBatch(NamedTuple):
     sampler_logps: Array = None
     entropy_mask: Array = None
     teacher_logps: Array = None
+    teacher_top_ids: Array = None
+    teacher_top_logps: Array = None
     teacher_index: Array = None
     teacher_tokens: Array = None
     teacher_length: Array = None
@@ -196,6 +200,8 @@ class GroupBatch(NamedTuple):
         sampler_logps: [P, G, R] float32, as in `RolloutBatch`.
         entropy_mask: [P, G, R] bool, as in `RolloutBatch`.
         teacher_logps: [P, G, R] float32, as in `RolloutBatch`.
+        teacher_top_ids: [P, G, R, k] int32, as in `RolloutBatch`.
+        teacher_top_logps: [P, G, R, k + 1] float32, as in `RolloutBatch`.
         teacher_index: [P, G] int32, as in `RolloutBatch`.
         teacher_prompt: [P, L'] int32, the teacher's prompts, left-padded; None where it sees those of the policy.
         teacher_prompt_length: [P] int32, at least 1, or None.
@@ -214,6 +220,8 @@ class GroupBatch(NamedTuple):
     sampler_logps: Array = None
     entropy_mask: Array = None
     teacher_logps: Array = None
+    teacher_top_ids: Array = None
+    teacher_top_logps: Array = None
     teacher_index: Array = None
     teacher_prompt: Array = None
     teacher_prompt_length: Array = None

@@ -64,6 +64,7 @@ class Prompts(Dataset):
         logps: Sequence[npt.NDArray[np.floating]] | None = None,
         teacher_logps: Sequence[npt.NDArray[np.floating]] | None = None,
         teacher_index: Sequence[int] | None = None,
+        teacher_top_k: Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]]] | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
@@ -75,6 +76,8 @@ class Prompts(Dataset):
             logps: The log-probability of each token under the sampler; None if it gave none.
             teacher_logps: Those under a teacher behind a server; None without one.
             teacher_index: Which of several teachers gave them; None with one.
+            teacher_top_k: The teacher's most likely tokens at each token `[n, k]`, and their log-probabilities and that
+                of all others `[n, k + 1]`; None where `teacher_logps` is all that is read.
         """
         size = len(rows) if size is None else size
         completion_ids = np.zeros((size, self.max_completion_length), np.int32)
@@ -92,8 +95,10 @@ class Prompts(Dataset):
         weight = (np.arange(size) < len(rows)).astype(np.float32)
         index = None if teacher_index is None else np.resize(np.array(teacher_index, np.int32), size)
         max_length = np.full(size, self.max_completion_length, np.float32)
+        top_k = (None, None) if teacher_top_k is None else _padded_top_k(teacher_top_k, completion_ids.shape)
         # A teacher behind a server has read its prompts.
-        has_teacher_prompts = "teacher_prompt" in self._parts and teacher_logps is None
+        is_served = teacher_logps is not None or teacher_top_k is not None
+        has_teacher_prompts = "teacher_prompt" in self._parts and not is_served
         teacher = self._joined("teacher_prompt", rows, completions, size) if has_teacher_prompts else (None, None)
         return RolloutBatch(
             *self._joined("prompt", rows, completions, size),
@@ -105,6 +110,8 @@ class Prompts(Dataset):
             max_completion_length=max_length,
             sampler_logps=None if logps is None else per_token[0],
             teacher_logps=None if teacher_logps is None else per_token[1],
+            teacher_top_ids=top_k[0],
+            teacher_top_logps=top_k[1],
             teacher_index=index,
             teacher_tokens=teacher[0],
             teacher_length=teacher[1],
@@ -135,6 +142,18 @@ class Prompts(Dataset):
         lengths, width = batch.teacher_length - batch.completion_length, self.shapes["teacher_prompt"]
         prompts, lengths = _prompts(batch.teacher_tokens, lengths, size, width)
         return grouped._replace(teacher_prompt=prompts, teacher_prompt_length=lengths)
+
+
+def _padded_top_k(
+    found: Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]]], shape: tuple[int, ...]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """A teacher's top k, padded to the shape of completions; filled up with the first."""
+    k = found[0][0].shape[1]
+    ids, logps = np.zeros((*shape, k), np.int32), np.zeros((*shape, k + 1), np.float32)
+    for place in range(shape[0]):
+        own = found[place if place < len(found) else 0]
+        ids[place, : len(own[0])], logps[place, : len(own[1])] = own
+    return ids, logps
 
 
 def _prompts(

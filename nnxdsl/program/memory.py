@@ -128,13 +128,13 @@ def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
 
 
 def _teacher_parts(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
-    """The bytes of a precomputed teacher's top-k in a batch, and the peak of precomputation beyond that of a step."""
+    """The bytes of a teacher's top-k in a batch, and the peak of precomputation, if any, beyond that of a step."""
     size = top_bytes(blueprint)
     if not size:
         return []
-    rows = blueprint.experiment.batch_size
+    rows = blueprint.experiment.batch_size // blueprint.num_generations
     device_rows = -(-rows // blueprint.layout.batch_shards(blueprint.experiment.rows_at_once))
-    top_k = device_rows * blueprint.longest.trunk * size
+    top_k = device_rows * (blueprint.longest.head if blueprint.teacher is None else blueprint.longest.trunk) * size
     teacher_bytes = blueprint.teacher_layout.device_bytes().get("teacher", 0)
     excess = teacher_bytes - top_k - sum(part.bytes for part in parts if part.memory == "device")
     explanation = f"peak during precomputation beyond that of a step, from weights of {teacher_bytes / 2**20:,.1f} MiB"
@@ -145,7 +145,7 @@ def _teacher_parts(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
 
 
 def top_bytes(blueprint: Blueprint) -> int:
-    """Bytes of each target's precomputed top-k; 0 without a precomputed teacher.
+    """Bytes of each target's top-k in a batch; 0 without one.
 
     A token id and a log-probability for each of its top-k tokens, and the log-probability of all others.
     """

@@ -26,6 +26,8 @@ class Episode:
         calls: How many tools its completions have called; None where there are none.
         failures: How many of these calls failed.
         teacher_logps: Log-probability of each token under a teacher behind a server, float32; None without one.
+        teacher_top_k: Its most likely tokens `[n, k]`, and their log-probabilities and that of all others `[n, k + 1]`,
+            in place of `teacher_logps`; not stored, since the batch has them.
         teacher_id: The name of that teacher, where there are several.
     """
 
@@ -41,6 +43,7 @@ class Episode:
     calls: int | None = None
     failures: int = 0
     teacher_logps: np.ndarray | None = None
+    teacher_top_k: tuple[np.ndarray, np.ndarray] | None = None
     teacher_id: str | None = None
 
     def stored(self) -> dict[str, Any]:
@@ -49,6 +52,7 @@ class Episode:
             **attrs.asdict(self, recurse=False),
             "logps": self.logps.tolist(),
             "teacher_logps": None if self.teacher_logps is None else self.teacher_logps.tolist(),
+            "teacher_top_k": None,
             "turns": [dict(one) for one in self.turns],
         }
 

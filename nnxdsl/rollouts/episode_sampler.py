@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from nnxdsl.config.objectives.online import Online
 from nnxdsl.data.prompts import Prompts
@@ -59,7 +58,8 @@ class EpisodeSampler:
         turns = Turns(encoder, stops)
         if spec is not None:
             turns = Turns(encoder, stops, Environments(objective, encoder), spec.max_turns)
-        teachers = ServedTeachers.of(objective, tokenizer) if objective.served_teachers else None
+        vocab_size = program.blueprint.config.vocab_size
+        teachers = ServedTeachers.of(objective, tokenizer, vocab_size) if objective.served_teachers else None
         return cls(program, engine.build(objective.engine, program, stops, home), turns, rewards, teachers)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class EpisodeSampler:
         # A user's function may return other values in each process.
         scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
         teacher_ids = [None if self.teachers is None else self.teachers.name(prompts.columns[row]) for row in rows]
-        teacher_logps = self._teacher_logps(prompts, rows, found, teacher_ids)
+        scored = self._teacher_scores(prompts, rows, found, teacher_ids)
         episodes = [
             Episode(
                 row=row,
@@ -147,7 +147,7 @@ class EpisodeSampler:
                 turns=one.turns if turns else (),
                 calls=one.calls if has_tools else None,
                 failures=one.failures,
-                teacher_logps=teacher_logps[index],
+                **scored[index],
                 teacher_id=teacher_ids[index] or None,
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
@@ -156,16 +156,18 @@ class EpisodeSampler:
         ]
         return episodes, scores.metrics
 
-    def _teacher_logps(
+    def _teacher_scores(
         self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory], names: Sequence[Any]
-    ) -> Sequence[npt.NDArray[np.float32] | None]:
-        """The log-probability of each token under its teacher, of that name, by episode; None without one."""
+    ) -> Sequence[Mapping[str, Any]]:
+        """The fields of each episode that its teacher, of that name, gives; empty without one."""
         if self.teachers is None:
-            return [None] * len(rows)
+            return [{}] * len(rows)
         found_rows = [prompts.row(row) for row in rows]
-        ask, before = self.teachers.logps, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
-        logps = distributed.on_process_0(lambda: ask(names, before, [one.ids for one in found]))
-        return [np.asarray(values, np.float32) for values in logps]
+        ask, before = self.teachers.scores, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
+        scores = distributed.on_process_0(lambda: ask(names, before, [one.ids for one in found]))
+        if self.program.experiment.objective.teacher_top_k is None:
+            return [{"teacher_logps": np.asarray(logps, np.float32)} for logps in scores]
+        return [{"teacher_top_k": (np.asarray(ids, np.int32), np.asarray(logps, np.float32))} for ids, logps in scores]
 
 
 def _with_episode(row: Mapping[str, object], one: Trajectory) -> dict[str, object]:

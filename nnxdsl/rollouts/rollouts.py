@@ -88,7 +88,8 @@ class Rollouts:
         """Those of a program whose rewards are registered; `home` is the directory of runs, with reward models.
 
         Raises:
-            PlanError: A reward is not known or a setting of it has no effect, or `top_k` leaves nothing out.
+            PlanError: A reward is not known or a setting of it has no effect, or `top_k` or `teacher_top_k` leaves
+                nothing out.
             DataError: A row lacks what a reward reads.
         """
         objective, vocab_size = program.experiment.objective, program.blueprint.config.vocab_size
@@ -96,6 +97,9 @@ class Rollouts:
         if objective.top_k is not None and objective.top_k >= vocab_size:
             message = f"{objective.top_k:,} has no effect with vocab_size {vocab_size:,}; use None"
             raise PlanError([Problem("objective.top_k", message)], f"Experiment '{program.experiment.name}'")
+        if objective.teacher_top_k is not None and objective.teacher_top_k >= vocab_size:
+            message = f"{objective.teacher_top_k:,} leaves no others of vocab_size {vocab_size:,}; use a smaller one"
+            raise PlanError([Problem("objective.teacher_top_k", message)], f"Experiment '{program.experiment.name}'")
         rewards = [in_home(reward, home) for reward in objective.rewards]
         found = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length), home)
         found.check_prompts(prompts)
@@ -320,7 +324,9 @@ class Rollouts:
         teacher_logps = [one.teacher_logps for one in episodes if one.teacher_logps is not None]
         names = list(self.objective.served_teachers)
         teachers = [names.index(one.teacher_id) for one in episodes if one.teacher_id is not None]
-        return prompts.rollout_batch(rows, ids, is_sampled, size, logps, teacher_logps or None, teachers or None)
+        top_k = [one.teacher_top_k for one in episodes if one.teacher_top_k is not None]
+        from_teachers = teacher_logps or None, teachers or None, top_k or None
+        return prompts.rollout_batch(rows, ids, is_sampled, size, logps, *from_teachers)
 
     def _scored(self, state: TrainState, batch: RolloutBatch, counts: npt.NDArray[np.bool_]) -> RolloutBatch:
         """The batch with the log-probabilities that advantages or later steps read, and its tokens of high entropy.

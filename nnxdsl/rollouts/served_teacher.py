@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,8 @@ PATH = "objective.teacher_server"
 """The path of the settings of a single teacher."""
 COLUMN = "teacher_id"
 """The column with the name of a row's teacher, as of TRL."""
+LEAST_TAIL = 1e-7
+"""The least probability of all tokens beside the most likely ones, as of TRL: rounding leaves no smaller one."""
 SAMPLE = "The answer, in short: 3.14 × 27 > 84; naïve café, 東京. {'x': [1, 2]}\n\tEnd"
 """A text that tokenizers split in different ways."""
 
@@ -34,11 +37,13 @@ class ServedTeachers:
     teachers: Mapping[str, ServedTeacher]
 
     @classmethod
-    def of(cls, objective: Online, tokenizer: TokenizerBase) -> ServedTeachers:
-        """Those of an objective whose student has this tokenizer."""
-        paths = {name: f"objective.teacher_servers[{name!r}]" if name else PATH for name in objective.served_teachers}
-        teachers = objective.served_teachers.items()
-        return cls({name: ServedTeacher(settings, tokenizer, paths[name]) for name, settings in teachers})
+    def of(cls, objective: Online, tokenizer: TokenizerBase, vocab_size: int) -> ServedTeachers:
+        """Those of an objective whose student has this tokenizer, and a vocabulary of this size."""
+        teachers = dict[str, ServedTeacher]()
+        for name, settings in objective.served_teachers.items():
+            path = f"objective.teacher_servers[{name!r}]" if name else PATH
+            teachers[name] = ServedTeacher(settings, tokenizer, path, objective.teacher_top_k, vocab_size)
+        return cls(teachers)
 
     def close(self) -> None:
         """Ends requests."""
@@ -72,21 +77,19 @@ class ServedTeachers:
         others = f" ({len(bad):,} of {len(row_ids):,} rows name no teacher)" if len(bad) > 1 else ""
         raise DataError(f"{row_ids[bad[0]]}: {found}{others}")
 
-    def logps(
+    def scores(
         self, names: Sequence[str], prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        """The log-probability of each token of each completion under the teacher of that name; see `ServedTeacher`."""
+    ) -> list[Any]:
+        """What the teacher of that name gives for each completion, see `ServedTeacher.scores`."""
         rows = {name: [index for index, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
         pool = ThreadPoolExecutor(len(rows), "teachers")  # their servers are asked at one time
         waiting = {
-            name: pool.submit(self.teachers[name].logps, [prompts[i] for i in own], [completions[i] for i in own])
+            name: pool.submit(self.teachers[name].scores, [prompts[i] for i in own], [completions[i] for i in own])
             for name, own in rows.items()
         }
         try:
             found = {
-                index: logps
-                for name, own in rows.items()
-                for index, logps in zip(own, waiting[name].result(), strict=True)
+                index: one for name, own in rows.items() for index, one in zip(own, waiting[name].result(), strict=True)
             }
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -101,11 +104,15 @@ class ServedTeacher:
         settings: Where it is.
         tokenizer: Of the model that is trained.
         path: The path of these settings, which errors name.
+        top_k: Number of its most likely tokens that are read; None for the sampled tokens alone.
+        vocab_size: Tokens of the model that is trained; read with a `top_k`.
     """
 
     settings: TeacherServer
     tokenizer: TokenizerBase
     path: str = PATH
+    top_k: int | None = None
+    vocab_size: int = 0
     _client: Client = attrs.field(init=False)
     _model: str | None = attrs.field(default=None, init=False)
 
@@ -122,19 +129,45 @@ class ServedTeacher:
         Raises:
             RunError: The server does not answer, refuses, has another tokenizer, or answers without log-probabilities.
         """
+        answers = self._answers(prompts, completions, {"logprobs": 0})
+        return [
+            self._read(answer, len(prompt) + len(completion), len(completion))
+            for answer, prompt, completion in zip(answers, prompts, completions, strict=True)
+        ]
+
+    def top_logps(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> list[tuple[list[list[int]], list[list[float]]]]:
+        """The most likely tokens where each token of a completion is, and their log-probabilities at temperature 1.
+
+        Returns:
+            Of each completion `[n, k]` token ids, and `[n, k + 1]` log-probabilities, the last of all other tokens.
+
+        Raises:
+            RunError: As of `logps`; or an id is none of the student's vocabulary.
+        """
+        answers = self._answers(prompts, completions, {"prompt_logprobs": self.top_k})
+        return [
+            self._read_top(answer, len(prompt) + len(completion), len(completion))
+            for answer, prompt, completion in zip(answers, prompts, completions, strict=True)
+        ]
+
+    def scores(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Sequence[Any]:
+        """`logps`, or `top_logps` where these are read."""
+        return (self.logps if self.top_k is None else self.top_logps)(prompts, completions)
+
+    def _answers(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], fields: Mapping[str, Any]
+    ) -> list[Any]:
         if self._model is None:
             self._model = self._checked_model()
         whole = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        answers = self._client.post_each("/v1/completions", [self._request(ids) for ids in whole])
-        return [
-            self._read(answer, len(ids), len(completion))
-            for answer, ids, completion in zip(answers, whole, completions, strict=True)
-        ]
+        return self._client.post_each("/v1/completions", [self._request(ids, fields) for ids in whole])
 
-    def _request(self, prompt: Sequence[int] | str) -> dict[str, Any]:
+    def _request(self, prompt: Sequence[int] | str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Asks for log-probabilities of a prompt, and for no completion."""
-        fixed = {"max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 1.0, "return_token_ids": True}
-        return {"model": self._model, "prompt": prompt, **fixed}
+        fixed = {"max_tokens": 0, "echo": True, "temperature": 1.0, "return_token_ids": True}
+        return {"model": self._model, "prompt": prompt, **fixed, **fields}
 
     def _read(self, answer: Any, length: int, count: int) -> list[float]:
         """Log-probabilities of the last `count` of so many tokens."""
@@ -149,11 +182,30 @@ class ServedTeacher:
             )
         return logps.tolist()
 
+    def _read_top(self, answer: Any, length: int, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The most likely tokens where the last `count` of so many tokens are, which the server may add to them."""
+        k = self.top_k
+        try:
+            places = answer["choices"][0]["prompt_logprobs"][length - count : length]
+            found = np.array([_most_likely(place, k) for place in places], np.float64)  # [n, k, 2]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            found = np.zeros(0)
+        if found.shape != (count, k, 2):
+            message = f"answers without prompt_logprobs={k} of each token of the prompt; expected nnxdsl serve or vLLM"
+            raise self._client.error(message)
+        ids, logps = found[..., 0].astype(np.int32), found[..., 1]
+        if ids.max() >= self.vocab_size:
+            raise self._client.error(
+                f"has another vocabulary: token id {ids.max():,} is none of the {self.vocab_size:,} of this run's model"
+            )
+        others = np.log(np.maximum(1 - np.exp(logps).sum(axis=1, keepdims=True), LEAST_TAIL))
+        return ids.tolist(), np.concatenate([logps, others], axis=1).tolist()
+
     def _checked_model(self) -> str:
         """The model's name, if it has the tokenizer of the one that is trained."""
         names = self._client.models()
         name = self._model = self.settings.model or names[0]
-        answer = self._client.post("/v1/completions", self._request(SAMPLE))
+        answer = self._client.post("/v1/completions", self._request(SAMPLE, {}))
         self._model = None
         try:
             ids = [int(token) for token in answer["choices"][0]["prompt_token_ids"]]
@@ -168,3 +220,15 @@ class ServedTeacher:
                 f"{len(ours)}; from token {place} on {theirs[place : place + 4]} and {ours[place : place + 4]}"
             )
         return name
+
+
+def _most_likely(place: Mapping[str, Any], count: int | None) -> list[tuple[int, float]]:
+    """So many of the tokens of a place, the likeliest first, and their log-probabilities.
+
+    Raises:
+        ValueError: One is not finite.
+    """
+    found = [(int(token), float(one["logprob"])) for token, one in place.items()]
+    if not all(math.isfinite(logp) for _, logp in found):
+        raise ValueError("expected finite log-probabilities")
+    return sorted(found, key=lambda one: (-one[1], one[0]))[:count]

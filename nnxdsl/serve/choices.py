@@ -96,6 +96,25 @@ def of_completion(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[
     return {"tokens": tokens, "token_logprobs": list(logps), "top_logprobs": top, "text_offset": offsets[: len(ids)]}
 
 
+def of_prompt(tokenizer: TokenizerBase, ids: Sequence[int], found: TokenLogps) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` of a choice, by token id, the most likely first; None for the first token.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: The prompt.
+        found: Log-probabilities of all tokens but the first.
+    """
+    each: list[dict[str, Any] | None] = [None]
+    for token, logp, top_ids, top_logps in zip(ids[1:], *found, strict=True):
+        place = dict[str, Any]()
+        likely = enumerate(zip(top_ids.tolist(), top_logps.tolist(), strict=True), 1)
+        for rank, (other, its) in [*((rank, one) for rank, one in likely), (None, (token, float(logp)))]:
+            entry = {"logprob": its, "rank": rank, "decoded_token": token_text(tokenizer, other)}
+            place.setdefault(str(other), entry)
+        each.append(place)
+    return each
+
+
 def of_chat(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[float], top: Any) -> Any:
     """`logprobs` of a choice of a chat."""
 

@@ -13,6 +13,7 @@ from nnxdsl.generate.sampling import Sampling
 
 MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
+MOST_PROMPT_LOGPROBS = 1024
 MOST_STOPS = 16
 MOST_COMPLETIONS = 1024
 """Most completions of a request."""
@@ -24,7 +25,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "min_tokens": (0,),
     "presence_penalty": (0,),
-    "prompt_logprobs": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
@@ -144,6 +144,8 @@ class CompletionRequest(Request):
         prompt: A text, token ids, or several of either.
         echo: Whether choices begin with the prompt.
         logprobs: Number of most likely tokens that have log-probabilities beside the sampled one; None for none at all.
+        prompt_logprobs: Number of most likely tokens that have log-probabilities, by token id, at each place of the
+            prompt, beside the token that is there; as of vLLM. None for none at all.
     """
 
     default_tokens: ClassVar[int | None] = 16
@@ -152,6 +154,7 @@ class CompletionRequest(Request):
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_PROMPT_LOGPROBS)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -243,7 +246,7 @@ class ChatRequest(Request):
         chat_template_kwargs: Further arguments of the chat template.
     """
 
-    unsupported = {**_UNSUPPORTED, "parallel_tool_calls": (True,)}
+    unsupported = {**_UNSUPPORTED, "parallel_tool_calls": (True,), "prompt_logprobs": ()}
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)

@@ -18,11 +18,11 @@ from nnxdsl.data.tokenizers.encode import Encoder, stop_ids
 from nnxdsl.data.tokenizers.messages import read_messages
 from nnxdsl.data.tokenizers.tool_calls import reader_of
 from nnxdsl.errors import DataError
-from nnxdsl.generate.pretrained import Pretrained
+from nnxdsl.generate.pretrained import Pretrained, TokenLogps
 from nnxdsl.generate.sampler import Piece
 from nnxdsl.serve.answers import Answer
 from nnxdsl.serve.batches import Batches, PauseMode, Row, numbers_of
-from nnxdsl.serve.choices import Choice, most_likely, of_chat, of_completion
+from nnxdsl.serve.choices import Choice, most_likely, of_chat, of_completion, of_prompt
 from nnxdsl.serve.errors import Refused, error_body
 from nnxdsl.serve.requests import MOST_COMPLETIONS, ChatRequest, CompletionRequest, Request
 from nnxdsl.serve.tool_calls import ToolCalls
@@ -50,8 +50,11 @@ class Server:
 
     async def completions(self, request: CompletionRequest, client: HTTPRequest) -> Response:
         """`POST /v1/completions`."""
-        if request.stream and (request.echo or request.logprobs):
-            raise Refused("echo and logprobs above 0 are computed at the end; leave stream out", "stream")
+        if request.stream and (request.echo or request.logprobs or request.prompt_logprobs is not None):
+            message = "echo and logprobs above 0 are computed at the end, as prompt_logprobs are; leave stream out"
+            raise Refused(message, "stream")
+        if (request.prompt_logprobs or 0) > (size := self.model.config.vocab_size):
+            raise Refused(f"expected at most the {size:,} tokens of the vocabulary", "prompt_logprobs")
         if len(request.prompts) * request.n > MOST_COMPLETIONS:
             raise Refused(f"expected at most {MOST_COMPLETIONS:,} completions; ask for fewer at a time", "prompt")
         prompts = await asyncio.to_thread(lambda: [self._ids(prompt) for prompt in request.prompts])
@@ -280,6 +283,9 @@ class Server:
                 logps, top = await self._scored(answer, [*prompt, *choice.ids], len(ids), client)
             logprobs = of_completion(tokenizer, ids, logps, top if request.logprobs else None)
         body = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        if request.prompt_logprobs is not None:
+            found = await self._token_logps(answer, prompt, request.prompt_logprobs, client)
+            body["prompt_logprobs"] = await asyncio.to_thread(of_prompt, tokenizer, prompt, found)
         if request.return_token_ids:
             body |= {"token_ids": choice.ids, "prompt_token_ids": list(prompt)}
         return body
@@ -309,13 +315,16 @@ class Server:
         self, answer: Answer, ids: Sequence[int], count: int, client: HTTPRequest
     ) -> tuple[list[float | None], list[dict[str, float] | None]]:
         """Log-probabilities of the last `count` tokens, and the most likely ones; None for a first token."""
-        top, temperature = answer.request.top or 0, answer.request.temperature or 1.0
-        async with self._scoring:  # one pass at a time
-            await _require_client(client)
-            found = await asyncio.to_thread(answer.model.token_logps, ids, top, temperature)
+        found = await self._token_logps(answer, ids, answer.request.top or 0, client)
         logps: list[float | None] = [None, *found.logps.tolist()]
         each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], found)]
         return logps[-count:] if count else [], each[-count:] if count else []
+
+    async def _token_logps(self, answer: Answer, ids: Sequence[int], top: int, client: HTTPRequest) -> TokenLogps:
+        """Log-probabilities of all tokens but the first, and of so many of the most likely ones."""
+        async with self._scoring:  # one pass at a time
+            await _require_client(client)
+            return await asyncio.to_thread(answer.model.token_logps, ids, top, answer.request.temperature or 1.0)
 
 
 def _delta(choice: Choice, text: str, calls: ToolCalls | None) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _require_same_tokenizer(experiment: Experiment, tokenizer: TokenizerBase, ho
 def _require_cacheable(experiment: Experiment, dataset: Dataset, path: str) -> None:
     """Refuses to precompute the reference or a teacher for rows of a kind that cannot hold the values."""
     kind = type(dataset).__qualname__
-    if experiment.objective.teacher_top_k and not isinstance(dataset, Sequences):
+    objective = experiment.objective
+    if objective.teacher_top_k and objective.teacher is not None and not isinstance(dataset, Sequences):
         message = f"{path} yields {kind}, for which a teacher's top-k cannot be precomputed; unset it"
         raise PlanError([Problem("objective.top_k", message)], f"Experiment '{experiment.name}'")
     if experiment.reference_mode == "cached" and not isinstance(dataset, Pairs):

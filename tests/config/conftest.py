@@ -309,7 +309,9 @@ def on_policy_distillations(draw: st.DrawFn) -> Spec:
     fields["teacher_servers"] = tuple((name, draw(of_noun(TeacherServer))) for name in names) if several else ()
     fields["teacher"] = None if several or fields["teacher_server"] is not None else draw(teachers())
     if fields["teacher"] is None:
-        fields |= {"distance": SAMPLED, "temperature": 1.0}
+        fields |= {"temperature": 1.0} | ({"distance": SAMPLED} if fields["teacher_top_k"] is None else {})
+    if fields["teacher"] is not None or fields["distance"] == SAMPLED:
+        fields["teacher_top_k"] = None
     fields |= {"num_speculative_tokens": 0} if fields["engine"] is not None else {}
     if fields["distance"] == SAMPLED:
         fields |= {"top_k": None, "top_p": None}

@@ -123,6 +123,7 @@ ONLY = {
     ("Data.Prompts", "teacher_prompt_template"): "told",
     ("Objective.OnPolicyDistill", "teacher_server"): "teacher server",
     ("Objective.OnPolicyDistill", "teacher_servers"): "teacher servers",
+    ("Objective.OnPolicyDistill", "teacher_top_k"): "teacher servers",
     ("RolloutLog", "every_steps"): "GRPO",
     ("RolloutLog", "prompts"): "GRPO",
     ("Optimizer.AdamW", "undecayed"): "optimizer 3",
@@ -238,7 +239,7 @@ def samples(design: Any) -> dict[str, Experiment]:
         "teacher servers": design(
             objective=Objective.OnPolicyDistill(
                 teacher_servers=dict.fromkeys(("math", "code"), TeacherServer("http://localhost:8000")),
-                distance=Distance.SampledReverseKL(),
+                teacher_top_k=8,
             ),
             data=Data.Prompts("prompts.jsonl"),
             quantization=None,

@@ -214,6 +214,7 @@ MASKED = "losses/test_policy_gradient.py::test_what_trl_computes_with_an_off_pol
 SERVED = "rollouts/test_server_engine.py::test_it_samples_with_the_weights_of_each_step"
 REFUSED = "rollouts/test_server_engine.py::test_what_a_server_refuses"
 TAUGHT = "rollouts/test_served_teacher.py::test_what_a_teacher_answers_is_checked"
+LIKELIEST = "rollouts/test_served_teacher.py::test_distances_over_the_top_k_of_servers"
 SEVERAL = "rollouts/test_served_teacher.py::test_each_row_has_the_teacher_that_it_names"
 TOLD = "program/test_privileged_context.py::test_teachers_read_completions_after_prompts_of_their_own"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
@@ -323,6 +324,7 @@ ELSEWHERE = {
     **{f"TeacherServer.{name}": TAUGHT for name in declared(TeacherServer)},
     "Objective.OnPolicyDistill.teacher_server": TAUGHT,
     "Objective.OnPolicyDistill.teacher_servers": SEVERAL,
+    "Objective.OnPolicyDistill.teacher_top_k": LIKELIEST,
     **{f"Data.Prompts.{name}": TOLD for name in ("privileged_context", "teacher_prompt_template")},
     **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
     "Engine.Server.max_staleness": "rollouts/test_server_engine.py::test_completions_are_sampled_ahead",

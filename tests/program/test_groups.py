@@ -205,3 +205,8 @@ def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[.
     taught = taught._replace(teacher_index=together.completion_length)
     program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
     assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)
+    likely = {"teacher_top_ids": np.zeros((*mask.shape, 5), np.int32), "teacher_top_logps": np.zeros((*mask.shape, 6))}
+    likely = {name: array.astype(np.int32 if "ids" in name else np.float32) for name, array in likely.items()}
+    objective = attrs.evolve(objective, teacher_top_k=5, distance=Distance.ReverseKL())
+    program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
+    assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught._replace(teacher_logps=None, **likely))

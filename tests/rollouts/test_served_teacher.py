@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -25,6 +26,7 @@ from nnxdsl import (
     Model,
     Objective,
     Optimizer,
+    PlanError,
     Reward,
     RunError,
     Schedule,
@@ -39,6 +41,9 @@ from nnxdsl.data.batch import RolloutBatch
 from nnxdsl.data.loaders.build import load
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.models.attention.positions import positions_right_padded
+from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.compile import Program
+from nnxdsl.program.memory import memory
 from nnxdsl.rollouts.client import Client
 from nnxdsl.rollouts.rollouts import Rollouts
 from nnxdsl.rollouts.served_teacher import ServedTeacher, ServedTeachers
@@ -184,48 +189,117 @@ def test_a_run_has_the_figures_of_a_teacher_in_the_step_and_resumes_from_what_wa
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
 
 
-def token_logps(template: Any, leaves: Any, batch: RolloutBatch) -> np.ndarray:
-    """Log-probabilities `[B, R, V]` of whole distributions that predict the tokens of completions."""
-    model, width = template.merge(dict(leaves)), batch.completion_ids.shape[1]
-    places = positions_right_padded(batch.length, batch.tokens.shape[1])
-    each = np.asarray(jax.nn.log_softmax(model.logits(model(batch.tokens, places, dtype=np.float32).hidden)))
-    source = (batch.length - batch.completion_length)[:, None] - 1 + np.arange(width)
-    return np.take_along_axis(each, np.minimum(source, each.shape[1] - 1)[..., None], axis=1).astype(float)
+class Step(NamedTuple):
+    """The first step of a run, and what its loss is made of."""
+
+    program: Program
+    batch: RolloutBatch
+    named: list[str]
+    metrics: dict[str, float]
+    trainable: Any
+    student: Callable[[Any], Any]
+    """Whole distributions of trained leaves."""
+    teachers: dict[str, np.ndarray]
+    """Those of each teacher, which is loaded by itself."""
 
 
-def test_each_row_has_the_teacher_that_it_names(served: Place, two: dict[str, Path]) -> None:
-    """Loss and metrics from the log-probabilities of two models that are loaded one by one."""
+def first_step(served: Place, two: dict[str, Path], **objective: Any) -> Step:
     servers = {name: TeacherServer(url, timeout=60) for name, url in served.urls.items()}
-    experiment = served.experiment(teacher_servers=servers)
+    experiment = served.experiment(teacher_servers=servers, **objective)
     program, tokenizer = compile(experiment), nnxdsl.load(served.model).tokenizer
     assert tokenizer is not None
     prompts = load(experiment.data, tokenizer)
     assert isinstance(prompts, Prompts)
     state, made = program.init(), Rollouts.of(program, prompts, tokenizer, served.directory / "runs")
     rollout = made.at(0, state)
-    batch = rollout.batch
-    assert program.blueprint.num_generations == 2
     template, leaves = program.policy(state)
-    ours, ids, mask = token_logps(template, leaves, batch), batch.completion_ids[..., None], batch.loss_mask
-    metrics = {name: float(value) for name, value in program.step(state, made.train_batch(batch))[1].items()}
-    named = [prompts.columns[row]["teacher_id"] for row in rollout.rows]
-    assert set(named) == {"math", "code"}
-    apart = {}
-    for name, path in two.items():
-        teacher = nnxdsl.load(path)
-        theirs = token_logps(teacher._template, teacher.leaves, batch)
-        apart[name] = np.take_along_axis(ours - theirs, ids, axis=2)[..., 0]
-    chosen, swapped = (
-        np.array([apart[each][row] for row, each in enumerate(names)])
-        for names in (named, [TEACHERS[1 - TEACHERS.index(name)] for name in named])
-    )
-    assert metrics["loss"] == pytest.approx(chosen[mask].mean(), rel=1e-5, abs=1e-5)
-    assert abs(metrics["loss"] - swapped[mask].mean()) > 1e-3
-    for name in two:
-        own = mask & np.array([each == name for each in named])[:, None]
-        assert metrics[f"teacher_jsd/{name}"] == pytest.approx(chosen[own].mean(), rel=1e-5, abs=1e-5)
-        assert metrics[f"teacher_token_frac/{name}"] == pytest.approx(own.sum() / mask.sum())
+    leaves, trainable = jax.tree.map(np.asarray, (dict(leaves), dict(state.trainable)))
+    assert program.blueprint.num_generations == 2
+    metrics = {name: float(value) for name, value in program.step(state, made.train_batch(rollout.batch))[1].items()}
     made.close()
+    named = [prompts.columns[row]["teacher_id"] for row in rollout.rows]
+    assert set(named) == set(two)
+    loaded = {name: nnxdsl.load(path) for name, path in two.items()}
+    whole = {name: token_logps(model._template, model.leaves, rollout.batch) for name, model in loaded.items()}
+    return Step(
+        program,
+        rollout.batch,
+        named,
+        metrics,
+        trainable,
+        lambda trained: token_logps(template, {**leaves, **trained}, rollout.batch),
+        {name: np.asarray(logps, np.float64) for name, logps in whole.items()},
+    )
+
+
+def token_logps(template: Any, leaves: Any, batch: RolloutBatch) -> Any:
+    """Log-probabilities `[B, R, V]` of whole distributions that predict the tokens of completions."""
+    model, width = template.merge(dict(leaves)), batch.completion_ids.shape[1]
+    places = positions_right_padded(batch.length, batch.tokens.shape[1])
+    each = jax.nn.log_softmax(model.logits(model(batch.tokens, places, dtype=np.float32).hidden))
+    source = (batch.length - batch.completion_length)[:, None] - 1 + np.arange(width)
+    return jnp.take_along_axis(each, np.minimum(source, each.shape[1] - 1)[..., None], axis=1)
+
+
+def require_metrics(step: Step, found: np.ndarray) -> None:
+    """Requires the loss and the metrics that are means of a divergence at each token."""
+    mask = step.batch.loss_mask
+    assert step.metrics["loss"] == pytest.approx(found[mask].mean(), rel=2e-5, abs=1e-5)
+    for name in step.teachers:
+        own = mask & np.array([each == name for each in step.named])[:, None]
+        assert step.metrics[f"teacher_jsd/{name}"] == pytest.approx(found[own].mean(), rel=2e-5, abs=1e-5)
+        assert step.metrics[f"teacher_token_frac/{name}"] == pytest.approx(own.sum() / mask.sum())
+
+
+def test_each_row_has_the_teacher_that_it_names(served: Place, two: dict[str, Path]) -> None:
+    """Loss and metrics from the log-probabilities of two models that are loaded one by one."""
+    step = first_step(served, two)
+    ours, ids = np.asarray(step.student(step.trainable), np.float64), step.batch.completion_ids[..., None]
+    apart = {name: np.take_along_axis(ours - theirs, ids, axis=2)[..., 0] for name, theirs in step.teachers.items()}
+    swapped = [TEACHERS[1 - TEACHERS.index(name)] for name in step.named]
+    found, others = (np.array([apart[name][row] for row, name in enumerate(ns)]) for ns in (step.named, swapped))
+    require_metrics(step, found)
+    assert abs(step.metrics["loss"] - others[step.batch.loss_mask].mean()) > 1e-3
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize(
+    ("distance", "of_token"),
+    [
+        (Distance.ReverseKL(), lambda p, q: jnp.exp(q) * (q - p)),
+        (Distance.ForwardKL(), lambda p, q: jnp.exp(p) * (p - q)),
+        (
+            Distance.JSD(beta=0.3),
+            lambda p, q: (
+                0.3 * jnp.exp(p) * (p - jnp.log(0.3 * jnp.exp(p) + 0.7 * jnp.exp(q)))
+                + 0.7 * jnp.exp(q) * (q - jnp.log(0.3 * jnp.exp(p) + 0.7 * jnp.exp(q)))
+            ),
+        ),
+    ],
+    ids=["reverse", "forward", "jsd"],
+)
+def test_distances_over_the_top_k_of_servers(
+    served: Place, two: dict[str, Path], distance: Distance, of_token: Callable[[Any, Any], Any]
+) -> None:
+    """Loss, metrics and gradient norm from the whole distributions of models that are loaded one by one."""
+    k = 5
+    step = first_step(served, two, distance=distance, teacher_top_k=k)
+    theirs = np.array([step.teachers[name][row] for row, name in enumerate(step.named)])
+    best = np.argsort(-theirs, axis=-1, kind="stable")[..., :k]
+
+    def classes(logps: Any) -> Any:
+        top = jnp.take_along_axis(logps, best, axis=-1)
+        rest = jnp.put_along_axis(logps, best, -jnp.inf, axis=-1, inplace=False)
+        return jnp.concatenate([top, jax.nn.logsumexp(rest, axis=-1, keepdims=True)], axis=-1)
+
+    def divergence(trained: Any) -> Any:
+        return jnp.sum(of_token(classes(jnp.asarray(theirs, jnp.float32)), classes(step.student(trained))), axis=-1)
+
+    require_metrics(step, np.asarray(divergence(step.trainable)))
+    mask = step.batch.loss_mask
+    gradient = jax.grad(lambda trained: jnp.sum(divergence(trained) * mask) / mask.sum())(step.trainable)
+    norm = np.sqrt(sum(float(jnp.sum(jnp.square(each))) for each in jax.tree.leaves(gradient)))
+    assert step.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.extended
@@ -265,14 +339,14 @@ def test_rows_that_name_no_teacher(row: dict[str, Any], message: str) -> None:
     tokenizer: Any = OtherTokenizer()
     distance = Distance.SampledReverseKL()
     several = Objective.OnPolicyDistill(teacher_servers=dict.fromkeys(TEACHERS, SERVER), distance=distance)
-    teachers, good = ServedTeachers.of(several, tokenizer), {"teacher_id": "code"}
+    teachers, good = ServedTeachers.of(several, tokenizer, 320), {"teacher_id": "code"}
     teachers.check([good, good], ["row 1", "row 2"])
     with pytest.raises(DataError) as error:
         teachers.check([good, row, row], ["row 1", "row 7", "row 8"])
     assert message in str(error.value)
     assert "(2 of 3 rows name no teacher)" in str(error.value)
     one = Objective.OnPolicyDistill(teacher_server=SERVER, distance=distance)
-    ServedTeachers.of(one, tokenizer).check([row], ["row 1"])
+    ServedTeachers.of(one, tokenizer, 320).check([row], ["row 1"])
 
 
 class OtherTokenizer:
@@ -293,6 +367,15 @@ def test_what_a_teacher_answers_is_checked(served: Place, monkeypatch: pytest.Mo
     for found, prompt, completion in zip(logps, prompts, completions, strict=True):
         expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    settings = TeacherServer(served.url)
+    found_top = ServedTeacher(settings, tokenizer, top_k=3, vocab_size=320).top_logps(prompts, completions)
+    for (ids, logps), prompt, completion in zip(found_top, prompts, completions, strict=True):
+        _, top_ids, top_logps = model.token_logps([*prompt, *completion], 3)
+        np.testing.assert_array_equal(ids, top_ids[-len(completion) :])
+        np.testing.assert_allclose(np.array(logps)[:, :3], top_logps[-len(completion) :], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.exp(logps).sum(axis=1), 1, rtol=0, atol=1e-6)
+    with pytest.raises(RunError, match=r"objective.teacher_server: the server at .* has another vocabulary: token id "):
+        ServedTeacher(settings, tokenizer, top_k=3, vocab_size=3).top_logps(prompts, completions)
     other: Any = OtherTokenizer()
     with pytest.raises(RunError, match=r"objective.teacher_server: the server at .* has another tokenizer: it splits"):
         ServedTeacher(TeacherServer(served.url), other).logps(prompts, completions)
@@ -324,6 +407,56 @@ def test_an_answer_without_log_probabilities(answer: dict[str, Any]) -> None:
         teacher._read(answer, 3, 2)
 
 
+LIKELY = {"4": {"logprob": -1.0}, "7": {"logprob": -2.0}, "5": {"logprob": -0.5}}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        None,
+        [None, LIKELY],
+        [None, LIKELY, None],
+        [None, LIKELY, {"4": {"logprob": -1.0}}],
+        [None, LIKELY, {**LIKELY, "5": {"logprob": None}}],
+        [None, LIKELY, {**LIKELY, "5": {"logprob": float("nan")}}],
+    ],
+    ids=str,
+)
+def test_an_answer_without_the_top_k(places: Any) -> None:
+    tokenizer: Any = OtherTokenizer()
+    teacher = ServedTeacher(TeacherServer("http://localhost:1"), tokenizer, top_k=2, vocab_size=8)
+    with pytest.raises(
+        RunError, match="answers without prompt_logprobs=2 of each token of the prompt; expected nnxdsl"
+    ):
+        teacher._read_top({"choices": [{"prompt_logprobs": places}]}, 3, 2)
+
+
+def test_the_top_k_of_an_answer() -> None:
+    """The token that is there is left out where it is not among them; the others have a least probability."""
+    tokenizer: Any = OtherTokenizer()
+    teacher = ServedTeacher(TeacherServer("http://localhost:1"), tokenizer, top_k=2, vocab_size=8)
+    sure = {"3": {"logprob": 0.0}, "2": {"logprob": -40.0}}
+    ids, logps = teacher._read_top({"choices": [{"prompt_logprobs": [None, LIKELY, sure]}]}, 3, 2)
+    assert ids == [[5, 4], [3, 2]]
+    others = np.log([1 - np.exp(-0.5) - np.exp(-1), 1e-7])
+    np.testing.assert_allclose(logps, [[-0.5, -1.0, others[0]], [0.0, -40.0, others[1]]], rtol=1e-12)
+
+
+def test_a_top_k_of_the_whole_vocabulary(place: Place) -> None:
+    experiment = place.experiment(distance=Distance.ReverseKL(), teacher_top_k=320)
+    tokenizer: Any = OtherTokenizer()
+    prompts: Any = None
+    with pytest.raises(PlanError, match=r"objective.teacher_top_k: 320 leaves no others of vocab_size 320; use"):
+        Rollouts.of(compile(experiment), prompts, tokenizer)
+
+
+def test_a_top_k_is_planned(place: Place) -> None:
+    experiment = place.experiment(distance=Distance.ReverseKL(), teacher_top_k=16)
+    parts = {part.name: part.bytes for part in memory(build_blueprint(experiment))}
+    assert parts["teacher top-k"] == experiment.batch_size * 8 * (16 * 8 + 4)
+    assert "teacher" not in parts
+
+
 def test_requests_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer: Any = OtherTokenizer()
     teacher = ServedTeacher(TeacherServer("http://localhost:1"), tokenizer)
@@ -351,6 +484,11 @@ NONE: dict[str, Any] = {"teacher_server": None}
             "temperature: a server gives log-probabilities at temperature 1, and this is 0.7; leave",
         ),
         ({"top_k": 5}, "top_k: tokens that are never sampled bias SampledReverseKL"),
+        ({"teacher_top_k": 5}, "teacher_top_k: has no effect with Distance.SampledReverseKL, which reads the sampled"),
+        (
+            {**NONE, "teacher": Model.Qwen3("tiny"), "teacher_top_k": 5},
+            "teacher_top_k: has no effect: a teacher in the step gives whole distributions; leave it out",
+        ),
         (
             {"teacher_server": "http://localhost:8000"},
             "teacher_server: expected TeacherServer, got 'http://localhost:8000'",

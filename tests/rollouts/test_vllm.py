@@ -105,6 +105,19 @@ def test_it_gives_the_log_probabilities_of_a_teacher(served: Served) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
+def test_it_gives_the_top_k_of_a_teacher(served: Served) -> None:
+    load_base(served, served.rollouts(served.experiment()))
+    model = nnxdsl.load(served.model)
+    prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
+    teacher = ServedTeacher(TeacherServer(served.url), model.tokenizer, top_k=4, vocab_size=model.config.vocab_size)
+    for (ids, logps), prompt, completion in zip(
+        teacher.top_logps(prompts, completions), prompts, completions, strict=True
+    ):
+        _, top_ids, top_logps = model.token_logps([*prompt, *completion], 4)
+        assert np.array_equal(ids, top_ids[-len(completion) :])
+        np.testing.assert_allclose(np.array(logps)[:, :4], top_logps[-len(completion) :], rtol=0, atol=2e-5)
+
+
 def test_a_run_learns(served: Served, tmp_path: Path) -> None:
     optimizer = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.02))
     experiment = served.experiment({"num_generations": 8}, optimizer=optimizer, batch_size=32, steps=20)

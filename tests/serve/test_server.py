@@ -117,6 +117,25 @@ def test_what_an_evaluation_sends(post: Callable[..., Any], model: Pretrained) -
             assert choice["text"].startswith(model.tokenizer.decode(ids, skip_special=False))
 
 
+def test_what_a_distillation_sends(post: Callable[..., Any], model: Pretrained) -> None:
+    """The request of TRL's trainers for the top k of a teacher, as vLLM answers it."""
+    ids = [97, 32, 119, 111]
+    asked: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 3}
+    for temperature in (1.0, 0.7):
+        (choice,) = post(**asked, temperature=temperature).json()["choices"]
+        first, *places = choice["prompt_logprobs"]
+        assert first is None
+        each = np.asarray(jax.nn.log_softmax(model(np.array([ids]))[0, :-1] / temperature))
+        for place, token, logps in zip(places, ids[1:], each, strict=True):
+            best = np.argsort(-logps, kind="stable")[:3].tolist()
+            expected = {**dict(zip(best, (1, 2, 3), strict=True)), **({} if token in best else {token: None})}
+            assert {int(other): one["rank"] for other, one in place.items()} == expected
+            for other, one in place.items():
+                assert one["logprob"] == pytest.approx(logps[int(other)], abs=2e-5)
+                assert one["decoded_token"] == model.tokenizer.decode([int(other)], skip_special=False)
+    assert "prompt_logprobs" not in post(prompt=ids, max_tokens=1).json()["choices"][0]
+
+
 @pytest.mark.extended
 def test_a_completion_does_not_depend_on_those_beside_it(server: str) -> None:
     """Two hundred requests at one time, with several settings, lengths and seeds, and some that nobody waits for."""
@@ -173,6 +192,8 @@ def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenA
         ({"prompt": []}, 400, "expected at least one token"),
         ({"prompt": "a", "max_tokens": 5_000}, 400, "more than the model's"),
         ({"prompt": "a", "stream": True, "echo": True}, 400, "echo and logprobs above 0 are computed at the end"),
+        ({"prompt": "a", "stream": True, "prompt_logprobs": 0}, 400, "as prompt_logprobs are; leave stream out"),
+        ({"prompt": "a", "prompt_logprobs": 321}, 400, "expected at most the 320 tokens of the vocabulary"),
         ({"messages": []}, 400, "prompt: Field required"),
         ({"prompt": "a", "top_k": 10**6}, 400, "1,000,000 exceeds the 320 tokens of the vocabulary"),
         ({"prompt": "a", "temperature": 1e-9}, 400, "expected 0, or at least 0.001"),

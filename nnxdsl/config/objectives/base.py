@@ -108,7 +108,7 @@ class Objective(Spec):
     served_teachers: ClassVar[Mapping[str, TeacherServer]] = MappingProxyType({})
     """Servers that give the log-probabilities of such models, in place of weights, by name; "" for a single one."""
     teacher_top_k: ClassVar[int | None] = None
-    """Number of the teacher's most likely tokens that are precomputed for each target; None for none."""
+    """Number of the teacher's most likely tokens that batches have for each target; None for none."""
     hard_weight: ClassVar[float] = 0.0
     """Weight of target tokens as labels, beside the teacher's distributions."""
     feature_weight: ClassVar[float] = 0.0

@@ -13,7 +13,7 @@ import attrs
 
 from nnxdsl.config.core.base import gather
 from nnxdsl.config.core.fields import Pairs
-from nnxdsl.config.core.validators import Limit
+from nnxdsl.config.core.validators import Limit, positive
 from nnxdsl.config.model import Model
 from nnxdsl.config.objectives.distillation import (
     Distance,
@@ -49,10 +49,13 @@ class OnPolicyDistill(Online):
     Attributes:
         teacher: A frozen model with the same vocabulary, of any size and family; it reads each batch in the same step.
         teacher_server: The teacher behind a server, in place of `teacher`. Of each sampled token it is asked for the
-            log-probability, so `distance` is `Distance.SampledReverseKL()` and `temperature` 1. Log-probabilities are
-            recorded with the completions before they are learned from.
+            log-probability, so that `distance` is `Distance.SampledReverseKL()`, or for those of its `teacher_top_k`;
+            `temperature` is 1. Log-probabilities are recorded with the completions before they are learned from.
         teacher_servers: Several teachers behind servers, each with a name, in place of `teacher` (MOPD,
             arXiv:2606.30406). The column `teacher_id` of a row names the one that scores its completions.
+        teacher_top_k: Number of the most likely tokens of a teacher behind a server that are compared, beside all
+            others as one; see `Objective.Distill`. Where these have less than 1e-7, they count as 1e-7, as in TRL: it
+            is a difference, and rounding leaves no more. None for the sampled tokens alone.
         distance: How distributions are compared.
         rewards: They are logged, of training and held-out completions, and not learned from.
         num_generations: Completions of each prompt. `batch_size` counts completions, so this divides it.
@@ -62,12 +65,14 @@ class OnPolicyDistill(Online):
     fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {
         "teacher_server",
         "teacher_servers",
+        "teacher_top_k",
     }
     reads_teacher_prompts: ClassVar[bool] = True
 
     teacher: Model | None = None
     teacher_server: TeacherServer | None = None
     teacher_servers: Pairs[str, TeacherServer] = ()
+    teacher_top_k: int | None = attrs.field(default=None, validator=positive)
     distance: Distance = ReverseKL()
     rewards: tuple[Reward, ...] = ()
     num_generations: int = attrs.field(default=1, validator=Limit(at_least=1))
@@ -112,11 +117,16 @@ class OnPolicyDistill(Online):
             elif name in names[:index]:
                 yield Problem(f"teacher_servers.{index}.0", f"{name!r} is listed twice")
         if not self.served_teachers:
+            if self.teacher_top_k is not None:
+                message = "has no effect: a teacher in the step gives whole distributions; leave it out"
+                yield Problem("teacher_top_k", message)
             return
-        if not isinstance(self.distance, SampledReverseKL):
-            name = type(self.distance).__qualname__
+        is_sampled, name = isinstance(self.distance, SampledReverseKL), type(self.distance).__qualname__
+        if not is_sampled and self.teacher_top_k is None:
             message = f"a server gives log-probabilities of tokens, and {name} compares whole distributions"
-            yield Problem("distance", f"{message}; set Distance.SampledReverseKL()")
+            yield Problem("distance", f"{message}; set Distance.SampledReverseKL(), or teacher_top_k")
+        if is_sampled and self.teacher_top_k is not None:
+            yield Problem("teacher_top_k", f"has no effect with {name}, which reads the sampled tokens; leave it out")
         if self.temperature != 1:
             message = (
                 f"a server gives log-probabilities at temperature 1, and this is {self.temperature:g}; leave it out"

@@ -114,6 +114,7 @@ def reference_outputs(batch: RolloutBatch | GroupBatch) -> RolloutOutputs | None
 def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
     """What a loss reads of completions, without values; `shape` is that of their tokens, but for the rows."""
     per_token, weight = arrays.array(*shape, dtype=jnp.float32), arrays.array(*shape[:-1], dtype=jnp.float32)
+    k = arrays.teacher_top_k
     return {
         "loss_mask": arrays.array(*shape, dtype=jnp.bool_),
         "weight": weight,
@@ -123,7 +124,9 @@ def abstract_per_token(arrays: AbstractArrays, *shape: int) -> dict[str, Any]:
         "ref_logps": per_token if arrays.has_ref_logps else None,
         "sampler_logps": per_token,
         "entropy_mask": arrays.array(*shape, dtype=jnp.bool_) if arrays.has_entropy_mask else None,
-        "teacher_logps": per_token if arrays.served_teachers else None,
+        "teacher_logps": per_token if arrays.served_teachers and k is None else None,
+        "teacher_top_ids": None if k is None else arrays.array(*shape, k),
+        "teacher_top_logps": None if k is None else arrays.array(*shape, k + 1, dtype=jnp.float32),
         "teacher_index": arrays.array(*shape[:-1]) if arrays.served_teachers > 1 else None,
     }
 

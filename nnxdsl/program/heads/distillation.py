@@ -106,13 +106,32 @@ class ServedDistillation(SampledDistillation):
     def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
         """See `Head.read`."""
         assert isinstance(inputs.batch, RolloutBatch | GroupBatch)
-        logps, index = inputs.batch.teacher_logps, inputs.batch.teacher_index
-        if logps is None:
+        logps = inputs.batch.teacher_logps
+        output = super().read(inputs, None if logps is None else logps.reshape(inputs.targets().mask.shape))
+        return _with_teacher_index(output, inputs.batch)
+
+
+@attrs.frozen
+class ServedTopKDistillation(TopKDistillation):
+    """The divergence from the top k in the batch; without them, log-probabilities of targets."""
+
+    def read(self, inputs: HeadInputs, teacher: Any = None) -> HeadOutput:
+        """See `Head.read`."""
+        batch, shape = inputs.batch, inputs.targets().mask.shape
+        assert isinstance(batch, RolloutBatch | GroupBatch)
+        if batch.teacher_top_ids is None:
             return super().read(inputs)
-        output = super().read(inputs, logps.reshape(inputs.targets().mask.shape))
-        # Loss inputs are differentiated, integers cannot be.
-        index = None if index is None else index.reshape(-1, 1).astype(jnp.float32)
-        return output._replace(loss_inputs=output.loss_inputs._replace(teacher_index=index))
+        top_k = TeacherTopK(*(x.reshape(*shape, -1) for x in (batch.teacher_top_ids, batch.teacher_top_logps)))
+        return _with_teacher_index(super().read(inputs, top_k), batch)
+
+
+def _with_teacher_index(output: HeadOutput, batch: RolloutBatch | GroupBatch) -> HeadOutput:
+    """The inputs of the loss with which of several teachers each row has."""
+    if batch.teacher_index is None or not isinstance(output.loss_inputs, DistillationInputs):
+        return output
+    # Loss inputs are differentiated, integers cannot be.
+    index = batch.teacher_index.reshape(-1, 1).astype(jnp.float32)
+    return output._replace(loss_inputs=output.loss_inputs._replace(teacher_index=index))
 
 
 @attrs.frozen
@@ -165,7 +184,7 @@ def _(objective: Distill) -> Head:
 @build.register
 def _(objective: OnPolicyDistill) -> Head:
     if objective.served_teachers:
-        head = ServedDistillation
+        head = ServedDistillation if objective.teacher_top_k is None else ServedTopKDistillation
     else:
         head = SampledDistillation if isinstance(objective.distance, SampledReverseKL) else Distillation
     return head(objective, objective.temperature)
