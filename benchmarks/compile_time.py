@@ -45,9 +45,9 @@ class Alike(Model):
 
 @blueprint.architecture.register(Alike)
 def _(model: Alike) -> DecoderConfig:
-    small = {"embed_dim": 64, "mlp_dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    small = {"embed_dim": 64, "mlp.dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     return LLAMA3["8b"].with_fields(
-        {**small, "num_layers": model.layers, "vocab_size": 256, "attention.query_scale": 0.25}
+        {**small, "layers.num_layers": model.layers, "vocab_size": 256, "attention.query_scale": 0.25}
     )
 
 

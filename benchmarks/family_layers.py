@@ -42,17 +42,17 @@ SMALLER_GIB = 4.0
 
 def one_period(config: DecoderConfig) -> DecoderConfig:
     """The decoder with as few layers as have one of each kind, and with a small vocabulary."""
-    if config.sublayers == "one":  # whose layers follow no pattern
-        kinds = tuple(dict.fromkeys(config.layers))
-        config = attrs.evolve(config, pattern=kinds, tail_pattern=(), num_layers=len(kinds))
-    lead, sharing, per_layer = min(config.dense_layers, 1), config.kv_sharing, config.per_layer_embedding
-    shared = len(config.sharing_pattern)
+    layers = config.layers
+    if layers.sublayers == "one":  # whose layers follow no pattern
+        kinds = tuple(dict.fromkeys(layers.kinds))
+        layers = attrs.evolve(layers, pattern=kinds, tail_pattern=(), num_layers=len(kinds))
+    lead, per_layer, shared = min(layers.dense_layers, 1), config.per_layer_embedding, len(layers.kv_shared_pattern)
     return attrs.evolve(
         config,
         vocab_size=VOCAB,
-        dense_layers=lead,
-        num_layers=lead + config.period + shared,
-        kv_sharing=None if sharing is None else attrs.evolve(sharing, num_layers=shared),
+        layers=attrs.evolve(
+            layers, dense_layers=lead, num_layers=lead + layers.period + shared, num_kv_shared_layers=shared
+        ),
         per_layer_embedding=None if per_layer is None else attrs.evolve(per_layer, vocab_size=VOCAB),
     )
 
@@ -69,34 +69,37 @@ def with_few_experts(config: DecoderConfig) -> DecoderConfig:
 
 def one_of_each(config: DecoderConfig) -> DecoderConfig:
     """The decoder with one layer of each kind, with and without experts, after the dense ones."""
-    flags = config.dense_pattern or (False,) * config.period
-    kinds, dense = zip(*dict.fromkeys(zip(config.pattern, flags, strict=True)), strict=True)
-    return attrs.evolve(
-        config,
-        num_layers=config.dense_layers + len(kinds),
+    layers = config.layers
+    flags = layers.dense_pattern or (False,) * layers.period
+    kinds, dense = zip(*dict.fromkeys(zip(layers.pattern, flags, strict=True)), strict=True)
+    fewer = attrs.evolve(
+        layers,
+        num_layers=layers.dense_layers + len(kinds),
         pattern=kinds,
-        dense_pattern=dense if config.dense_pattern else (),
+        dense_pattern=dense if layers.dense_pattern else (),
     )
+    return attrs.evolve(config, layers=fewer)
 
 
 def without_lead(config: DecoderConfig) -> DecoderConfig:
     """The decoder without the dense layers before the others."""
-    return attrs.evolve(config, num_layers=config.num_layers - config.dense_layers, dense_layers=0)
+    layers = config.layers
+    return config.with_fields({"layers.num_layers": layers.num_layers - layers.dense_layers, "layers.dense_layers": 0})
 
 
 def fitting(config: DecoderConfig, gib: float) -> tuple[DecoderConfig, str]:
     """The layers of one period, or fewer experts and layers where they need more than `gib`; and what they are."""
     whole = one_period(config)
     if parameters(whole) * 4 <= gib * 2**30:
-        return whole, str(whole.num_layers)
+        return whole, str(whole.layers.num_layers)
     few = with_few_experts(whole)
     each = one_of_each(few)
     smaller = next(
         config for config in (few, each, without_lead(each)) if parameters(config) * 4 <= SMALLER_GIB * 2**30
     )
     if smaller.moe is None or whole.moe is None:
-        return smaller, str(smaller.num_layers)
-    return smaller, f"{smaller.num_layers}, {smaller.moe.num_experts} of {whole.moe.num_experts} experts"
+        return smaller, str(smaller.layers.num_layers)
+    return smaller, f"{smaller.layers.num_layers}, {smaller.moe.num_experts} of {whole.moe.num_experts} experts"
 
 
 def parameters(config: DecoderConfig) -> int:
@@ -145,7 +148,7 @@ def main() -> int:
         size = smallest(family)
         config, layers = fitting(family.sizes[size], options.gib)
         value = compared(family, config, options.peers)
-        bad |= not value <= (1e-3 if "linear" in config.layers else 1e-4)
+        bad |= not value <= (1e-3 if "linear" in config.layers.kinds else 1e-4)
         cells = size, layers, f"{parameters(config) / 1e6:,.0f} million", family_parity.entry(value)
         rows[name] = dict(zip(COLUMNS, cells, strict=True))
         print(name, *cells, flush=True)

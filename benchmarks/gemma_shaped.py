@@ -7,7 +7,6 @@ import numpy as np
 
 from nnxdsl import Adapter, Data, Experiment, Model, Objective, Optimizer, Schedule
 from nnxdsl.data.batch import PairBatch
-from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
@@ -34,14 +33,15 @@ class Shaped(Model):
 
 @blueprint.architecture.register(Shaped)
 def _(model: Shaped) -> DecoderConfig:
-    return attrs.evolve(
-        GEMMA3["270m"],
-        num_layers=model.layers,
-        embed_dim=model.embed_dim,
-        mlp_dim=model.mlp_dim,
-        head_dim=model.head_dim,
-        attention=AttentionConfig(query_scale=model.head_dim**-0.5, query_key_norm="head"),
-        vocab_size=model.vocab_size,
+    return GEMMA3["270m"].with_fields(
+        {
+            "layers.num_layers": model.layers,
+            "embed_dim": model.embed_dim,
+            "mlp.dim": model.mlp_dim,
+            "head_dim": model.head_dim,
+            "attention.query_scale": model.head_dim**-0.5,
+            "vocab_size": model.vocab_size,
+        }
     )
 
 

@@ -266,7 +266,7 @@ def read_bytes(program: Program, leaves: dict[str, jax.Array], job: Job) -> int:
     table = 0 if of == "embed.embedding" else leaves["embed.embedding"].nbytes
     weights = sum(leaf.nbytes for leaf in leaves.values()) - table
     slots = job.lengths[0] + job.lengths[1] // 2
-    each = 2 * config.num_layers * config.num_kv_heads * config.head_dim * program.blueprint.compute.itemsize
+    each = 2 * config.layers.num_layers * config.num_kv_heads * config.head_dim * program.blueprint.compute.itemsize
     return weights + job.rows * slots * each
 
 

@@ -85,14 +85,14 @@ def flops(prompt: int, response: int, *, is_shared: bool) -> float:
     """
     config = step_model.CONFIG
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    embed, mlp = config.embed_dim, config.mlp_dim
-    matrices = config.num_layers * (2 * embed * heads + 2 * embed * kv_heads + 3 * embed * mlp)
-    adapters = config.num_layers * RANK * (2 * (embed + heads) + 3 * (embed + mlp))
+    embed, mlp = config.embed_dim, config.mlp.dim
+    matrices = config.layers.num_layers * (2 * embed * heads + 2 * embed * kv_heads + 3 * embed * mlp)
+    adapters = config.layers.num_layers * RANK * (2 * (embed + heads) + 3 * (embed + mlp))
     ordinary = prompt + response
     tokens = prompt + 2 * response if is_shared else 2 * ordinary
     in_prompt, in_response = prompt * (prompt + 1) / 2, response * (response + 1) / 2
     seen = (1 if is_shared else 2) * in_prompt + 2 * (response * prompt + in_response)
-    attention = 4 * heads * seen * config.num_layers
+    attention = 4 * heads * seen * config.layers.num_layers
     head = config.vocab_size * embed * 2 * response
     return 2 * 2 * matrices * tokens + 2 * 2 * head + 3 * attention + 3 * 2 * adapters * tokens
 

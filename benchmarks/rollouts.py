@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 SIDE = Path(__file__)
-SHAPE = {"vocab_size": 32_768, "embed_dim": 512, "mlp_dim": 1536, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4}
+SHAPE = {"vocab_size": 32_768, "embed_dim": 512, "num_heads": 8, "num_kv_heads": 4}
+MLP_DIM, NUM_LAYERS = 1536, 8
 HEAD_DIM, GROUP = 64, 8
 
 
@@ -54,14 +55,17 @@ def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
     from nnxdsl.models import params
     from nnxdsl.models.config.attention import AttentionConfig
     from nnxdsl.models.config.decoder import DecoderConfig
+    from nnxdsl.models.config.feed_forward import MLPConfig
+    from nnxdsl.models.config.layer_pattern import LayerPattern
     from nnxdsl.models.decoder import Decoder
 
     given: dict[str, Any] = {
         "attention": AttentionConfig(query_scale=HEAD_DIM**-0.5, query_key_norm="head"),
         "max_length": 4096,
-        "pattern": ("global",),
+        "mlp": MLPConfig(dim=MLP_DIM, activation="gelu_tanh"),
+        "layers": LayerPattern(num_layers=NUM_LAYERS),
     }
-    config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, window=None, **given)
+    config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, **given)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     draw = np.random.default_rng(0)
     leaves = {
@@ -89,8 +93,8 @@ def transformers_side(rows: int, size: int, longest: int) -> Callable[[], None]:
     config = Qwen3Config(
         vocab_size=SHAPE["vocab_size"],
         hidden_size=SHAPE["embed_dim"],
-        intermediate_size=SHAPE["mlp_dim"],
-        num_hidden_layers=SHAPE["num_layers"],
+        intermediate_size=MLP_DIM,
+        num_hidden_layers=NUM_LAYERS,
         num_attention_heads=SHAPE["num_heads"],
         num_key_value_heads=SHAPE["num_kv_heads"],
         head_dim=HEAD_DIM,

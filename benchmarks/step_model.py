@@ -14,20 +14,20 @@ from side import ADAPTER, MODEL, NUMBERS, PAIRS
 import nnxdsl
 from nnxdsl import Adapter, Batching, Data, Experiment, Memory, Model, Objective, Optimizer, Order, Schedule, Weights
 from nnxdsl.formats import hf
-from nnxdsl.models.config.attention import AttentionConfig
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.program import blueprint
 
-CONFIG = attrs.evolve(
-    GEMMA3["270m"],
-    num_layers=6,
-    embed_dim=256,
-    mlp_dim=1024,
-    head_dim=64,
-    attention=AttentionConfig(query_scale=64**-0.5, query_key_norm="head"),
-    vocab_size=32_768,
-    max_length=1024,
+CONFIG = GEMMA3["270m"].with_fields(
+    {
+        "layers.num_layers": 6,
+        "embed_dim": 256,
+        "mlp.dim": 1024,
+        "head_dim": 64,
+        "attention.query_scale": 64**-0.5,
+        "vocab_size": 32_768,
+        "max_length": 1024,
+    }
 )
 """Gemma 3 270M's proportions: four query heads, one of keys and values, a window of 512 in five layers of six."""
 
@@ -134,8 +134,8 @@ def _full(numbers: dict[str, Any]) -> tuple[int, int, int]:
 def _adapters(trainable: dict[str, jax.Array]) -> dict[str, np.ndarray]:
     """[in, rank] A of each module, by the Hub's name."""
     found: dict[str, np.ndarray] = {}
-    for layer in range(CONFIG.num_layers):
-        period, place = divmod(layer, CONFIG.period)
+    for layer in range(CONFIG.layers.num_layers):
+        period, place = divmod(layer, CONFIG.layers.period)
         for ours, theirs in _MODULES.items():
             leaf = trainable[f"layers.blocks.{place}.{ours}.kernel_lora_a"]
             found[f"model.layers.{layer}.{theirs}"] = np.asarray(leaf[period])

@@ -63,9 +63,9 @@ def read_config(directory: str | Path) -> DecoderConfig:
     except WeightsError as error:
         raise WeightsError(f"{file}: {error}") from None
     stored = _count_layers(Path(directory))
-    if stored is not None and config.num_layers > stored:  # before a model of that size is built
+    if stored is not None and (layers := config.layers.num_layers) > stored:  # before a model of that size is built
         raise WeightsError(
-            f"{file}: num_hidden_layers is {config.num_layers}, the weights in the same directory have {stored} layers"
+            f"{file}: num_hidden_layers is {layers}, the weights in the same directory have {stored} layers"
         )
     return config
 
@@ -222,7 +222,7 @@ class HubReader:
                 elif not tensor.readable:
                     problems.append(self._unreadable(path, name))
         problems += (
-            Problem(name, f"{tensor.file}: no tensor of a text decoder of {self.config.num_layers} layers")
+            Problem(name, f"{tensor.file}: no tensor of a text decoder of {self.config.layers.num_layers} layers")
             for name, tensor in self._others.items()
         )
         problems += self._check_heads()
@@ -380,7 +380,8 @@ def tensor_name(name: str, prefix: str) -> str:
 def _mtp_layers(config: DecoderConfig, fields: Mapping[str, Any]) -> range:
     """The numbers of the multi-token-prediction layers, which follow those of the decoder (DeepSeek-V3)."""
     count = fields.get("num_nextn_predict_layers")
-    return range(config.num_layers, config.num_layers + (count if isinstance(count, int) else 0))
+    first = config.layers.num_layers
+    return range(first, first + (count if isinstance(count, int) else 0))
 
 
 def _list_files(directory: Path) -> tuple[Path, dict[str, Path]]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from nnxdsl.formats.mapped_arrays import MappedArray
 from nnxdsl.formats.quantized import StoredTensor
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.config.norm import NormPlacement
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource, linears, norms
 from nnxdsl.models.families.family import OUTSIDE
@@ -105,7 +106,7 @@ def has_mtp(fields: Mapping[str, Any]) -> bool:
 def _mtp(config: DecoderConfig, model_type: str | None) -> dict[str, TensorSource]:
     """Sources of the multi-token-prediction layer, if there is one."""
     names = _mtp_names(model_type)
-    prefix, block_prefix = (before.format(config.num_layers) for before in (names.prefix, names.block_prefix))
+    prefix, block_prefix = (before.format(config.layers.num_layers) for before in (names.prefix, names.block_prefix))
     sources: dict[str, TensorSource] = {}
     for kind in config.mtp_layer_kinds:
         for ours, own in _layer(config, kind, model_type, dense=False).items():
@@ -145,7 +146,7 @@ def copies(config: DecoderConfig, model_type: str | None) -> dict[str, str]:
         return {}
     embedding = outside_layers(model_type)["embed.embedding"]
     head = embedding if config.head.tied else HEAD
-    prefix = f"layers.{config.num_layers}"
+    prefix = f"layers.{config.layers.num_layers}"
     return {f"{prefix}.{embedding}": embedding, f"{prefix}.shared_head.head.weight": head}
 
 
@@ -163,37 +164,37 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         sources["score.kernel"] = TensorSource((SCORE,))
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER
-    dense = config.dense
-    first, pattern, periods = len(config.prefix_layers), config.period, config.periods
-    for block, kind in enumerate(config.prefix_layers):
+    layers, dense = config.layers, config.layers.dense
+    first, pattern, periods = len(layers.prefix), layers.period, layers.periods
+    for block, kind in enumerate(layers.prefix):
         for ours, own in _layer(config, kind, model_type, dense=dense[block]).items():
             names = tuple(f"layers.{block}.{name}" for name in own.names)
             sources[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    for block, kind in enumerate(config.pattern if periods else ()):
+    for block, kind in enumerate(layers.pattern if periods else ()):
         for ours, own in _layer(config, kind, model_type, dense=dense[first + block]).items():
-            layers = (first + period * pattern + block for period in range(periods))
-            names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
-            stack = {"names": names, "leading": (periods, *own.leading)}
-            sources[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
-    for block, kind in enumerate(config.suffix_layers):
+            numbers = (first + period * pattern + block for period in range(periods))
+            names = tuple(f"layers.{layer}.{name}" for layer in numbers for name in own.names)
+            changes = {"names": names, "leading": (periods, *own.leading)}
+            sources[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **changes)
+    for block, kind in enumerate(layers.suffix):
         layer = first + periods * pattern + block
         for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
             names = tuple(f"layers.{layer}.{name}" for name in own.names)
             sources[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    pattern, periods = len(config.sharing_pattern), config.sharing_periods
-    for block, kind in enumerate(config.sharing_pattern):
+    pattern, periods = len(layers.kv_shared_pattern), layers.kv_shared_periods
+    for block, kind in enumerate(layers.kv_shared_pattern):
         for ours, own in _layer(config, kind, model_type, dense=True, shares_kv=True).items():
-            layers = (config.own_layers + period * pattern + block for period in range(periods))
-            names = tuple(f"layers.{layer}.{name}" for layer in layers for name in own.names)
-            stack = {"names": names, "leading": (periods, *own.leading)}
-            sources[f"kv_sharing.blocks.{block}.{ours}"] = attrs.evolve(own, **stack)
+            numbers = (layers.own_layers + period * pattern + block for period in range(periods))
+            names = tuple(f"layers.{layer}.{name}" for layer in numbers for name in own.names)
+            changes = {"names": names, "leading": (periods, *own.leading)}
+            sources[f"kv_sharing.blocks.{block}.{ours}"] = attrs.evolve(own, **changes)
     return sources | _mtp(config, model_type)
 
 
 def is_unread(config: DecoderConfig, name: str) -> bool:
     """Whether a tensor without prefix is of keys or values of a layer that has none of its own; files may have them."""
     layer = _KV.match(name)
-    return layer is not None and config.own_layers <= int(layer[1]) < config.num_layers
+    return layer is not None and config.layers.own_layers <= int(layer[1]) < config.layers.num_layers
 
 
 def _layer(

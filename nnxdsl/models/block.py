@@ -13,7 +13,8 @@ from nnxdsl.models.attention.context import Context
 from nnxdsl.models.attention.indexer import INDEXER_STATS, SELECTIONS, IndexerStats
 from nnxdsl.models.attention.max_logits import layer_max_logits
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.feed_forward import feed_forward_class
 from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.layers.per_layer import LayerEmbeddingGate
@@ -43,13 +44,13 @@ class LayerStats(NamedTuple):
 class Block(nnx.Module):
     """One layer: mixer and feed-forward, each with a norm before it or after it or both, added to the residual stream.
 
-    In some families a layer has only one of them (`config.sublayers`).
+    In some families a layer has only one of them (`LayerPattern.sublayers`).
 
     Args:
         config: the decoder's numbers.
         kind: selects the mixer.
         dense: whether its feed-forward is the gated MLP, whatever `config.feed_forward` is.
-        shares_kv: whether it attends to the keys and values of another layer, see `config.kv_sharing`.
+        shares_kv: whether it attends to the keys and values of another layer, see `config.layers.kv_shared`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """

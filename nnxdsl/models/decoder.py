@@ -28,7 +28,8 @@ from nnxdsl.models.attention.positions import TokenPositions, positions_right_pa
 from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.attention.view import View
 from nnxdsl.models.block import Block, LayerStats
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.dropout import LEAD, TAIL, at_layer, layer_numbers, stamp
 from nnxdsl.models.layers.embedding import Embedding, Head, Score
 from nnxdsl.models.layers.norm import norm_of
@@ -49,7 +50,7 @@ class LayerGroup(nnx.Module):
         config: the decoder's config.
         kinds: of its layers, in their order.
         dense: whether each layer has the gated MLP, whatever `config.feed_forward` is; empty for none.
-        shares_kv: whether its layers are those of `config.kv_sharing`.
+        shares_kv: whether its layers are those of `config.layers.kv_shared`.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
@@ -66,7 +67,7 @@ class LayerGroup(nnx.Module):
     ) -> None:
         self.shares_kv = shares_kv
         self.shares_index = "shared_index" in kinds
-        self.gives_kv: tuple[LayerKind, ...] = () if shares_kv else tuple(dict.fromkeys(config.sharing_layers))
+        self.gives_kv: tuple[LayerKind, ...] = () if shares_kv else tuple(dict.fromkeys(config.layers.kv_shared))
         self.blocks = nnx.List(
             [
                 Block(config, kind=kind, dense=is_dense, shares_kv=shares_kv, rngs=rngs, param_dtype=param_dtype)
@@ -115,8 +116,7 @@ class GroupOutput(NamedTuple):
         x: the residual stream, `[B, T, D]`.
         caches: the update of the cache of each layer; None unless asked for.
         router_stats: the sum over the layers; None without experts.
-        last_kv: with `kv_sharing`, the keys and values of the last layer of each kind that later layers share; else
-            empty.
+        last_kv: the keys and values of the last layer of each kind that later layers share; empty where none do.
         max_logits: of each block, the largest attention score of each query head, `[N]`, in a stack `[periods, N]`;
             None where these are not recorded.
         indexer_stats: the sum over the layers; None without indexers, and where these are not recorded.
@@ -153,10 +153,10 @@ def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tup
     positions = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
     found = context(config, positions)
     if config.per_layer_embedding is not None:
-        vectors = jnp.zeros((1, 1, config.num_layers, config.per_layer_embedding.dim), dtype)
+        vectors = jnp.zeros((1, 1, config.layers.num_layers, config.per_layer_embedding.dim), dtype)
         found = found._replace(per_layer=vectors)
-    if config.kv_sharing is not None:
-        kinds = dict.fromkeys(config.sharing_layers)
+    if config.layers.num_kv_shared_layers:
+        kinds = dict.fromkeys(config.layers.kv_shared)
         shared = {kind: SharedKV(None, empty_kv(config.of(kind), 1, 1, dtype)) for kind in kinds}
         found = found._replace(shared_kv=shared)
     return jnp.zeros((1, 1, config.embed_dim), dtype), found
@@ -187,7 +187,7 @@ class Decoder(nnx.Module):
 
     Layers before the first period are `lead.blocks`; of those after them layer i is `layers.blocks.{i % period}` at
     stack position `i // period`; the layers after the last whole period are `tail.blocks`. Those of
-    `config.kv_sharing`, which come last, are `kv_sharing.blocks` in the same way, of `config.sharing_pattern`.
+    `config.layers.kv_shared`, which come last, are `kv_sharing.blocks` in the same way, of `kv_shared_pattern`.
 
     Args:
         config: the decoder's config.
@@ -200,9 +200,9 @@ class Decoder(nnx.Module):
     Attributes:
         embed: the embedding.
         lead: a LayerGroup of the layers before the stack; None without any.
-        layers: a LayerGroup whose Variables have a leading axis "layers" of `config.periods`; None without periods.
+        layers: a LayerGroup whose Variables have a leading axis "layers" of `periods`; None without periods.
         tail: a LayerGroup of the remaining layers; None without any.
-        kv_sharing: a LayerGroup as `layers`, of `config.sharing_periods`; None without such layers.
+        kv_sharing: a LayerGroup as `layers`, of `kv_shared_periods`; None without such layers.
         per_layer: the embeddings of each layer; None without `config.per_layer_embedding`.
         norm: the final norm.
         lm_head: the output head; None where it is tied to the embedding, or `score` is in its place.
@@ -227,23 +227,22 @@ class Decoder(nnx.Module):
         vocab, embed = config.vocab_size, config.embed_dim
         factor, norm_eps = config.embedding.factor(embed), config.norm.eps if config.embedding.norm else None
         self.embed = Embedding(vocab, embed, factor=factor, norm_eps=norm_eps, rngs=rngs, param_dtype=param_dtype)
-        flags, tail, first = config.dense_pattern, config.suffix_layers, len(config.prefix_layers)
-        self.lead = (
-            period(config.prefix_layers, config.dense[:first], nnx.Rngs(params=rngs.params())) if first else None
-        )
+        layers = config.layers
+        flags, tail, first = layers.dense_pattern, layers.suffix, len(layers.prefix)
+        self.lead = period(layers.prefix, layers.dense[:first], nnx.Rngs(params=rngs.params())) if first else None
         self.layers = (
-            _stack(lambda key: period(config.pattern, flags, nnx.Rngs(params=key)), rngs.params(), config.periods)
-            if config.periods
+            _stack(lambda key: period(layers.pattern, flags, nnx.Rngs(params=key)), rngs.params(), layers.periods)
+            if layers.periods
             else None
         )
         self.tail = period(tail, flags[: len(tail)], nnx.Rngs(params=rngs.params())) if tail else None
         self.kv_sharing = (
             _stack(
-                lambda key: period(config.sharing_pattern, (), nnx.Rngs(params=key), shares_kv=True),
+                lambda key: period(layers.kv_shared_pattern, (), nnx.Rngs(params=key), shares_kv=True),
                 rngs.params(),
-                config.sharing_periods,
+                layers.kv_shared_periods,
             )
-            if config.kv_sharing is not None
+            if layers.num_kv_shared_layers
             else None
         )
         self.per_layer = (
@@ -300,7 +299,7 @@ class Decoder(nnx.Module):
                 return shared
             return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
 
-        config, lead = self.config, len(self.config.prefix_layers)
+        config, layers, lead = self.config, self.config.layers, len(self.config.layers.prefix)
         past = None if cache is None else cache.pasts()
 
         def own_past(first: int, count: int) -> tuple[Any, ...] | None:
@@ -325,11 +324,11 @@ class Decoder(nnx.Module):
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
-            scanned = lead, config.periods * config.period
+            scanned = lead, layers.periods * layers.period
             given = of_layers(*scanned)
             rows, length = tokens.shape
             for kind in self.layers.gives_kv:
-                if kind in config.pattern:
+                if kind in layers.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
             out = _run_stack(self.layers, x, given, own_past(*scanned), remat, return_kv, last_kv)
             x, new, routing, last_kv, found, more = out
@@ -338,7 +337,7 @@ class Decoder(nnx.Module):
             note("layers", found)
         if self.tail is not None:
             with at_layer(TAIL):
-                suffix = config.own_layers - len(config.suffix_layers), len(config.suffix_layers)
+                suffix = layers.own_layers - len(layers.suffix), len(layers.suffix)
                 run = _group_runner(self.tail, remat, return_kv)
                 x, new, last, tail_kv, found, more = run(nnx.state(self.tail), x, of_layers(*suffix), own_past(*suffix))
                 updates += new or ()
@@ -347,11 +346,11 @@ class Decoder(nnx.Module):
                 last_kv |= tail_kv
         if self.kv_sharing is not None:
             shares = {} if cache is None else shared_past(config, cache)
-            given = of_layers(config.own_layers, len(config.sharing_layers))._replace(
+            given = of_layers(layers.own_layers, len(layers.kv_shared))._replace(
                 shared_kv={kind: SharedKV(shares.get(kind), new) for kind, new in last_kv.items()}
             )
-            no_caches = None if cache is None else (None,) * len(config.sharing_layers)
-            x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", config.periods).x
+            no_caches = None if cache is None else (None,) * len(layers.kv_shared)
+            x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", layers.periods).x
         x = self.norm(x)
         if self.config.head.logits_scaling != 1.0 and self.score is None:
             x = x / self.config.head.logits_scaling  # the head is linear

@@ -17,7 +17,8 @@ import numpy as np
 
 from nnxdsl.config.optimizer import Muon, Optimizer
 from nnxdsl.errors import Problem
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.config.mixer import HeadColumns
 
 FIELD = "optimizer.max_attention_logit"
@@ -75,7 +76,7 @@ def build(optimizer: Optimizer, config: DecoderConfig) -> QKClip | None:
     """Build QK-clip from the optimizer's setting; None where it is unset."""
     if not isinstance(optimizer, Muon) or optimizer.max_attention_logit is None:
         return None
-    kinds: dict[str, LayerKind] = {config.layer_path(layer)[0]: kind for layer, kind in enumerate(config.layers)}
+    kinds: dict[str, LayerKind] = {config.layers.path(layer)[0]: kind for layer, kind in enumerate(config.layers.kinds)}
     mixers = {block: (config.layer(kind).mixer, config.of(kind)) for block, kind in kinds.items()}
     parts = {block: mixer.qk_columns(layer) for block, (mixer, layer) in mixers.items() if mixer is not None}
     return QKClip(optimizer.max_attention_logit, {block: columns for block, columns in parts.items() if columns})
@@ -98,10 +99,10 @@ def problems(optimizer: Optimizer, config: DecoderConfig, trainable: Mapping[str
 
 
 def _refusal(config: DecoderConfig) -> str | None:
-    layers = [config.of(kind) for kind in set(config.layers) if config.layer(kind).is_attention]
+    layers = [config.of(kind) for kind in set(config.layers.kinds) if config.layer(kind).is_attention]
     if config.mla is None and any(layer.attention.query_key_norm != "none" for layer in layers):
         return "queries and keys are normalized (QK-norm), which undoes any scaling of their projections"
-    if config.kv_sharing is not None:
+    if config.layers.num_kv_shared_layers:
         return "layers share keys with other layers (KV sharing)"
     if any(layer.attention.values == "keys" for layer in layers):
         return "values share the projection of keys, which must not be rescaled"

@@ -17,8 +17,9 @@ import attrs
 
 from nnxdsl.adapters import lora_math
 from nnxdsl.data.batch import Batch
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.indexer import IndexerConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.params import ParamSpec, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import AGAIN
 from nnxdsl.program.batches import BatchLengths, Lengths, kind_of
@@ -114,7 +115,7 @@ def _index_width(blueprint: Blueprint, indexer: IndexerConfig) -> int:
 
 def _selecting_layers(blueprint: Blueprint) -> list[LayerKind]:
     """The kinds of the layers that have an indexer, where any has."""
-    return [kind for kind in blueprint.config.layers + blueprint.mtp_layer_kinds if kind != "shared_index"]
+    return [kind for kind in blueprint.config.layers.kinds + blueprint.mtp_layer_kinds if kind != "shared_index"]
 
 
 def model_flops(blueprint: Blueprint, lengths: BatchLengths, teacher_lengths: BatchLengths | None = None) -> float:
@@ -126,7 +127,7 @@ def model_flops(blueprint: Blueprint, lengths: BatchLengths, teacher_lengths: Ba
         teacher_lengths: Of what the teacher reads; None for the same.
     """
     counts, mtp_kinds = weights(blueprint), blueprint.mtp_layer_kinds
-    scores = _attention(blueprint.config, blueprint.config.layers + mtp_kinds, lengths)
+    scores = _attention(blueprint.config, blueprint.config.layers.kinds + mtp_kinds, lengths)
     attention = sum(scores)
     targets = lengths.targets + len(mtp_kinds) * lengths.mtp_targets
     forward = 2 * counts.trunk * lengths.tokens + 2 * counts.head * targets
@@ -151,7 +152,7 @@ def _teacher_flops(teacher: Teacher, lengths: BatchLengths) -> float:
     config = teacher.config
     head = config.vocab_size * config.embed_dim
     products = 2 * _trunk(teacher) * lengths.tokens + 2 * head * lengths.targets
-    return products + sum(_attention(config, config.layers, lengths))
+    return products + sum(_attention(config, config.layers.kinds, lengths))
 
 
 def _attention(config: DecoderConfig, kinds: Sequence[LayerKind], lengths: BatchLengths) -> list[float]:
@@ -177,7 +178,7 @@ def _widths(config: DecoderConfig, kinds: Sequence[LayerKind]) -> int:
 @functools.lru_cache(maxsize=4)
 def _trunk(model: Blueprint | Teacher) -> int:
     """Number of the layers' weights in the products of one token."""
-    layers = (size for layer in range(model.config.num_layers) for size in _kernels(model, layer).values())
+    layers = (size for layer in range(model.config.layers.num_layers) for size in _kernels(model, layer).values())
     projection = model.base.get("per_layer.projection.kernel")  # which no layer has
     count = sum(layers) + (0 if projection is None else math.prod(projection.shape))
     if isinstance(model, Teacher) or not model.mtp_layer_kinds:
@@ -201,7 +202,9 @@ def executed(
     counts, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * padded.trunk, rows * padded.head * (1 + len(blueprint.mtp_layer_kinds))
-    scores = 2 * config.num_heads * _widths(config, config.layers + blueprint.mtp_layer_kinds) * padded.trunk * tokens
+    scores = (
+        2 * config.num_heads * _widths(config, config.layers.kinds + blueprint.mtp_layer_kinds) * padded.trunk * tokens
+    )
     # Forward; backward to the inputs, and to the weights if they are trained; recomputation; reference.
     twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
     passes = 1 + 1 + (not adapted) + again + runs_reference + twice
@@ -225,7 +228,7 @@ def executed(
     there = teacher.config
     length = teacher_length or padded.trunk
     layers += 2 * _trunk(teacher) * rows * length
-    layers += 2 * there.num_heads * _widths(there, there.layers) * length * rows * length
+    layers += 2 * there.num_heads * _widths(there, there.layers.kinds) * length * rows * length
     teacher_head = there.vocab_size * there.embed_dim
     if not teacher.has_distributions:
         return layers, 2 * targets * (counts.head * heads + teacher_head)
@@ -275,21 +278,22 @@ def _kernels(blueprint: Blueprint | Teacher, layer: int) -> dict[str, int]:
 
 def _used(blueprint: Blueprint | Teacher, leaf: ParamSpec) -> int:
     """Number of weights of a leaf in the products of one token."""
-    return blueprint.config.feed_forward.active_params(math.prod(leaf.shape), leaf.axes)
+    config = blueprint.config
+    return (config.feed_forward or config.mlp).active_params(math.prod(leaf.shape), leaf.axes)
 
 
 def _block(config: DecoderConfig, layer: int) -> tuple[str, int]:
     """The path prefix of a layer's leaves, and the number of layers that each leaf stacks."""
-    path, position = config.layer_path(layer)
+    path, position = config.layers.path(layer)
     if position is None:
         return f"{path}.", 1
-    return f"{path}.", config.periods if layer < config.own_layers else config.sharing_periods
+    return f"{path}.", config.layers.periods if layer < config.layers.own_layers else config.layers.kv_shared_periods
 
 
 def _idle(blueprint: Blueprint) -> tuple[int, tuple[int, ...]]:
     """Number of weights below the first adapter, whose inputs need no gradient; and layers with idle attention."""
     idle, layers = 0, []
-    for layer in range(blueprint.config.num_layers):
+    for layer in range(blueprint.config.layers.num_layers):
         prefix, kernels = _block(blueprint.config, layer)[0], _kernels(blueprint, layer)
         for names in _ORDER:
             idle += sum(kernels.get(name, 0) for name in names)

@@ -65,7 +65,7 @@ def work(blueprint: Blueprint) -> Work:
     sizes = layout.mesh.sizes
     rows, times = blueprint.rows_at_once, experiment.microbatches
     batch, context = layout.batch_shards(rows), sizes["context"]
-    (mlp_axes,) = layout.resolve(("activation_mlp",), (config.mlp_dim,)).spec
+    (mlp_axes,) = layout.resolve(("activation_mlp",), (config.mlp.dim,)).spec
     tensor = pieces(mlp_axes, sizes)
     again, _ = AGAIN[blueprint.remat]
     runs_reference = blueprint.reference.is_online
@@ -79,7 +79,7 @@ def work(blueprint: Blueprint) -> Work:
     device_rows = rows / batch / context  # of a micro-batch, in units of whole rows
     size = blueprint.compute.itemsize
     activation = device_rows * longest.trunk * config.embed_dim * size
-    layers_run = config.num_layers + len(blueprint.mtp_layer_kinds)
+    layers_run = config.layers.num_layers + len(blueprint.mtp_layer_kinds)
     weights = (counts.trunk / layout.stages + counts.head) * size / tensor
     sweeps = (2 + again + runs_reference + experiment.compares_parts) * times
     traffic = weights * sweeps + 12 * activation * layers_run * sweeps

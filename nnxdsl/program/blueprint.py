@@ -18,7 +18,8 @@ from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.model import Model
 from nnxdsl.errors import PlanError, Problem
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.params import AbstractModel, ParamSpec, is_indexer_param, is_mtp_param
 from nnxdsl.models.remat import Remat
 from nnxdsl.optim import adafactor, entropy_control, optimizers, param_filters, qk_clip, schedules, step_guard
@@ -253,7 +254,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
             problems.append(Problem(f"{field}.num_speculative_tokens", f"{message}; set 0"))
-    if experiment.mesh.stage > 1 and (config.kv_sharing or config.per_layer_embedding):
+    if experiment.mesh.stage > 1 and (config.layers.num_kv_shared_layers or config.per_layer_embedding):
         message = "KV sharing and per-layer embeddings are not supported with pipeline parallelism"
         problems.append(Problem("mesh.stage", f"{message}; set 1"))
     if problems:

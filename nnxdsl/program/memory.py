@@ -207,8 +207,9 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     offloaded = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
-    layers, pattern = blueprint.config.num_layers + len(blueprint.mtp_layer_kinds), blueprint.config.period
-    period = everything * (pattern if remat in ("none", "full") else 1) // layers
+    config = blueprint.config.layers
+    layers = config.num_layers + len(blueprint.mtp_layer_kinds)
+    period = everything * (config.period if remat in ("none", "full") else 1) // layers
     # At every tick a stage saves the residuals of its own layers, for one part of the rows.
     stages = blueprint.layout.stages
     parts = parts_in_stages(stages, rows)
@@ -270,10 +271,8 @@ def share_of(blueprint: Blueprint) -> Share:
         and attrs.evolve(
             globals_, num_kv_heads=math.gcd(heads, shard_size("activation_kv_heads", globals_.num_kv_heads))
         ),
-        mlp_dim=shard_size("activation_mlp", config.mlp_dim),
-        kv_sharing=config.kv_sharing
-        and attrs.evolve(config.kv_sharing, mlp_dim=shard_size("activation_mlp", config.kv_sharing.mlp_dim)),
-        feed_forward=config.feed_forward.divided(shard_size),
+        mlp=config.mlp.divided(shard_size),
+        feed_forward=config.feed_forward and config.feed_forward.divided(shard_size),
         vocab_size=shard_size("activation_vocab", config.vocab_size),
     )
     longest = blueprint.longest.trunk
@@ -394,7 +393,7 @@ def _period_weights(blueprint: Blueprint) -> int:
         leaves: Mapping[str, ParamSpec] = {p: leaf for p, leaf in blueprint.base.items() if p.startswith(stack)}
         return sum(math.prod(leaf.shape) for leaf in leaves.values()) // max(periods, 1)
 
-    count = max(of("layers.", config.periods), of("kv_sharing.", config.sharing_periods))
+    count = max(of("layers.", config.layers.periods), of("kv_sharing.", config.layers.kv_shared_periods))
     return count * blueprint.compute.itemsize // blueprint.layout.mesh.tensor
 
 

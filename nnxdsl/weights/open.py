@@ -154,7 +154,7 @@ def _run(path: Path) -> Weights:
 
 def _linen(path: Path, config: DecoderConfig | None) -> Weights:
     flat, read = _tree(path)
-    parts_of = linen.leaves(flat, None if config is None else config.period)
+    parts_of = linen.leaves(flat, None if config is None else config.layers.period)
     shapes = {
         name: (len(parts), *flat[parts[0]][0]) if linen.is_stacked(name, parts) else flat[parts[0]][0]
         for name, parts in parts_of.items()

@@ -12,6 +12,7 @@ from flax import nnx
 
 from nnxdsl import Mesh
 from nnxdsl.models import params
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.layer import ExpertMLP
@@ -32,7 +33,9 @@ MESHES = {
 
 def main() -> None:
     """Prints, for each mesh, how far values and gradients are from those of one device, and how they lie."""
-    template = params.abstract(lambda: ExpertMLP(EMBED, EXPERTS, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
+    template = params.abstract(
+        lambda: ExpertMLP(EMBED, EXPERTS, MLPConfig(dim=8), rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    )
     rng = np.random.default_rng(0)
     values = {
         path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)

@@ -146,13 +146,14 @@ def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
 @pytest.mark.parametrize("quantization", [None, FEW["nf4"]], ids=["lora", "qlora"])
 def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization: Any) -> None:
-    config = attrs.evolve(
-        MIXTRAL["tiny"],
-        vocab_size=32,
-        embed_dim=32,
-        mlp_dim=16,
-        num_layers=2,
-        feed_forward=attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
+    config = MIXTRAL["tiny"].with_fields(
+        {
+            "vocab_size": 32,
+            "embed_dim": 32,
+            "mlp.dim": 16,
+            "layers.num_layers": 2,
+            "feed_forward": attrs.evolve(MIXTRAL["tiny"].moe, mlp_dim=16, shared_expert_dim=8),
+        }
     )
     lora = Adapter.LoRA(rank=2, alpha=6.0, targets=("attention.query", "mlp"))
     base = abstract_decoder(config)

@@ -152,7 +152,7 @@ def test_quantise_is_what_qwix_does(
     quantization: Quantization, dtype: Any, experiment: Callable[..., Experiment]
 ) -> None:
     config = build_blueprint(experiment(model=Small(layers=2))).config
-    period = LayerGroup(config, config.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
+    period = LayerGroup(config, config.layers.pattern, rngs=nnx.Rngs(0), param_dtype=dtype)
     rule = qwix.QuantizationRule(
         module_path=r".*", weight_qtype=weight_only_quant.qtype(quantization), tile_size=quantization.block_size
     )

@@ -263,7 +263,7 @@ def config_of(size: str) -> dict[str, Any]:
     config = GEMMA3[size]
     return {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": config.vocab_size,
-        "hidden_size": config.embed_dim, "intermediate_size": config.mlp_dim, "num_hidden_layers": config.num_layers,
+        "hidden_size": config.embed_dim, "intermediate_size": config.mlp.dim, "num_hidden_layers": config.layers.num_layers,
         "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
         "sliding_window": config.window, "max_position_embeddings": config.max_length, "query_pre_attn_scalar": 32,
     }  # fmt: skip

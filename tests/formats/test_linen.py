@@ -64,12 +64,12 @@ def test_layers_by_themselves_have_their_published_numbers(config: DecoderConfig
         for path, leaf in template.variables.items()
     }
     tree = linen.to_tree(leaves, unrolled=True)["params"]
-    assert set(tree) == {"embed", "norm", *(f"layers_{layer}" for layer in range(config.num_layers))}
+    assert set(tree) == {"embed", "norm", *(f"layers_{layer}" for layer in range(config.layers.num_layers))}
     third = tree["layers_4"]["mlp"]["up"]["kernel"]  # of periods of three: the second of the second
     assert np.array_equal(third, leaves["layers.blocks.1.mlp.up.kernel"][1])
     assert tree["layers_6"]["mlp"]["up"]["kernel"] is leaves["tail.blocks.0.mlp.up.kernel"]
     for unrolled in (False, True):
-        again = linen.from_tree(linen.to_tree(leaves, unrolled=unrolled), config.period)
+        again = linen.from_tree(linen.to_tree(leaves, unrolled=unrolled), config.layers.period)
         assert again.keys() == leaves.keys()
         for path, leaf in leaves.items():
             assert again[path].dtype == leaf.dtype
@@ -84,5 +84,5 @@ def test_what_cannot_be_mapped(config: DecoderConfig, template: AbstractModel) -
         linen.from_tree(tree)
     del tree["params"]["layers_4"]["mlp"]["up"]
     with pytest.raises(WeightsError) as caught:
-        linen.from_tree(tree, config.period)
+        linen.from_tree(tree, config.layers.period)
     assert str(caught.value) == "arrays of a stack are missing:\n  layers_4: has no mlp.up.kernel"

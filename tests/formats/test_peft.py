@@ -122,7 +122,7 @@ def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
     for field in ("target_modules", "target_parameters"):
         original[field] = original[field] and sorted(original[field])
     if name == "dora":  # its patterns name each module by itself, and dropout is not in what was read
-        modules = [f"model.layers.{number}." for number in range(reader.config.num_layers)]
+        modules = [f"model.layers.{number}." for number in range(reader.config.layers.num_layers)]
         assert ours.pop("rank_pattern") == {f"{module}mlp.down_proj": 6 for module in modules}
         assert ours.pop("alpha_pattern") == {f"{module}self_attn.q_proj": 9 for module in modules}
         assert ours.pop("lora_dropout") == 0.0

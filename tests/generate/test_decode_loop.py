@@ -17,13 +17,16 @@ from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.attention import AttentionConfig
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.layer_pattern import LayerPattern, local_then_global
 from nnxdsl.models.config.rope import Rope
 
 LENGTH, NEW = 64, 9
 CONFIG = DecoderConfig(
-    vocab_size=50, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0),
+    vocab_size=50, embed_dim=32, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
+    mlp=MLPConfig(dim=64, activation="gelu_tanh"), layers=LayerPattern(num_layers=4, pattern=local_then_global(3)),
+    rope_global=Rope(theta=1_000_000.0, factor=2.0),
     attention=AttentionConfig(query_scale=12**-0.5, query_key_norm="head"),
     max_length=LENGTH,
 )  # fmt: skip

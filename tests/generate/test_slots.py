@@ -37,11 +37,14 @@ CONFIGS = {
     "sliding windows": attrs.evolve(GEMMA3["tiny"], window=6),
     "recurrent layers and experts": QWEN3_NEXT["tiny"],
     "latent attention": DEEPSEEK_V3["tiny"],
-    "a selection that layers share": attrs.evolve(
-        hf.read_config(Path(__file__).parent.parent / "reference" / "families" / "glm_moe_dsa_shared"),
-        num_layers=6,
-        vocab_size=300,
-        **dict.fromkeys(("lead_pattern", "pattern"), ("global", "shared_index")),
+    "a selection that layers share": hf.read_config(
+        Path(__file__).parent.parent / "reference" / "families" / "glm_moe_dsa_shared"
+    ).with_fields(
+        {
+            "layers.num_layers": 6,
+            "vocab_size": 300,
+            **dict.fromkeys(("layers.lead_pattern", "layers.pattern"), ("global", "shared_index")),
+        }
     ),
     "shared keys and values": GEMMA4["tiny-e"],
     "sinks": GPT_OSS["tiny"],

@@ -40,8 +40,10 @@ from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models import params
 from nnxdsl.models.config.attention import AttentionConfig
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.layer_pattern import LayerPattern, local_then_global
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.deepseek_v3 import DEEPSEEK_V3
 from nnxdsl.program.blueprint import build_blueprint
@@ -51,8 +53,9 @@ from nnxdsl.trainer.evaluation import Evaluator
 FIGURES = Path(__file__).parent.parent / "reference" / "mtp" / "deepseek_v3"
 NEW = 21
 WINDOWED = DecoderConfig(
-    vocab_size=8, embed_dim=32, mlp_dim=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
-    pattern=local_then_global(3), rope_global=Rope(theta=1_000_000.0, factor=2.0),
+    vocab_size=8, embed_dim=32, num_heads=4, num_kv_heads=2, head_dim=8, window=4,
+    mlp=MLPConfig(dim=64, activation="gelu_tanh"), layers=LayerPattern(num_layers=4, pattern=local_then_global(3)),
+    rope_global=Rope(theta=1_000_000.0, factor=2.0),
     attention=AttentionConfig(query_scale=12**-0.5, query_key_norm="head"),
     max_length=64, mtp_layers=1,
 )  # fmt: skip
@@ -181,7 +184,9 @@ def test_what_cannot_draft_is_refused(build: Callable[[str], Built]) -> None:
     with pytest.raises(ValueError, match=r"num_speculative_tokens: the model has no multi-token-prediction \(MTP\)"):
         without(leaves, PROMPTS, asked)
     delta = GatedDeltaNetConfig(key_heads=2, value_heads=2, key_head_dim=8, value_head_dim=8)
-    linear = attrs.evolve(config, pattern=("linear", "global"), linear_attention=delta, window=None, rope_local=None)
+    linear = config.with_fields(
+        {"layers.pattern": ("linear", "global"), "linear_attention": delta, "window": None, "rope_local": None}
+    )
     with pytest.raises(ValueError, match="num_speculative_tokens: states of linear layers"):
         Sampler(template, linear, jnp.float32, stop_ids=())(leaves, PROMPTS, asked)
     with pytest.raises(ValueError, match="num_speculative_tokens: expected at least 0, got -1"):

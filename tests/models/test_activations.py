@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,18 +15,18 @@ from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.models import params
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_left_padded, positions_right_padded
-from nnxdsl.models.config.decoder import local_then_global
+from nnxdsl.models.config.layer_pattern import local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.gemma3 import GEMMA3
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.logical_axes import Axes, constrain, sharding_hooks
 
-SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp_dim": 64, "head_dim": 8}
+SMALL = {"vocab_size": 50, "embed_dim": 32, "mlp.dim": 64, "head_dim": 8}
 CONFIGS = {
-    "gemma3": attrs.evolve(
-        GEMMA3["tiny"], **SMALL, num_layers=8, pattern=local_then_global(3)
+    "gemma3": GEMMA3["tiny"].with_fields(
+        {**SMALL, "layers.num_layers": 8, "layers.pattern": local_then_global(3)}
     ),  # two periods and a tail of two
-    "llama3": attrs.evolve(LLAMA3["tiny"], **SMALL, num_layers=3),
+    "llama3": LLAMA3["tiny"].with_fields({**SMALL, "layers.num_layers": 3}),
 }
 HIDDEN = ("batch", "length", "activation_embed")
 QUERY = ("batch", "length", "activation_heads", None)
@@ -62,7 +61,7 @@ def test_every_activation_of_a_forward_is_named(name: str, remat: str) -> None:
 
     jax.eval_shape(forward, values)
     # A scan's body is traced once, and layers of it that are alike are, too.
-    traced = len(set(config.pattern)) + len(set(config.suffix_layers))
+    traced = len(set(config.layers.pattern)) + len(set(config.layers.suffix))
     assert Counter(seen.calls) == {
         ((2, 5, 32), HIDDEN): 2 + 2 * traced,
         ((2, 5, 4, 8), QUERY): traced,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
-from nnxdsl.models.config.parts import HeadConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import local_then_global
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -99,11 +99,12 @@ def test_spelling_of_transformers_5() -> None:
         "full_attention": {"rope_type": "linear", "factor": 4, "rope_theta": 2e6},
     }
     new["layer_types"] = (["sliding_attention"] * 3 + ["full_attention"]) * 6 + ["sliding_attention"] * 2
-    assert from_hf(new) == attrs.evolve(
-        GEMMA3["1b"],
-        rope_local=Rope(theta=5000.0),
-        rope_global=Rope(theta=2e6, factor=4.0),
-        pattern=local_then_global(4),
+    assert from_hf(new) == GEMMA3["1b"].with_fields(
+        {
+            "rope_local": Rope(theta=5000.0),
+            "rope_global": Rope(theta=2e6, factor=4.0),
+            "layers.pattern": local_then_global(4),
+        }
     )
 
 
@@ -116,13 +117,14 @@ def test_spelling_of_transformers_5() -> None:
     cap=st.sampled_from([None, 30.0]),
 )
 def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: float, cap: float | None) -> None:
-    config = attrs.evolve(
-        GEMMA3["tiny"],
-        num_layers=layers,
-        pattern=local_then_global(pattern),
-        attention=attrs.evolve(GEMMA3["tiny"].attention, query_scale=scalar**-0.5),
-        rope_global=Rope(theta=1_000_000.0, factor=scale),
-        head=HeadConfig(soft_cap=cap),
+    config = GEMMA3["tiny"].with_fields(
+        {
+            "layers.num_layers": layers,
+            "layers.pattern": local_then_global(pattern),
+            "attention.query_scale": scalar**-0.5,
+            "rope_global": Rope(theta=1_000_000.0, factor=scale),
+            "head.soft_cap": cap,
+        }
     )
     assert from_hf(to_hf(config)) == config
 
@@ -130,14 +132,14 @@ def test_written_and_read_again(layers: int, pattern: int, scalar: int, scale: f
 def test_layers_in_any_order() -> None:
     kinds = ["full_attention", "sliding_attention", "sliding_attention"] * 8 + ["full_attention", "sliding_attention"]
     config = from_hf({k: v for k, v in ONE_BILLION.items() if k != "sliding_window_pattern"} | {"layer_types": kinds})
-    assert (config.pattern, config.periods, config.suffix_layers) == (
+    assert (config.layers.pattern, config.layers.periods, config.layers.suffix) == (
         ("global", "local", "local"),
         8,
         ("global", "local"),
     )
     assert from_hf(to_hf(config)) == config
     irregular = ["full_attention"] * 3 + ["sliding_attention"] * 23
-    assert from_hf(ONE_BILLION | {"layer_types": irregular}).pattern == ("global",) * 3 + ("local",) * 23
+    assert from_hf(ONE_BILLION | {"layer_types": irregular}).layers.pattern == ("global",) * 3 + ("local",) * 23
 
 
 def test_every_field_that_is_not_understood_is_named() -> None:

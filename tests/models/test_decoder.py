@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,7 +154,7 @@ def test_remat_changes_no_gradient(template: params.AbstractModel, leaves: Leave
 
 def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
     def lines(layers: int) -> int:
-        deep = attrs.evolve(config, num_layers=layers)
+        deep = config.with_fields({"layers.num_layers": layers})
         template = abstract_decoder(deep)
         values = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
 
@@ -171,7 +170,7 @@ def test_program_does_not_grow_with_depth(config: DecoderConfig) -> None:
 
 @pytest.mark.slow
 def test_fewer_layers_than_a_period_are_all_tail(config: DecoderConfig) -> None:
-    short = attrs.evolve(config, num_layers=2)
+    short = config.with_fields({"layers.num_layers": 2})
     decoder = Decoder(short, rngs=nnx.Rngs(0))
     assert decoder.layers is None
     places = positions_right_padded(jnp.array([3]), 3)

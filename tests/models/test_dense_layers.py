@@ -15,7 +15,6 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.families.qwen3_moe import QWEN3_MOE
 from nnxdsl.models.families.registry import from_hf, to_hf
 
@@ -75,7 +74,7 @@ def test_dense_layers_are_those_of_transformers(which: tuple[int, list[int]], st
 def test_the_fewest_layers_are_compiled() -> None:
     def parts(layers: int, only: list[int], step: int = 1) -> tuple[int, int, int]:
         config = from_hf(file_of(layers, only, step))
-        return len(config.prefix_layers), config.period, len(config.suffix_layers)
+        return len(config.layers.prefix), config.layers.period, len(config.layers.suffix)
 
     assert parts(48, []) == (0, 1, 0)
     assert parts(48, [0, 1, 2]) == (3, 1, 0)
@@ -133,9 +132,11 @@ def test_fields_that_say_no_layers(fields: dict[str, Any], message: str) -> None
 
 
 def test_impossible_patterns() -> None:
-    config = attrs.evolve(QWEN3_MOE["tiny"], pattern=("global", "global"), dense_pattern=(True, False))
+    config = QWEN3_MOE["tiny"].with_fields(
+        {"layers.pattern": ("global", "global"), "layers.dense_pattern": (True, False)}
+    )
     for wrong in ((True,), (True, True), (False, False), (True, False, True)):
         with pytest.raises(ValueError, match="expected True or False for each layer of pattern"):
-            attrs.evolve(config, dense_pattern=wrong)
-    with pytest.raises(ValueError, match="and experts beside them"):
-        attrs.evolve(config, feed_forward=MLPConfig())
+            config.with_fields({"layers.dense_pattern": wrong})
+    with pytest.raises(ValueError, match="dense_layers and dense_pattern need a feed_forward"):
+        attrs.evolve(config, feed_forward=None)

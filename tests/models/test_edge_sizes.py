@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,6 @@ from nnxdsl.formats import hf
 from nnxdsl.models.attention.kv_cache import init_cache
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.parts import KVSharing
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma4 import GEMMA4
 
@@ -66,7 +64,7 @@ def test_each_part_of_the_embeddings_counts(stored: tuple[DecoderConfig, Leaves]
 def test_layers_have_vectors_of_their_own(stored: tuple[DecoderConfig, Leaves]) -> None:
     config, leaves = stored
     assert config.per_layer_embedding is not None
-    table = leaves["per_layer.embedding"].reshape(-1, config.num_layers, config.per_layer_embedding.dim)
+    table = leaves["per_layer.embedding"].reshape(-1, config.layers.num_layers, config.per_layer_embedding.dim)
     turned = jnp.roll(table, 1, axis=1).reshape(leaves["per_layer.embedding"].shape)
     assert difference(config, {**leaves, "per_layer.embedding": turned}) > WITHOUT
 
@@ -74,11 +72,11 @@ def test_layers_have_vectors_of_their_own(stored: tuple[DecoderConfig, Leaves]) 
 def test_sharing_keys_is_not_sharing_their_weights(stored: tuple[DecoderConfig, Leaves]) -> None:
     """The same weights in a decoder whose last layers make keys and values with the weights of those they share."""
     config, leaves = stored
-    other = attrs.evolve(config, kv_sharing=None)
+    other = config.with_fields({"layers.num_kv_shared_layers": 0})
     producer = {"local": 2, "global": 1}  # the last of their kind among the first three
 
     def of_layer(layer: int, name: str) -> jax.Array | None:
-        path, position = config.layer_path(layer)
+        path, position = config.layers.path(layer)
         leaf = leaves.get(f"{path}.{name}")
         return leaf if leaf is None or position is None else leaf[position]
 
@@ -89,9 +87,9 @@ def test_sharing_keys_is_not_sharing_their_weights(stored: tuple[DecoderConfig, 
             continue
         block, name = path.split(".blocks.")[1].split(".", 1)
         parts = []
-        for layer in range(int(block), config.num_layers, other.period):
+        for layer in range(int(block), config.layers.num_layers, other.layers.period):
             own = of_layer(layer, name)
-            parts.append(of_layer(producer[other.layers[layer]], name) if own is None else own)
+            parts.append(of_layer(producer[other.layers.kinds[layer]], name) if own is None else own)
         assert all(part is not None for part in parts)
         found[path] = jnp.stack([part for part in parts if part is not None])
         assert found[path].shape == spec.shape
@@ -102,7 +100,7 @@ def test_sharing_keys_is_not_sharing_their_weights(stored: tuple[DecoderConfig, 
 def test_only_layers_with_keys_have_a_cache(size: str) -> None:
     config = GEMMA4[size]
     cache = jax.eval_shape(lambda: init_cache(config, 1, 2048, jnp.bfloat16))
-    kinds = config.layers[: config.own_layers]
+    kinds = config.layers.kinds[: config.layers.own_layers]
     widths = {kind: config.of(kind).head_dim for kind in kinds}
     assert [kept.key.shape[-1] for kept in cache.layers] == [widths[kind] for kind in kinds]
 
@@ -126,11 +124,11 @@ def test_files_may_have_keys_that_no_layer_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kv_sharing": KVSharing(num_layers=8, mlp_dim=8)}, "expected less than 8 layers"),
-        ({"kv_sharing": KVSharing(num_layers=7, mlp_dim=8)}, r"no layer before the sharing ones .* \['global'\]"),
-        ({"mtp_layers": 1}, "mtp_layers: not with kv_sharing or per_layer_embedding"),
+        ({"layers.num_kv_shared_layers": 8}, "expected less than 8 layers"),
+        ({"layers.num_kv_shared_layers": 7}, r"no layer before the sharing ones .* \['global'\]"),
+        ({"mtp_layers": 1}, "mtp_layers: not with layers.num_kv_shared_layers or per_layer_embedding"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        attrs.evolve(GEMMA4["tiny-e"], **change)  # pyright: ignore[reportArgumentType]
+        GEMMA4["tiny-e"].with_fields(change)

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from nnxdsl.models import params
+from nnxdsl.models.config.feed_forward import MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.logical_axes import sharding_hooks
 from nnxdsl.models.moe.grouped_matmul import grouped_dot
@@ -75,7 +76,9 @@ def stored(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
 
 
 def template_of(experts: MoEConfig, embed: int = EMBED) -> params.AbstractModel:
-    return params.abstract(lambda: ExpertMLP(embed, experts, rngs=nnx.Rngs(0), param_dtype=jnp.float32))
+    return params.abstract(
+        lambda: ExpertMLP(embed, experts, MLPConfig(dim=8), rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    )
 
 
 def drawn(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]:

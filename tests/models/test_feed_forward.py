@@ -49,7 +49,7 @@ class SquaredReLU(nnx.Module):
         return self.output(jax.nn.relu(self.inputs(x)) ** 2), None
 
 
-CONFIG = attrs.evolve(LLAMA3["tiny"], vocab_size=32, feed_forward=SquaredReLUConfig(), dense_layers=1)
+CONFIG = LLAMA3["tiny"].with_fields({"vocab_size": 32, "feed_forward": SquaredReLUConfig(), "layers.dense_layers": 1})
 
 
 @pytest.mark.extended

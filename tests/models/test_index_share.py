@@ -43,7 +43,7 @@ def file_of(layers: int = 11, dense: list[bool] | None = None, **fields: Any) ->
 
 
 def types_of(config: DecoderConfig) -> list[str]:
-    return ["shared" if kind == "shared_index" else "full" for kind in config.layers]
+    return ["shared" if kind == "shared_index" else "full" for kind in config.layers.kinds]
 
 
 def loaded() -> tuple[DecoderConfig, params.AbstractModel, dict[str, jax.Array]]:
@@ -69,13 +69,13 @@ def test_every_list_of_layers_is_what_is_built_and_written(lists: tuple[list[boo
     types = ["full", *("shared" if is_shared else "full" for is_shared in later)]
     config = from_hf(file_of(len(types), dense, indexer_types=types))
     assert (types_of(config), list(config.dense)) == (types, dense)
-    groups = (config.prefix_layers, config.pattern, config.suffix_layers)
+    groups = (config.layers.prefix, config.layers.pattern, config.layers.suffix)
     assert all(group[0] == "global" for group in groups if group)
     names = {name for source in tensor_sources(config, "glm_moe_dsa").values() for name in source.names}
     for layer, (kind, is_dense) in enumerate(zip(types, dense, strict=True)):
         assert (f"layers.{layer}.self_attn.indexer.wk.weight" in names) == (kind == "full")
         assert (f"layers.{layer}.mlp.up_proj.weight" in names) == is_dense
-        assert config.layer_path(layer)[0] in {path.partition(".attention")[0] for path in tensor_sources(config)}
+        assert config.layers.path(layer)[0] in {path.partition(".attention")[0] for path in tensor_sources(config)}
     written = to_hf(config)
     assert from_hf(written) == config
     assert written.get("indexer_types", ["full"] * len(types)) == types
@@ -89,7 +89,7 @@ def test_the_fewest_layers_are_compiled() -> None:
             "first_k_dense_replace": dense,
         }
         config = from_hf(file_of(layers, **fields))
-        return len(config.prefix_layers), config.period, config.periods, len(config.suffix_layers)
+        return len(config.layers.prefix), config.layers.period, config.layers.periods, len(config.layers.suffix)
 
     assert parts(78, 4, 3, 3) == (6, 4, 18, 0)  # GLM-5.2
     assert parts(11, 3, 1, 1) == (3, 3, 2, 2)
@@ -242,18 +242,18 @@ def test_decoders_that_cannot_be_say_so() -> None:
     tiny = GLM5_SIZES["tiny"]
     groups = "pattern: expected that prefix, period and suffix begin with a global layer"
     for fields in (
-        {"pattern": ("shared_index", "global")},
-        {"lead_pattern": ("shared_index",), "pattern": ("global", "shared_index")},
-        {"tail_pattern": ("shared_index",), "pattern": ("global", "global")},
+        {"layers.pattern": ("shared_index", "global")},
+        {"layers.lead_pattern": ("shared_index",), "layers.pattern": ("global", "shared_index")},
+        {"layers.tail_pattern": ("shared_index",), "layers.pattern": ("global", "global")},
     ):
         with pytest.raises(ValueError, match=groups):
-            attrs.evolve(tiny, **fields)
+            tiny.with_fields(fields)
     with pytest.raises(ValueError, match="lead_pattern: expected a kind for each of dense_layers"):
-        attrs.evolve(tiny, dense_layers=2, lead_pattern=("global",))
+        tiny.with_fields({"layers.dense_layers": 2, "layers.lead_pattern": ("global",)})
     with pytest.raises(ValueError, match="lead_pattern: expected at most 4 layers"):
-        attrs.evolve(tiny, lead_pattern=("global",) * 5)
+        tiny.with_fields({"layers.lead_pattern": ("global",) * 5})
     with pytest.raises(ValueError, match="pattern: shared_index layers need mla, and global layers alone beside"):
-        attrs.evolve(LLAMA3["tiny"], pattern=("global", "shared_index"))
+        LLAMA3["tiny"].with_fields({"layers.pattern": ("global", "shared_index")})
     # No other family has such layers.
     halves = hf.read_config(CHECKPOINT)
     assert halves.mla is not None

@@ -133,7 +133,7 @@ def test_blocks_of_queries_select_as_one_product(config: DecoderConfig, leaves: 
     ((one, stats), dense), ((other, blocks), chunked) = (
         run(method) for method in (AttentionMethod(), AttentionMethod("chunked", rows.sequence(17), queries=5))
     )
-    assert float(stats.tokens) == float(blocks.tokens) == 28 * config.num_layers
+    assert float(stats.tokens) == float(blocks.tokens) == 28 * config.layers.num_layers
     np.testing.assert_allclose(other, one, rtol=TOLERANCE)
     np.testing.assert_allclose(blocks.divergence, stats.divergence, rtol=TOLERANCE)
     for path, wanted in dense.items():
@@ -143,7 +143,7 @@ def test_blocks_of_queries_select_as_one_product(config: DecoderConfig, leaves: 
 
 def test_caches_hold_the_keys_of_indexers(config: DecoderConfig) -> None:
     cache = init_cache(config, 3, 10, jnp.float32)
-    assert [kept.index_key.shape for kept in cache.layers] == [(3, 1, 10, 10)] * config.num_layers
+    assert [kept.index_key.shape for kept in cache.layers] == [(3, 1, 10, 10)] * config.layers.num_layers
     plain = init_cache(attrs.evolve(config, mla=attrs.evolve(config.mla, indexer=None)), 3, 10, jnp.float32)
     assert len(jax.tree.leaves(plain)) < len(jax.tree.leaves(cache))
 

@@ -65,7 +65,7 @@ def test_every_field_is_read_built_and_written(name: str) -> None:
     fields = fields_of(family) | dict.fromkeys(family.layers.activation, "gelu")
     plain = from_hf(fields | dict.fromkeys(flags, False))
     config = from_hf(fields | dict.fromkeys(flags, True))
-    assert config.activation == ("gelu" if family.layers.activation else "silu")
+    assert config.mlp.activation == ("gelu" if family.layers.activation else "silu")
     written = to_hf(config, like=name)
     assert from_hf(written.get("text_config", written)) == config
     variables = abstract_decoder(config).variables
@@ -119,12 +119,12 @@ def test_windows_of_smollm3_are_of_layers_with_or_without_positions() -> None:
     fields = fields_of(MEMBERS["smollm3"]) | {"use_sliding_window": True, "sliding_window": 6}
     del fields["layer_types"]
     without = from_hf(fields)
-    assert without.layers == ("global", "global", "global", "local")
+    assert without.layers.kinds == ("global", "global", "global", "local")
     assert without.rope_local is not None
     assert without.rope_local.partial_rotary_factor == 0
     names = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
     rotary = from_hf(fields | {"layer_types": names})
-    assert (rotary.layers, rotary.rope_local) == (("local", "global", "global", "nope"), None)
+    assert (rotary.layers.kinds, rotary.rope_local) == (("local", "global", "global", "nope"), None)
     for config in (without, rotary):
         assert from_hf(to_hf(config, like="smollm3")) == config
     with pytest.raises(WeightsError, match="either all with rotary positions or all without, got both"):

@@ -6,7 +6,6 @@ import math
 import sys
 from typing import Any, get_args
 
-import attrs
 import pytest
 from flax import nnx
 from hypothesis import given, settings
@@ -16,8 +15,8 @@ from nnxdsl import Model
 from nnxdsl.config.core.fields import resolve
 from nnxdsl.errors import WeightsError
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
-from nnxdsl.models.config.parts import HeadConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import local_then_global
 from nnxdsl.models.config.rope import Llama3RopeScaling, Rope, Yarn
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.gemma3 import GEMMA3
@@ -152,15 +151,16 @@ def test_llama_3_0_and_what_a_file_leaves_out() -> None:
 def test_written_and_read_again(
     layers: int, heads: tuple[int, int, int], scale: float, ramp: Llama3RopeScaling | Yarn | None, tied: bool
 ) -> None:
-    config = attrs.evolve(
-        LLAMA3["tiny"],
-        num_layers=layers,
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=heads[2],
-        attention=attrs.evolve(LLAMA3["tiny"].attention, query_scale=heads[2] ** -0.5),
-        rope_global=Rope(theta=500_000.0, factor=scale, scaling=ramp),
-        head=HeadConfig(tied=tied),
+    config = LLAMA3["tiny"].with_fields(
+        {
+            "layers.num_layers": layers,
+            "num_heads": heads[0],
+            "num_kv_heads": heads[1],
+            "head_dim": heads[2],
+            "attention.query_scale": heads[2] ** -0.5,
+            "rope_global": Rope(theta=500_000.0, factor=scale, scaling=ramp),
+            "head.tied": tied,
+        }
     )
     assert from_hf(to_hf(config)) == config
 
@@ -226,7 +226,7 @@ def test_rope_that_is_not_understood(field: str, value: object, message: str) ->
 
 def test_impossible_choices() -> None:
     with pytest.raises(ValueError, match="has local layers, which need a window"):
-        attrs.evolve(LLAMA3["tiny"], pattern=local_then_global(2))
+        LLAMA3["tiny"].with_fields({"layers.pattern": local_then_global(2)})
     with pytest.raises(ValueError, match=r"norm.placement: expected one of \('pre', 'sandwich', 'post'\), got 'after'"):
         LLAMA3["tiny"].with_fields({"norm.placement": "after"})
     assert isinstance(LLAMA3["tiny"], DecoderConfig)

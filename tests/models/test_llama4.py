@@ -57,8 +57,8 @@ def with_temperature(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 LEFT_OUT = {
     "chunks": lambda config: attrs.evolve(config, window_kind="sliding"),
-    "layers without positions": lambda config: attrs.evolve(
-        config, pattern=tuple("global" if kind == "nope" else kind for kind in config.pattern)
+    "layers without positions": lambda config: config.with_fields(
+        {"layers.pattern": tuple("global" if kind == "nope" else kind for kind in config.layers.pattern)}
     ),
     "factor of queries": lambda config: config.with_fields({"attention.query_temperature": None}),
     "factor in those layers alone": lambda config: with_temperature(config, layers="all"),
@@ -191,14 +191,14 @@ def fields() -> dict[str, Any]:
 def test_published_spellings() -> None:
     saved = fields()
     config = from_hf(saved)
-    assert config.layers == ("local", "local", "nope") * 2
+    assert config.layers.kinds == ("local", "local", "nope") * 2
     assert config.attention.query_temperature == QueryTemperature(beta=0.3, length=8, offset=1, layers="nope")
     short = {name: value for name, value in saved.items() if name not in ("moe_layers", "layer_types")}
     short |= {"no_rope_layers": [], "attn_temperature_tuning": 4, "interleave_moe_layer_step": 2}
     assert from_hf({"model_type": "llama4", "text_config": {**short, "no_rope_layer_interval": 3}}) == config
     assert from_hf({**saved, "attn_temperature_tuning": False}).attention.query_temperature is None
     kinds = ["full_attention", *saved["layer_types"][1:]]
-    assert from_hf({**saved, "layer_types": kinds}).layers[0] == "global"
+    assert from_hf({**saved, "layer_types": kinds}).layers.kinds[0] == "global"
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,13 @@ class Mean(nnx.Module):
         return total / jnp.maximum(count, 1)[..., None], MeanState(total[:, -1], count[:, -1])
 
 
-CONFIG = attrs.evolve(
-    LLAMA3["tiny"], num_layers=5, pattern=("linear", "global"), linear_attention=MeanConfig(), vocab_size=32
+CONFIG = LLAMA3["tiny"].with_fields(
+    {
+        "layers.num_layers": 5,
+        "layers.pattern": ("linear", "global"),
+        "linear_attention": MeanConfig(),
+        "vocab_size": 32,
+    }
 )
 
 

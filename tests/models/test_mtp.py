@@ -47,7 +47,7 @@ def test_tensors_of_further_layers_are_understood(family: str, name: str, beyond
     assert reader.check(template) == []
     edit(file, lambda arrays: arrays.update({beyond: arrays.pop(name)}))
     assert [str(problem) for problem in hf.HubReader(directory).check(template)] == [
-        f"{beyond}: {file}: no tensor of a text decoder of {reader.config.num_layers} layers"
+        f"{beyond}: {file}: no tensor of a text decoder of {reader.config.layers.num_layers} layers"
     ]
 
 

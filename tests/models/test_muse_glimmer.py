@@ -30,7 +30,7 @@ def difference(config: DecoderConfig, leaves: Leaves) -> float:
 
 
 def with_layers(config: DecoderConfig, **kinds: Any) -> DecoderConfig:
-    return attrs.evolve(config, pattern=tuple(kinds.get(kind, kind) for kind in config.pattern))
+    return config.with_fields({"layers.pattern": tuple(kinds.get(kind, kind) for kind in config.layers.pattern)})
 
 
 LEFT_OUT = {
@@ -51,7 +51,7 @@ LEFT_OUT = {
     "layers without a window": lambda config: with_layers(config, nope="local"),
     "windows": lambda config: attrs.evolve(config, window=12),
     "positions": lambda config: with_layers(config, local="nope"),
-    "period from the end": lambda config: attrs.evolve(config, pattern=("local", "local", "local", "nope")),
+    "period from the end": lambda config: config.with_fields({"layers.pattern": ("local", "local", "local", "nope")}),
 }
 
 
@@ -77,13 +77,21 @@ def text() -> dict[str, Any]:
 def test_spellings() -> None:
     config = from_hf(fields())
     assert from_hf(text()) == config
-    assert config.layers == ("nope", "local", "local", "local", "nope")
+    assert config.layers.kinds == ("nope", "local", "local", "local", "nope")
     # Counted from the last layer, where the lists are missing.
     short = {name: value for name, value in text().items() if name not in ("layer_types", "layer_rope_theta")}
     assert from_hf(short) == config
-    assert from_hf({**short, "num_hidden_layers": 6}).layers == ("local", "nope", "local", "local", "local", "nope")
+    longer = from_hf({**short, "num_hidden_layers": 6})
+    assert longer.layers.kinds == (
+        "local",
+        "nope",
+        "local",
+        "local",
+        "local",
+        "nope",
+    )
     kinds = ["full_attention"] * 5
-    assert from_hf({**text(), "layer_types": kinds, "layer_rope_theta": [500] * 5}).layers == ("global",) * 5
+    assert from_hf({**text(), "layer_types": kinds, "layer_rope_theta": [500] * 5}).layers.kinds == ("global",) * 5
     # What transformers has where a file has nothing.
     assert from_hf({"model_type": "muse_glimmer", "text_config": {}}) == MUSE_GLIMMER["30b"]
 

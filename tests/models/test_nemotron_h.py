@@ -15,8 +15,8 @@ from flax import nnx
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats.hf_names import tensor_sources
 from nnxdsl.models import params
-from nnxdsl.models.config.decoder import DecoderConfig, with_tail
-from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import with_tail
 from nnxdsl.models.config.mamba2 import Mamba2Config
 from nnxdsl.models.decoder import Decoder
 from nnxdsl.models.families.nemotron_h import NEMOTRON_H
@@ -61,10 +61,11 @@ def with_experts(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
 
 def with_positions(config: DecoderConfig) -> DecoderConfig:
-    pattern, tail = (
-        tuple("global" if kind == "nope" else kind for kind in kinds) for kinds in (config.pattern, config.tail_pattern)
-    )
-    return attrs.evolve(config, pattern=pattern, tail_pattern=tail)
+    changes = {
+        f"layers.{name}": tuple("global" if kind == "nope" else kind for kind in kinds)
+        for name, kinds in {"pattern": config.layers.pattern, "tail_pattern": config.layers.tail_pattern}.items()
+    }
+    return config.with_fields(changes)
 
 
 LEFT_OUT: dict[str, Callable[[DecoderConfig], DecoderConfig]] = {
@@ -122,18 +123,18 @@ def test_each_function_counts(left_out: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_layer_has_one_norm_and_one_sub_block() -> None:
     config, _ = read("nemotron_h")
-    assert config.pattern == ("linear", "none", "linear", "nope", "none")
-    assert (config.periods, config.tail_pattern) == (2, ("linear", "nope", "none"))
+    assert config.layers.pattern == ("linear", "none", "linear", "nope", "none")
+    assert (config.layers.periods, config.layers.tail_pattern) == (2, ("linear", "nope", "none"))
     decoder = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     for block in (*decoder.layers.blocks, *decoder.tail.blocks):
         assert (block.attention is None) == (block.mlp is not None)
         assert (block.pre_attention_norm is None) == (block.pre_mlp_norm is not None)
     names = {name for source in tensor_sources(config, "nemotron_h").values() for name in source.names}
     layers = [name.split(".")[1] for name in names if name.endswith(".norm.weight") and "mixer" not in name]
-    assert sorted(map(int, layers)) == list(range(config.num_layers))
-    for layer in range(config.num_layers):  # paths and numbers of layers agree with those of the file
-        path, position = config.layer_path(layer)
-        norm = "pre_mlp_norm" if config.layers[layer] == "none" else "pre_attention_norm"
+    assert sorted(map(int, layers)) == list(range(config.layers.num_layers))
+    for layer in range(config.layers.num_layers):  # paths and numbers of layers agree with those of the file
+        path, position = config.layers.path(layer)
+        norm = "pre_mlp_norm" if config.layers.kinds[layer] == "none" else "pre_attention_norm"
         source = tensor_sources(config, "nemotron_h")[f"{path}.{norm}.scale"]
         assert source.names[position or 0] == f"layers.{layer}.norm.weight"
 
@@ -155,15 +156,15 @@ def test_last_layers_that_repeat_nothing(layers: str, pattern: str, tail: str) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sublayers": "both"}, "layers without a mixer need sublayers='one'"),
+        ({"layers.sublayers": "both"}, "layers without a mixer need sublayers='one'"),
         ({"mtp_layers": 1}, "sublayers='one': not with mtp_layers"),
-        ({"tail_pattern": ("none",) * 11}, "tail_pattern: expected at most 10 layers"),
-        ({"sublayers": "two"}, "sublayers: expected one of"),
+        ({"layers.tail_pattern": ("none",) * 11}, "tail_pattern: expected at most 10 layers"),
+        ({"layers.sublayers": "two"}, "sublayers: expected one of"),
     ],
 )
 def test_layers_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        attrs.evolve(NEMOTRON_H["tiny"], **changes)
+        NEMOTRON_H["tiny"].with_fields(changes)
 
 
 # The config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.
@@ -207,7 +208,7 @@ def test_spellings() -> None:
     assert limited.linear_attention == attrs.evolve(config.linear_attention, time_step_limit=(0.01, 0.5))
     assert to_hf(limited)["time_step_limit"] == [0.01, 0.5]
     assert "time_step_limit" not in to_hf(config)  # JSON has no infinity
-    assert from_hf(fields("nemotron_h_dense")).feed_forward == MLPConfig()
+    assert from_hf(fields("nemotron_h_dense")).feed_forward is None
 
 
 @pytest.mark.parametrize(

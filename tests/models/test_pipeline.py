@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,14 +48,21 @@ def test_stages_are_the_stack(stages: int, parts: int) -> None:
 
 
 # Two periods with a selection each, which the layers before them and the last one have for themselves.
-SHARED_INDEX = attrs.evolve(
-    hf.read_config(REFERENCE / "families" / "glm_moe_dsa_shared"),
-    num_layers=7,
-    vocab_size=300,
-    **dict.fromkeys(("lead_pattern", "pattern"), ("global", "shared_index")),
+SHARED_INDEX = hf.read_config(REFERENCE / "families" / "glm_moe_dsa_shared").with_fields(
+    {
+        "layers.num_layers": 7,
+        "vocab_size": 300,
+        **dict.fromkeys(("layers.lead_pattern", "layers.pattern"), ("global", "shared_index")),
+    }
 )
 # Two periods, and a last layer that no stage has.
-NEMOTRON = attrs.evolve(NEMOTRON_H["tiny"], num_layers=7, pattern=("linear", "nope", "none"), tail_pattern=("none",))
+NEMOTRON = NEMOTRON_H["tiny"].with_fields(
+    {
+        "layers.num_layers": 7,
+        "layers.pattern": ("linear", "nope", "none"),
+        "layers.tail_pattern": ("none",),
+    }
+)
 
 
 def test_time_that_a_pipeline_waits() -> None:
@@ -70,7 +76,7 @@ def test_time_that_a_pipeline_waits() -> None:
     "config",
     [
         LLAMA3["tiny"],
-        attrs.evolve(LLAMA3["tiny"], num_layers=4, pattern=("nope", "global")),
+        LLAMA3["tiny"].with_fields({"layers.num_layers": 4, "layers.pattern": ("nope", "global")}),
         pytest.param(GEMMA3["tiny"], marks=pytest.mark.slow),
         pytest.param(NEMOTRON, marks=pytest.mark.slow),
         pytest.param(SHARED_INDEX, marks=pytest.mark.slow),
@@ -81,7 +87,7 @@ def test_time_that_a_pipeline_waits() -> None:
     ],
 )
 def test_a_decoder_in_stages(config: DecoderConfig) -> None:
-    stages = config.periods
+    stages = config.layers.periods
     build = lambda: Decoder(config, rngs=nnx.Rngs(0))  # noqa: E731
     leaves, template = flatten(build()), abstract(build)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 300, (4, 6)), jnp.int32)

@@ -216,14 +216,14 @@ def test_heads_that_turn_in_part_are_refused_where_the_family_has_none() -> None
 
 def test_windows_of_the_later_layers() -> None:
     config = from_hf(QWEN2_05B | {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 21})
-    assert (config.window, config.layers) == (512, ("global",) * 21 + ("local",) * 3)
+    assert (config.window, config.layers.kinds) == (512, ("global",) * 21 + ("local",) * 3)
     assert from_hf(to_hf(config, like="qwen2")) == config
 
 
 def test_an_activation_that_is_not_said() -> None:
     with pytest.raises(WeightsError, match="hidden_act: 'gelu' has two meanings in files of this family: set hidden"):
         from_hf(GEMMA_2B | {"hidden_activation": None})
-    assert from_hf(GEMMA_2B | {"hidden_activation": "gelu"}).activation == "gelu"
+    assert from_hf(GEMMA_2B | {"hidden_activation": "gelu"}).mlp.activation == "gelu"
 
 
 def test_yarn_without_its_amplitude() -> None:

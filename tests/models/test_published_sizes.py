@@ -65,7 +65,7 @@ def test_published_files_of_gemma_4_e(size: str, published: int) -> None:
     # Those of the Hub's GGUF files, which have the keys and values of sharing layers, and 256 rotary frequencies.
     config = GEMMA4[size]
     unread = 256
-    for kind in config.sharing_layers:
+    for kind in config.layers.kv_shared:
         own = config.of(kind)
         unread += 2 * own.embed_dim * own.num_kv_heads * own.head_dim + own.head_dim
     assert parameters(config) + unread == published

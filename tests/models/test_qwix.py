@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,9 @@ from flax import nnx
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.models.config.attention import AttentionConfig
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.layer_pattern import LayerPattern, local_then_global
 from nnxdsl.models.decoder import Decoder, LayerGroup, example_inputs
 from nnxdsl.models.families.llama3 import LLAMA3
 
@@ -32,19 +33,20 @@ pytestmark = [
 CONFIG = DecoderConfig(
     vocab_size=50,
     embed_dim=64,
-    mlp_dim=128,
-    num_layers=5,
+    mlp=MLPConfig(dim=128, activation="gelu_tanh"),
+    layers=LayerPattern(num_layers=5, pattern=local_then_global(2)),
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
     window=4,
-    pattern=local_then_global(2),
     attention=AttentionConfig(query_scale=0.25, query_key_norm="head"),
     max_length=64,
 )
 LINEARS = r"blocks/\d+/(attention/(query|key|value|output)|mlp/(gate|up|down))"
 # Periods of one layer, no tail, fewer norms and a head of its own.
-LLAMA = attrs.evolve(LLAMA3["tiny"], vocab_size=50, embed_dim=64, mlp_dim=128, num_layers=3, head_dim=16)
+LLAMA = LLAMA3["tiny"].with_fields(
+    {"vocab_size": 50, "embed_dim": 64, "mlp.dim": 128, "layers.num_layers": 3, "head_dim": 16}
+)
 CONFIGS = {"gemma3": CONFIG, "llama3": LLAMA}
 BASES: dict[str, dict[str, Any]] = {
     "float": {},
@@ -88,11 +90,11 @@ def test_adapters_on_every_period(family: str, name: str) -> None:
     adapters = {path: leaf for path, leaf in policy.variables.items() if "lora" in path}
     linear = r"(attention\.(query|key|value|output)|mlp\.(gate|up|down))\.kernel_lora_[ab]"
     assert all(re.fullmatch(rf"(layers|tail)\.blocks\.\d\.{linear}", path) for path in adapters)
-    assert len([path for path in adapters if path.startswith("layers.")]) == config.period * 7 * 2
-    assert len([path for path in adapters if path.startswith("tail.")]) == len(config.suffix_layers) * 7 * 2
+    assert len([path for path in adapters if path.startswith("layers.")]) == config.layers.period * 7 * 2
+    assert len([path for path in adapters if path.startswith("tail.")]) == len(config.layers.suffix) * 7 * 2
     for path, leaf in adapters.items():
         assert issubclass(leaf.kind, nnx.LoRAParam)
-        assert leaf.shape[:-2] == ((config.periods,) if path.startswith("layers.") else ())
+        assert leaf.shape[:-2] == ((config.layers.periods,) if path.startswith("layers.") else ())
         assert leaf.shape[-1 if path.endswith("_a") else -2] == 3
     for path, leaf in policy.variables.items():
         assert (leaf.axes[0] == "layers") == path.startswith("layers."), path

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,13 +23,13 @@ from nnxdsl.models.remat import from_inputs
 
 ROWS, LENGTH = 2, 24
 MLP = 80
-GEMMA = attrs.evolve(GEMMA3["270m"], num_heads=3, head_dim=16, mlp_dim=MLP, embed_dim=56)
-LLAMA = attrs.evolve(LLAMA3["1b"], num_heads=3, num_kv_heads=1, head_dim=16, mlp_dim=MLP, embed_dim=56)
+GEMMA = GEMMA3["270m"].with_fields({"num_heads": 3, "head_dim": 16, "mlp.dim": MLP, "embed_dim": 56})
+LLAMA = LLAMA3["1b"].with_fields({"num_heads": 3, "num_kv_heads": 1, "head_dim": 16, "mlp.dim": MLP, "embed_dim": 56})
 
 
 def kept(config: DecoderConfig) -> Counter[int]:
     """The last axis of all that the derivative of one layer holds on to by its weights and its input."""
-    period = LayerGroup(config, config.pattern[:1], rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    period = LayerGroup(config, config.layers.pattern[:1], rngs=nnx.Rngs(0), param_dtype=jnp.float32)
     graphdef, state = nnx.split(period)
     found: list[jax.Array] = []
 

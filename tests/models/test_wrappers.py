@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from nnxdsl.config.adapter import LoRA
 from nnxdsl.errors import WeightsError
 from nnxdsl.formats import hf, peft
-from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
+from nnxdsl.models.config.parts import GlobalHeads, PerLayerEmbedding
 from nnxdsl.models.families import registry
 from nnxdsl.models.families.llama3 import LLAMA3
 from nnxdsl.models.families.mistral import MISTRAL
@@ -110,11 +110,14 @@ def test_published_spellings_of_gemma_4() -> None:
     heads = from_hf({**published, "attention_k_eq_v": False}).global_heads
     assert heads is not None
     assert (heads.num_kv_heads, heads.values) == (2, "projected")
-    assert from_hf({**published, "layer_types": ["sliding_attention"] * 5}).layers == ("local",) * 4 + ("global",)
+    assert from_hf({**published, "layer_types": ["sliding_attention"] * 5}).layers.kinds == ("local",) * 4 + ("global",)
     one = {"2": {"head_dim": 16, "num_key_value_heads": 1}}
     for change, message in (
-        ({"num_kv_shared_layers": 5}, "kv_sharing.num_layers=5: expected less than 5 layers"),
-        ({"num_kv_shared_layers": 3}, r"kv_sharing: no layer before the sharing ones is of the kinds \['global'\]"),
+        ({"num_kv_shared_layers": 5}, "layers.num_kv_shared_layers=5: expected less than 5 layers"),
+        (
+            {"num_kv_shared_layers": 3},
+            r"num_kv_shared_layers: no layer before the sharing ones is of the kinds \['global'\]",
+        ),
         ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input: expected an integer from 0 to"),
         ({"use_double_wide_mlp": 1}, "use_double_wide_mlp: expected true or false, got 1"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: only null and 'vision' are implemented"),
@@ -132,21 +135,22 @@ def test_published_spellings_of_gemma_4() -> None:
 
 def test_layers_of_gemma_4_that_share_keys_and_values() -> None:
     config = from_hf(fields_of("gemma4_e2b"))
-    assert config.kv_sharing == KVSharing(num_layers=4, mlp_dim=64)
-    assert (config.mlp_dim, config.layers) == (32, ("local", "global") * 4)
-    assert (config.own_layers, config.periods, config.suffix_layers) == (4, 2, ())
-    assert (config.sharing_pattern, config.sharing_periods) == (("local", "global"), 2)
-    assert [config.layer_path(layer) for layer in (3, 4, 7)] == [
+    assert (config.layers.num_kv_shared_layers, config.mlp.kv_shared_dim) == (4, 64)
+    assert (config.mlp.dim, config.layers.kinds) == (32, ("local", "global") * 4)
+    assert (config.layers.own_layers, config.layers.periods, config.layers.suffix) == (4, 2, ())
+    assert (config.layers.kv_shared_pattern, config.layers.kv_shared_periods) == (("local", "global"), 2)
+    assert [config.layers.path(layer) for layer in (3, 4, 7)] == [
         ("layers.blocks.1", 1),
         ("kv_sharing.blocks.0", 0),
         ("kv_sharing.blocks.1", 1),
     ]
     other = from_hf(fields_of("gemma4_e4b"))
-    assert (other.periods, other.suffix_layers, other.sharing_layers) == (1, ("local",), ("global", "local", "global"))
-    assert (other.sharing_pattern, other.sharing_periods) == (("global", "local", "global"), 1)
+    layers = other.layers
+    assert (layers.periods, layers.suffix, layers.kv_shared) == (1, ("local",), ("global", "local", "global"))
+    assert (other.layers.kv_shared_pattern, other.layers.kv_shared_periods) == (("global", "local", "global"), 1)
     # A width that the file cannot say is no Gemma 4's.
-    wide = attrs.evolve(config, kv_sharing=KVSharing(num_layers=4, mlp_dim=48))
-    with pytest.raises(WeightsError, match=r"Gemma 4 has kv_sharing=KVSharing\(num_layers=4, mlp_dim=64\) \(not "):
+    wide = config.with_fields({"mlp.kv_shared_dim": 48})
+    with pytest.raises(WeightsError, match=r"Gemma 4 has mlp\.kv_shared_dim=64 \(not 48\)"):
         to_hf(wide)
 
 
@@ -169,9 +173,9 @@ def test_what_leaves_a_tensor_out_is_no_tensor_of_a_decoder() -> None:
 
 def test_published_spellings_of_later_families() -> None:
     smol = fields_of("smollm3")
-    assert from_hf(smol).layers == ("global", "nope", "global", "global", "nope")
+    assert from_hf(smol).layers.kinds == ("global", "nope", "global", "global", "nope")
     every = {**smol, "no_rope_layers": None, "no_rope_layer_interval": 2}
-    assert from_hf(every).layers == ("global", "nope", "global", "nope", "global")
+    assert from_hf(every).layers.kinds == ("global", "nope", "global", "nope", "global")
     phi, ministral = fields_of("phi3"), fields_of("ministral3")
     rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     for fields, change, message in (

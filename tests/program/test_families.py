@@ -66,7 +66,7 @@ def test_parameters_of_the_plan_are_those_of_transformers(name: str, experiment:
     config = blueprint.config
     assert config.moe is not None
     attention = 2 * config.embed_dim * config.head_dim * (config.num_heads + config.num_kv_heads)
-    widths = [config.mlp_dim if dense else 3 * config.moe.mlp_dim for dense in config.dense]
+    widths = [config.mlp.dim if dense else 3 * config.moe.mlp_dim for dense in config.dense]
     assert weights(blueprint).trunk == sum(attention + 3 * config.embed_dim * width for width in widths)
 
 

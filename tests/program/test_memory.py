@@ -124,11 +124,11 @@ def test_a_share_is_cut_by_the_rules_of_activations(experiment: Callable[..., Ex
 
     assert share().config == build_blueprint(experiment(model=BROAD)).config
     four = share(tensor=4).config
-    assert (four.num_heads, four.num_kv_heads, four.mlp_dim, four.vocab_size) == (1, 1, 64, 80)
+    assert (four.num_heads, four.num_kv_heads, four.mlp.dim, four.vocab_size) == (1, 1, 64, 80)
     # Equal shares are traced once, however many meshes have them.
     assert share(tensor=2) == share(tensor=2, fsdp=2) == share(tensor=2, data=4) == share(tensor=2, context=2)
     own = share(fsdp=2, rules=(("activation_mlp", "fsdp"),)).config
-    assert (own.num_heads, own.mlp_dim) == (4, 128)
+    assert (own.num_heads, own.mlp.dim) == (4, 128)
 
 
 @pytest.mark.extended

@@ -41,14 +41,14 @@ def main() -> None:
         steps=10,
     )
     program = compile(experiment)
-    pattern = program.blueprint.config.period
+    pattern = program.blueprint.config.layers.period
     found: dict[str, np.ndarray] = {}
     for path, leaf in program.init().trainable.items():
         if path.endswith("_lora_a"):
             stack, _, block, _, layer, _ = path.split(".")
             parts = np.asarray(leaf) if stack == "layers" else np.asarray(leaf)[None]
             for number, part in enumerate(parts):
-                first = program.blueprint.config.periods * pattern if stack == "tail" else number * pattern
+                first = program.blueprint.config.layers.periods * pattern if stack == "tail" else number * pattern
                 found[f"model.layers.{first + int(block)}.{THEIRS[layer]}"] = part
     np.savez(HERE / "replay" / "adapters.npz", **found)
 

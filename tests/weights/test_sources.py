@@ -207,12 +207,12 @@ def test_a_hub_directory_of_another_network_is_refused(
     (hub_directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
     monkeypatch.setenv("HOME", str(hub_directory.parent))
     asked = evolve(saved_experiment(finished.run("sft")), {"model.weights": Weights.HF("~/hub")})
-    with pytest.raises(PlanError, match=re.escape("model: has mlp_dim=384, but ~/hub/config.json has 256")):
+    with pytest.raises(PlanError, match=re.escape("model: has mlp.dim=384, but ~/hub/config.json has 256")):
         build_blueprint(asked)
     # A name is looked at when it has been downloaded; here the download is what is already there.
     named = build_blueprint(evolve(asked, {"model.weights": Weights.HF("somebody/hub")}))
     monkeypatch.setattr(init, "locate", lambda path: hub_directory)
-    with pytest.raises(PlanError, match=re.escape("model: has mlp_dim=384, but somebody/hub/config.json has 256")):
+    with pytest.raises(PlanError, match=re.escape("model: has mlp.dim=384, but somebody/hub/config.json has 256")):
         sources.open_source(named, Path("runs"))
 
 

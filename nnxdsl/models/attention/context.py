@@ -14,8 +14,9 @@ from nnxdsl.models.attention.mask import attention_mask
 from nnxdsl.models.attention.positions import TokenPositions, sequence_lengths
 from nnxdsl.models.attention.row_layout import AttentionMethod
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.layer import LayerSpec
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.layers.rope import rope_tables
 
 
@@ -26,7 +27,7 @@ class Context(NamedTuple):
         views: of each kind of layer that the decoder has.
         per_layer: vectors of the tokens for each layer of a group, `[B, T, layers, P]`; None without
             `per_layer_embedding`.
-        shared_kv: by kind, the keys and values that the layers of `kv_sharing` read; None for all other layers.
+        shared_kv: by kind, the keys and values that the layers of `kv_shared` read; None for all other layers.
     """
 
     views: dict[LayerKind, View]

@@ -36,7 +36,7 @@ class CuDNN(FusedKernel):
         if refused := super().supports(row, config, target):
             return refused
         widest = _OLDER_WIDEST if target.capability is not None and target.capability < 9.0 else _WIDEST
-        width = max(config.of(kind).head_dim for kind in config.layers)
+        width = max(config.of(kind).head_dim for kind in config.layers.kinds)
         if target.dtype not in ("bfloat16", "float16"):
             return f"{self.title} computes in bfloat16 or float16, this program in {target.dtype}"
         if width % 8 or width > widest:

@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
 from nnxdsl.models.attention.positions import PrefixRows, TokenPositions
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.mixer import mixer_class
 
 
@@ -140,7 +141,7 @@ def init_cache(
         slots = own if layer.window is None else min(layer.window + spare, length)
         return layer.mixer and mixer_class(layer.mixer).init_cache(config.of(kind), batch, slots, dtype)
 
-    kinds = config.layers[: config.own_layers]
+    kinds = config.layers.kinds[: config.layers.own_layers]
     layers = tuple(map(empty, kinds, prefixes.layers if prefixes else (None,) * len(kinds)))
     return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32), prefixes)
 
@@ -158,7 +159,7 @@ def empty_prefixes(
         length: slots of a prefix.
         dtype: of keys and values.
     """
-    kinds = config.layers[: config.own_layers]
+    kinds = config.layers.kinds[: config.layers.own_layers]
     layers = init_cache(config, prefixes, length, dtype).layers
     pairs = zip(kinds, layers, strict=True)
 
@@ -186,9 +187,9 @@ def _no_positions(batch: int, length: int) -> TokenPositions:
 
 
 def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV | PrefixedKV]:
-    """The caches that the layers of `kv_sharing` read, by kind: those of the last layer of their kind before them."""
-    own = zip(config.layers, cache.pasts(), strict=False)  # in their order: the last one of a kind stays
-    return {kind: kv for kind, kv in own if kind in config.sharing_layers}
+    """The caches that the layers of `kv_shared` read, by kind: those of the last layer of their kind before them."""
+    own = zip(config.layers.kinds, cache.pasts(), strict=False)  # in their order: the last one of a kind stays
+    return {kind: kv for kind, kv in own if kind in config.layers.kv_shared}
 
 
 def ring_positions(cache: Cache, size: int) -> TokenPositions:

@@ -59,7 +59,7 @@ class AttentionConfig:
             attention "all" are those from and to the residual stream.
         values: "projected": values have a projection of their own; "keys": they are the projections of the keys, before
             norm and rotation (Gemma 4); "shared": keys and values are those of an earlier layer (see
-            `DecoderConfig.kv_sharing`).
+            `LayerPattern.num_kv_shared_layers`).
         value_norm: each head's value goes through an RMSNorm without scale (Gemma 4).
         output_gate: the output is multiplied by the sigmoid of a gate: "query": the query's projection gives it beside
             the query of each head (Qwen3-Next); "own": it has a projection of its own (Muse Glimmer).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import attrs
 
-from nnxdsl.models.config.feed_forward import FeedForwardConfig, MLPConfig
+from nnxdsl.models.config.feed_forward import FeedForwardConfig
 from nnxdsl.models.config.tensors import TensorSource, biases, joined, linears, norms
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class DenseBesideExperts(FeedForwardConfig):
             "mlp.expert_norm": "pre_feedforward_layernorm_2",
             "mlp.expert_after": "post_feedforward_layernorm_2",
         }
-        dense = {path.replace("mlp.", "mlp.dense.", 1): one for path, one in MLPConfig().tensors(decoder).items()}
+        dense = {path.replace("mlp.", "mlp.dense.", 1): one for path, one in decoder.mlp.tensors(decoder).items()}
         routed = moe_tensors(self.experts, decoder, router="router")
         routed["mlp.router.weight"] = TensorSource(("router.proj.weight",))
         width = self.experts.mlp_dim
@@ -197,7 +197,7 @@ def moe_tensors(
         matrices: the file's names of an expert's gate, up and down.
     """
     names = dict(zip(("gate", "up", "down"), matrices, strict=True))
-    if not decoder.mlp_gate:
+    if not decoder.mlp.gate:
         del names["gate"]
     found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
     if config.e_score_correction_bias:
@@ -214,7 +214,7 @@ def moe_tensors(
         found["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
     if config.latent_dim is not None:
         plain |= {"mlp.latent_down": "mlp.fc1_latent_proj", "mlp.latent_up": "mlp.fc2_latent_proj"}
-    found |= linears(plain) | (biases(plain) if decoder.mlp_bias else {})
+    found |= linears(plain) | (biases(plain) if decoder.mlp.bias else {})
     count = config.num_experts
     for ours, theirs in names.items():
         each = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))

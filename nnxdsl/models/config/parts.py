@@ -67,24 +67,6 @@ class GlobalHeads:
 
 
 @attrs.frozen(kw_only=True)
-class KVSharing:
-    """The last layers, which read the keys and values of the last layer of their kind before them (Gemma 4 E2B).
-
-    They have queries and an output projection, and no keys and values of their own.
-
-    Attributes:
-        num_layers: how many they are.
-        mlp_dim: width of their gated MLP.
-    """
-
-    num_layers: int
-    mlp_dim: int
-
-    def __attrs_post_init__(self) -> None:
-        require_above_zero(self, "kv_sharing.", "num_layers", "mlp_dim")
-
-
-@attrs.frozen(kw_only=True)
 class PerLayerEmbedding:
     """A second embedding of each token, with a vector of its own for each layer (Gemma 3n and Gemma 4 E2B).
 

@@ -11,8 +11,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from nnxdsl.models.attention.view import View
-from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.feed_forward import Activation
 from nnxdsl.models.deltanet.recurrence import Tokens, chunked_delta_rule, step
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.mlp import ACTIVATIONS
@@ -107,7 +108,7 @@ class GatedDeltaNet(nnx.Module):
         """A gated DeltaNet of this decoder."""
         delta = config.linear_attention
         assert isinstance(delta, GatedDeltaNetConfig)  # it names this class
-        given = {"norm_eps": config.norm.eps, "activation": config.activation}
+        given = {"norm_eps": config.norm.eps, "activation": config.mlp.activation}
         return cls(config.embed_dim, delta, **given, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod

@@ -15,7 +15,8 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, dense_fields
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Rope, Yarn
@@ -212,10 +213,13 @@ class Experts(MoE):
     dense_layers: int = 3
     scale: float = 2.5
     names: ClassVar[tuple[str, ...]] = (*MoE.names, "first_k_dense_replace", "routed_scaling_factor")
-    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "dense_layers")
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "layers.dense_layers")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().read(file, decoder), "dense_layers": file.count("first_k_dense_replace", self.dense_layers)}
+        return {
+            **super().read(file, decoder),
+            "layers.dense_layers": file.count("first_k_dense_replace", self.dense_layers),
+        }
 
     def values(self, file: ConfigFile) -> dict[str, Any]:
         return {
@@ -231,7 +235,7 @@ class Experts(MoE):
             **super().write(config),
             "n_shared_experts": (moe.shared_expert_dim or 0) // moe.mlp_dim,
             "routed_scaling_factor": moe.routed_scaling_factor,
-            "first_k_dense_replace": config.dense_layers,
+            "first_k_dense_replace": config.layers.dense_layers,
             **({"num_nextn_predict_layers": config.mtp_layers} if config.mtp_layers else {}),
         }
 
@@ -261,11 +265,18 @@ class TypedExperts(Experts):
     counts_dense: bool = False
     shares_index: bool = False
     names: ClassVar[tuple[str, ...]] = (*Experts.names, "mlp_layer_types")
-    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "pattern", "lead_pattern", "dense_layers", "dense_pattern")
+    decides: ClassVar[tuple[str, ...]] = (
+        "feed_forward",
+        *("layers.pattern", "layers.lead_pattern", "layers.dense_layers", "layers.dense_pattern"),
+    )
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, pattern, found = file.numbers["num_hidden_layers"], decoder["pattern"], super().read(file, decoder)
-        dense = min(found["dense_layers"], layers) if self.counts_dense else 1
+        layers, pattern, found = (
+            file.numbers["num_hidden_layers"],
+            decoder["layers.pattern"],
+            super().read(file, decoder),
+        )
+        dense = min(found["layers.dense_layers"], layers) if self.counts_dense else 1
         types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
         if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(_TYPES) for one in types):
             file.problems.append(f"mlp_layer_types: expected {layers} of 'dense' and 'sparse', got {types!r}")
@@ -284,7 +295,7 @@ class TypedExperts(Experts):
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if all(config.dense):
             return super().expected(config)
-        shares = [self.shares_index and kind == "shared_index" for kind in config.layers]
+        shares = [self.shares_index and kind == "shared_index" for kind in config.layers.kinds]
         kinds: list[LayerKind] = ["shared_index" if is_shared else "global" for is_shared in shares]
         return super().expected(config) | dense_fields(kinds, config.dense)
 

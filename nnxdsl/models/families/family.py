@@ -10,7 +10,7 @@ import attrs
 
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.decoder import DecoderConfig
-from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.layer_pattern import LayerPattern
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors, TensorSource
 from nnxdsl.models.families.fields import Fields
@@ -35,13 +35,14 @@ CHOICES: dict[str, Any] = {
     "attention.values": "projected",
     "attention.value_norm": False,
     "global_heads": None,
-    "kv_sharing": None,
+    "layers.num_kv_shared_layers": 0,
+    "mlp.kv_shared_dim": None,
     "per_layer_embedding": None,
     "layer_scalar": False,
     "attention.output_gate": "none",
-    "activation": "silu",
-    "mlp_gate": True,
-    "mlp_bias": False,
+    "mlp.activation": "silu",
+    "mlp.gate": True,
+    "mlp.bias": False,
     "embedding.scaled": False,
     "embedding.multiplier": 1.0,
     "embedding.norm": False,
@@ -50,16 +51,16 @@ CHOICES: dict[str, Any] = {
     "attention.query_temperature": None,
     "window": None,
     "window_kind": "sliding",
-    "pattern": ("global",),
-    "lead_pattern": (),
-    "tail_pattern": (),
-    "sublayers": "both",
+    "layers.pattern": ("global",),
+    "layers.lead_pattern": (),
+    "layers.tail_pattern": (),
+    "layers.sublayers": "both",
     "rope_local": None,
     "mla": None,
     "linear_attention": None,
-    "feed_forward": MLPConfig(),
-    "dense_layers": 0,
-    "dense_pattern": (),
+    "feed_forward": None,
+    "layers.dense_layers": 0,
+    "layers.dense_pattern": (),
     "attention.soft_cap": None,
     "head.soft_cap": None,
     "mtp_layers": 0,
@@ -82,14 +83,15 @@ def decoder(
     query_scale: float | None = None,
     norm_eps: float = 1e-6,
     tied_head: bool = True,
+    kv_shared_mlp: int | None = None,
     **fields: Any,
 ) -> DecoderConfig:
     """A row of a table of sizes.
 
     Args:
-        layers: `num_layers`.
+        layers: `layers.num_layers`.
         embed: `embed_dim`.
-        mlp: `mlp_dim`.
+        mlp: `mlp.dim`.
         heads: `num_heads`.
         kv_heads: `num_kv_heads`.
         head_dim: `head_dim`.
@@ -100,12 +102,15 @@ def decoder(
         query_scale: the factor of attention scores, in place of `scalar`.
         norm_eps: `norm.eps`.
         tied_head: `head.tied`.
-        **fields: other fields of DecoderConfig, in place of those of `CHOICES`, which has them by path.
+        kv_shared_mlp: `mlp.kv_shared_dim`.
+        **fields: other fields of DecoderConfig, in place of those of `CHOICES`, which has them by path; those of
+            `layers` also by their name alone.
     """
     numbers: dict[str, Any] = {
-        "num_layers": layers,
+        "layers.num_layers": layers,
         "embed_dim": embed,
-        "mlp_dim": mlp,
+        "mlp.dim": mlp,
+        "mlp.kv_shared_dim": kv_shared_mlp,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -116,7 +121,9 @@ def decoder(
         "norm.eps": norm_eps,
         "head.tied": tied_head,
     }
-    return DecoderConfig.from_fields({**CHOICES, **numbers, **fields})
+    of_layers = {name: f"layers.{name}" for name in attrs.fields_dict(LayerPattern)}
+    others = {of_layers.get(name, name): value for name, value in fields.items()}
+    return DecoderConfig.from_fields({**CHOICES, **numbers, **others})
 
 
 def transformers_defaults(

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
-from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, dense_fields, period_of
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import DynamicNTK, LongRope, Rope
 from nnxdsl.models.families import hf_rope
@@ -197,7 +197,7 @@ class SoftCaps(Fields):
         }
 
 
-_PATTERN = ("window", "pattern")
+_PATTERN = ("window", "layers.pattern")
 
 
 @attrs.frozen(kw_only=True)
@@ -220,14 +220,14 @@ class UniformWindow(Fields):
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         is_on = not self.is_switched or file.flag("use_sliding_window", False)
         window = file.window(self.default) if is_on else None
-        return {"window": window, "pattern": _uniform(window)}
+        return {"window": window, "layers.pattern": _uniform(window)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         switch = {"use_sliding_window": config.window is not None} if self.is_switched else {}
         return {**switch, "sliding_window": config.window}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        return {"pattern": _uniform(config.window)}
+        return {"layers.pattern": _uniform(config.window)}
 
 
 def _uniform(window: int | None) -> tuple[LayerKind, ...]:
@@ -246,7 +246,7 @@ class LateWindows(Fields):
         first = file.count("max_window_layers", 28)
         kinds: list[LayerKind] = ["global" if window is None or layer < first else "local" for layer in layers]
         pattern = file.pattern(period_of(kinds))
-        return {"window": window if "local" in pattern else None, "pattern": pattern}
+        return {"window": window if "local" in pattern else None, "layers.pattern": pattern}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {
@@ -271,7 +271,7 @@ class WindowPattern(Fields):
     decides: ClassVar[tuple[str, ...]] = _PATTERN
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {"window": file.numbers["sliding_window"], "pattern": file.pattern(self.pattern)}
+        return {"window": file.numbers["sliding_window"], "layers.pattern": file.pattern(self.pattern)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {"sliding_window": config.window or self.default, "layer_types": layer_types(config)}
@@ -324,12 +324,12 @@ class MoE(Fields):
         return written | flag
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        moe = config.moe or MoEConfig(num_experts=8, num_experts_per_tok=2, mlp_dim=config.mlp_dim)
+        moe = config.moe or MoEConfig(num_experts=8, num_experts_per_tok=2, mlp_dim=config.mlp.dim)
         values = {ours: getattr(moe, ours) for ours in self.numbers.values()}
         if self.norm_topk_prob is not None:
             values["norm_topk_prob"] = moe.norm_topk_prob
         if self.width == "intermediate_size":
-            values["mlp_dim"] = config.mlp_dim
+            values["mlp_dim"] = config.mlp.dim
         if self.constants.get("shared_expert_gate"):
             values["shared_expert_dim"] = moe.shared_expert_dim or moe.mlp_dim
         return {"feed_forward": MoEConfig(**{**values, **self.constants})}
@@ -344,14 +344,14 @@ class DenseLayers(Fields):
     """Layers without experts among layers with: `mlp_only_layers` and `decoder_sparse_step`.
 
     As in transformers, layer i has experts if it is not in `mlp_only_layers` and i + 1 is a multiple of
-    `decoder_sparse_step`. A decoder without a layer that has experts has `MLPConfig`.
+    `decoder_sparse_step`. A decoder without a layer that has experts has no `feed_forward`.
     """
 
     names: ClassVar[tuple[str, ...]] = ("decoder_sparse_step", "mlp_only_layers")
-    decides: ClassVar[tuple[str, ...]] = ("pattern", "dense_layers", "dense_pattern")
+    decides: ClassVar[tuple[str, ...]] = ("layers.pattern", "layers.dense_layers", "layers.dense_pattern")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, pattern, moe = file.numbers["num_hidden_layers"], decoder["pattern"], decoder["feed_forward"]
+        layers, pattern, moe = file.numbers["num_hidden_layers"], decoder["layers.pattern"], decoder["feed_forward"]
         step, listed = file.count("decoder_sparse_step", 1, least=1), file.fields.get("mlp_only_layers")
         listed = [] if listed is None else listed
         if not isinstance(listed, Sequence) or not all(type(layer) is int and 0 <= layer < layers for layer in listed):
@@ -359,18 +359,18 @@ class DenseLayers(Fields):
             listed = []
         dense = [layer in listed or (layer + 1) % step != 0 for layer in range(layers)]
         if all(dense) or not any(dense) or moe is None:
-            return {"feed_forward": MLPConfig() if all(dense) else moe}
+            return {"feed_forward": None if all(dense) else moe}
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
         return dense_fields(kinds, dense)
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         dense = config.dense  # as a step where the dense layers follow one, else as a list
-        for step in range(1, config.num_layers + 1):
+        for step in range(1, config.layers.num_layers + 1):
             if all(is_dense == ((layer + 1) % step != 0) for layer, is_dense in enumerate(dense)):
                 return {"decoder_sparse_step": step, "mlp_only_layers": []}
         return {"decoder_sparse_step": 1, "mlp_only_layers": [layer for layer, one in enumerate(dense) if one]}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if all(config.dense) or not any(config.dense):
-            return {"dense_layers": 0, "dense_pattern": ()}
-        return dense_fields(config.layers, config.dense)
+            return {"layers.dense_layers": 0, "layers.dense_pattern": ()}
+        return dense_fields(config.layers.kinds, config.dense)

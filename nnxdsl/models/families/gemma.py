@@ -32,7 +32,7 @@ class Gemma(Model):
 
 CHOICES: dict[str, Any] = {
     "norm.scale": "zero_centred",
-    "activation": "gelu_tanh",
+    "mlp.activation": "gelu_tanh",
     "embedding.scaled": True,
     "head.tied": True,
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import local_then_global
+from nnxdsl.models.config.layer_pattern import local_then_global
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import ScaledQueries, SharedRope, SoftCaps, WindowPattern

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import local_then_global
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, ScaledQueries, SoftCaps, WindowPattern
@@ -61,11 +62,11 @@ class _Windows(WindowPattern):
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         name = "sliding_window_pattern" if file.fields.get("sliding_window_pattern") else "_sliding_window_pattern"
         period = file.count(name, 6, least=1) if file.fields.get(name) else 6
-        return {"window": file.numbers["sliding_window"], "pattern": file.pattern(local_then_global(period))}
+        return {"window": file.numbers["sliding_window"], "layers.pattern": file.pattern(local_then_global(period))}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        period = len(config.pattern)  # the older spelling has no others than these
-        older = {"sliding_window_pattern": period} if config.pattern == local_then_global(period) else {}
+        period = len(config.layers.pattern)  # the older spelling has no others than these
+        older = {"sliding_window_pattern": period} if config.layers.pattern == local_then_global(period) else {}
         return super().write(config) | older
 
 

@@ -13,10 +13,10 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, local_then_global, period_of
-from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, local_then_global, period_of
 from nnxdsl.models.config.moe import DenseBesideExperts, MoEConfig
-from nnxdsl.models.config.parts import GlobalHeads, KVSharing, PerLayerEmbedding
+from nnxdsl.models.config.parts import GlobalHeads, PerLayerEmbedding
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SoftCaps
@@ -67,14 +67,14 @@ GEMMA4 = {
                   global_heads=GlobalHeads(head_dim=64, num_kv_heads=1, values="keys")),
     "tiny-e": _size(layers=8, embed=128, mlp=256, heads=4, kv_heads=1, head_dim=32, window=64, vocab=320, length=1024,
                     pattern=local_then_global(2), global_heads=GlobalHeads(head_dim=64, num_kv_heads=1),
-                    kv_sharing=KVSharing(num_layers=4, mlp_dim=512),
+                    num_kv_shared_layers=4, kv_shared_mlp=512,
                     per_layer_embedding=PerLayerEmbedding(vocab_size=320, dim=16)),
     "e2b": _edge(layers=35, embed=1536, mlp=6144, kv_heads=1, pattern=local_then_global(5),
                  global_heads=GlobalHeads(head_dim=512, num_kv_heads=1),
-                 kv_sharing=KVSharing(num_layers=20, mlp_dim=12_288)),
+                 num_kv_shared_layers=20, kv_shared_mlp=12_288),
     "e4b": _edge(layers=42, embed=2560, mlp=10_240, kv_heads=2,
                  global_heads=GlobalHeads(head_dim=512, num_kv_heads=2),
-                 kv_sharing=KVSharing(num_layers=18, mlp_dim=10_240)),
+                 num_kv_shared_layers=18, kv_shared_mlp=10_240),
     "12b": _large(layers=48, embed=3840, mlp=15_360, heads=16, kv_heads=8,
                   global_heads=GlobalHeads(head_dim=512, num_kv_heads=1, values="keys")),
     "26b-a4b": _large(layers=30, embed=2816, mlp=2112, heads=16, kv_heads=8,
@@ -90,7 +90,7 @@ class _Windows(Fields):
     """Layers with a window among global ones; the last is always global, as in transformers."""
 
     names: ClassVar[tuple[str, ...]] = ("layer_types",)
-    decides: ClassVar[tuple[str, ...]] = ("window", "pattern")
+    decides: ClassVar[tuple[str, ...]] = ("window", "layers.pattern")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         layers, pattern = file.numbers["num_hidden_layers"], file.pattern(local_then_global(6))
@@ -98,7 +98,7 @@ class _Windows(Fields):
         if kinds[-1] != "global":
             kinds[-1] = "global"
             pattern = period_of(kinds)
-        return {"window": file.numbers["sliding_window"], "pattern": pattern}
+        return {"window": file.numbers["sliding_window"], "layers.pattern": pattern}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         return {"sliding_window": config.window or 512, "layer_types": layer_types(config)}
@@ -122,7 +122,7 @@ class _Heads(Fields):
         if same and file.fields.get("num_global_key_value_heads") is not None:
             heads = {**heads, "num_key_value_heads": file.count("num_global_key_value_heads", default, least=1)}
         if file.fields.get("per_layer_config") is not None:
-            heads = self._by_layer(file, decoder["pattern"])
+            heads = self._by_layer(file, decoder["layers.pattern"])
         values = {
             "head_dim": heads.get("head_dim", file.numbers["head_dim"]),
             "values": "keys" if same else "projected",
@@ -197,7 +197,7 @@ class _Experts(Fields):
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         if not file.flag("enable_moe_block", False):
-            return {"feed_forward": MLPConfig()}
+            return {"feed_forward": None}
         missing = [name for name in _NUMBERS if file.numbers[name] is None]
         file.problems += [f"{name}: expected an integer above 0, as enable_moe_block is true" for name in missing]
         experts = file.part(MoEConfig, **{ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()}, **_EXPERTS)
@@ -210,7 +210,7 @@ class _Experts(Fields):
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if config.moe is None:
-            return {"feed_forward": MLPConfig()}
+            return {"feed_forward": None}
         experts = MoEConfig(**{ours: getattr(config.moe, ours) for ours in _NUMBERS.values()}, **_EXPERTS)
         return {"feed_forward": DenseBesideExperts(experts=experts)}
 
@@ -222,7 +222,7 @@ class _EdgeSizes(Fields):
         *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
         *("num_kv_shared_layers", "use_double_wide_mlp"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("kv_sharing", "per_layer_embedding")
+    decides: ClassVar[tuple[str, ...]] = ("layers.num_kv_shared_layers", "mlp.kv_shared_dim", "per_layer_embedding")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         dim = file.count("hidden_size_per_layer_input", 256)
@@ -232,23 +232,24 @@ class _EdgeSizes(Fields):
         embedding = file.part(PerLayerEmbedding, vocab_size=vocab_size, dim=dim) if dim else None
         return {
             "per_layer_embedding": embedding,
-            "kv_sharing": file.part(KVSharing, num_layers=layers, mlp_dim=width) if layers else None,
+            "layers.num_kv_shared_layers": layers,
+            "mlp.kv_shared_dim": width if layers else None,
         }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        embedding, sharing = config.per_layer_embedding, config.kv_sharing
+        embedding, mlp = config.per_layer_embedding, config.mlp
         return {
             "hidden_size_per_layer_input": 0 if embedding is None else embedding.dim,
             "vocab_size_per_layer_input": config.vocab_size if embedding is None else embedding.vocab_size,
-            "num_kv_shared_layers": 0 if sharing is None else sharing.num_layers,
-            "use_double_wide_mlp": sharing is not None and sharing.mlp_dim != config.mlp_dim,
+            "num_kv_shared_layers": config.layers.num_kv_shared_layers,
+            "use_double_wide_mlp": mlp.kv_shared_dim not in (None, mlp.dim),
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        sharing = config.kv_sharing
-        if sharing is None or sharing.mlp_dim in (config.mlp_dim, 2 * config.mlp_dim):
-            return {}
-        return {"kv_sharing": attrs.evolve(sharing, mlp_dim=2 * config.mlp_dim)}
+        mlp = config.mlp
+        if not config.layers.num_kv_shared_layers:
+            return {"mlp.kv_shared_dim": None}
+        return {"mlp.kv_shared_dim": mlp.dim if mlp.kv_shared_dim == mlp.dim else 2 * mlp.dim}
 
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,8 +14,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import IndexerStage, Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.indexer import IndexerConfig
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.config.mla import MLAConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Rope
@@ -74,10 +75,10 @@ class IndexShare(SparseMLA):
         if problem is not None:
             file.problems.append(f"{name}: {problem}")
             types = ["full"]
-        return super().read(file, decoder) | {"pattern": tuple(_TYPES[one] for one in types)}
+        return super().read(file, decoder) | {"layers.pattern": tuple(_TYPES[one] for one in types)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        found, letters = super().write(config), ["S" if kind == "shared_index" else "F" for kind in config.layers]
+        found, letters = super().write(config), ["S" if kind == "shared_index" else "F" for kind in config.layers.kinds]
         if "S" not in letters:
             return found
         # vLLM and SGLang read the letters, transformers the types.
@@ -118,12 +119,13 @@ GLM5_SIZES = {
     ),
 }  # fmt: skip
 _PERIOD: tuple[LayerKind, ...] = ("global", "shared_index", "shared_index", "shared_index")
-GLM5_SIZES["5.2-744b"] = attrs.evolve(
-    GLM5_SIZES["744b"],
-    max_length=1_048_576,
-    rope_global=Rope(theta=8e6),
-    lead_pattern=("global", "global", *_PERIOD),
-    pattern=_PERIOD,
+GLM5_SIZES["5.2-744b"] = GLM5_SIZES["744b"].with_fields(
+    {
+        "max_length": 1_048_576,
+        "rope_global": Rope(theta=8e6),
+        "layers.lead_pattern": ("global", "global", *_PERIOD),
+        "layers.pattern": _PERIOD,
+    }
 )
 
 FAMILY = register(

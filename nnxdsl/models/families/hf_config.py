@@ -7,14 +7,15 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from nnxdsl.errors import WeightsError
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, period_of
 
 # The numbers that every family has: the Hub's name and ours.
 NUMBERS = {
     "vocab_size": "vocab_size",
     "hidden_size": "embed_dim",
-    "intermediate_size": "mlp_dim",
-    "num_hidden_layers": "num_layers",
+    "intermediate_size": "mlp.dim",
+    "num_hidden_layers": "layers.num_layers",
     "num_attention_heads": "num_heads",
     "num_key_value_heads": "num_kv_heads",
     "head_dim": "head_dim",
@@ -236,8 +237,8 @@ class ConfigFile:
             raise WeightsError("\n  ".join([f"config.json is not a {self._title} that can be read:", *self.problems]))
         try:
             config = DecoderConfig.from_fields(fields)
-            if config.moe is not None and config.num_layers * config.moe.num_experts > MOST_EXPERTS:
-                each = f"{config.num_layers} layers of {config.moe.num_experts} experts"
+            if config.moe is not None and config.layers.num_layers * config.moe.num_experts > MOST_EXPERTS:
+                each = f"{config.layers.num_layers} layers of {config.moe.num_experts} experts"
                 raise ValueError(f"{each} are more than {MOST_EXPERTS:,} experts in all")
             return config
         except ValueError as error:
@@ -252,7 +253,7 @@ def numbers_to_hf(config: DecoderConfig) -> dict[str, Any]:
 def layer_types(config: DecoderConfig) -> list[str]:
     """The kind of every layer, under the Hub's names."""
     names = {ours: theirs for theirs, ours in (KINDS | LINEAR_KINDS).items()} | {"nope": "full_attention"}
-    return [names[kind] for kind in config.layers]
+    return [names[kind] for kind in config.layers.kinds]
 
 
 def _quantization_problem(value: Any) -> str | None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import attrs
 
 from nnxdsl.models.config.attention import AttentionBias
-from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import Activation
 from nnxdsl.models.families.fields import Fields
 from nnxdsl.models.families.hf_config import ConfigFile
 
@@ -50,7 +51,7 @@ class LayerFields(Fields):
         return (*(name for name, has in flags.items() if has), *self.activation)
 
     def decided(self) -> tuple[str, ...]:
-        fields = {"attention.bias": self.attention_bias, "mlp_bias": self.mlp_bias, "activation": self.activation}
+        fields = {"attention.bias": self.attention_bias, "mlp.bias": self.mlp_bias, "mlp.activation": self.activation}
         return tuple(name for name, read in fields.items() if read)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,17 +63,17 @@ class LayerFields(Fields):
             is_biased = flag("attention_bias", decoder["attention.bias"] != "none")
             found["attention.bias"] = self.attention_bias if is_biased else "none"
         if self.mlp_bias:
-            found["mlp_bias"] = flag("mlp_bias", decoder["mlp_bias"])
+            found["mlp.bias"] = flag("mlp_bias", decoder["mlp.bias"])
         name = next((name for name in self.activation if file.fields.get(name) is not None), None)
         if name is not None:
-            found["activation"] = _activation(file, name, decoder["activation"])
+            found["mlp.activation"] = _activation(file, name, decoder["mlp.activation"])
         return found
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
         bias = {} if self.attention_bias is None else {"attention_bias": config.attention.bias != "none"}
-        mlp = {"mlp_bias": config.mlp_bias} if self.mlp_bias else {}
-        return bias | mlp | dict.fromkeys(self.activation, names[config.activation])
+        mlp = {"mlp_bias": config.mlp.bias} if self.mlp_bias else {}
+        return bias | mlp | dict.fromkeys(self.activation, names[config.mlp.activation])
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if self.attention_bias is None:

@@ -13,7 +13,8 @@ import attrs
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
 from nnxdsl.models.config.attention import QueryTemperature
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, period_of
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, dense_fields, period_of
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Llama3RopeScaling, Rope
 from nnxdsl.models.config.tensors import TensorSource, joined
@@ -95,7 +96,7 @@ class _Layers(Fields):
         *("attention_chunk_size", "use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale"),
     )
     decides: ClassVar[tuple[str, ...]] = (
-        *("pattern", "window"),
+        *("layers.pattern", "window"),
         *("attention.query_key_norm", "attention.query_temperature"),
     )
 
@@ -106,7 +107,7 @@ class _Layers(Fields):
             file.problems.append(f"floor_scale: expected a whole number, got {length!r}")
         temperature = QueryTemperature(beta=beta, length=max(int(length), 1), offset=1, layers="nope")
         return {
-            "pattern": period_of(self._kinds(file)),
+            "layers.pattern": period_of(self._kinds(file)),
             "window": file.count("attention_chunk_size", 8192, least=1),
             "attention.query_key_norm": "rotated" if file.flag("use_qk_norm", True) else "none",
             "attention.query_temperature": temperature if tuning else None,
@@ -137,8 +138,10 @@ class _Layers(Fields):
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         temperature = config.attention.query_temperature
         return {
-            "no_rope_layers": [int(kind != "nope") for kind in config.layers],
-            "layer_types": ["chunked_attention" if kind == "local" else "full_attention" for kind in config.layers],
+            "no_rope_layers": [int(kind != "nope") for kind in config.layers.kinds],
+            "layer_types": [
+                "chunked_attention" if kind == "local" else "full_attention" for kind in config.layers.kinds
+            ],
             "attention_chunk_size": config.window or 8192,
             "use_qk_norm": config.attention.query_key_norm == "rotated",
             "attn_temperature_tuning": temperature is not None,
@@ -151,8 +154,8 @@ class _Layers(Fields):
         found: dict[str, Any] = {"attention.query_key_norm": "none" if norm == "none" else "rotated"}
         if temperature is not None:
             found["attention.query_temperature"] = attrs.evolve(temperature, offset=1, layers="nope")
-        if "linear" in config.pattern:
-            found["pattern"] = _PATTERN
+        if "linear" in config.layers.pattern:
+            found["layers.pattern"] = _PATTERN
         return found
 
 
@@ -163,7 +166,7 @@ class _Experts(Fields):
         *("moe_layers", "interleave_moe_layer_step"),
         *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "dense_layers", "dense_pattern")
+    decides: ClassVar[tuple[str, ...]] = ("feed_forward", "layers.dense_layers", "layers.dense_pattern")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         numbers, layers = file.numbers, file.numbers["num_hidden_layers"]
@@ -178,25 +181,25 @@ class _Experts(Fields):
         width = numbers["intermediate_size"]
         experts = file.part(MoEConfig, num_experts=numbers["num_local_experts"], mlp_dim=width, shared_expert_dim=width,
                             num_experts_per_tok=numbers["num_experts_per_tok"], **_EXPERTS)  # fmt: skip
-        pattern = decoder["pattern"]
+        pattern = decoder["layers.pattern"]
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
         dense = [layer not in listed for layer in range(layers)]
         split = dense_fields(kinds, dense) if any(dense) else {}
-        return {"feed_forward": experts, "mlp_dim": numbers["intermediate_size_mlp"], **split}
+        return {"feed_forward": experts, "mlp.dim": numbers["intermediate_size_mlp"], **split}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         moe = config.moe
         assert moe is not None  # or the decoder is refused
         return {
             "intermediate_size": moe.mlp_dim,
-            "intermediate_size_mlp": config.mlp_dim,
+            "intermediate_size_mlp": config.mlp.dim,
             "num_local_experts": moe.num_experts,
             "num_experts_per_tok": moe.num_experts_per_tok,
             "moe_layers": [layer for layer, is_dense in enumerate(config.dense) if not is_dense],
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        moe = config.moe or MoEConfig(num_experts=16, num_experts_per_tok=1, mlp_dim=config.mlp_dim)
+        moe = config.moe or MoEConfig(num_experts=16, num_experts_per_tok=1, mlp_dim=config.mlp.dim)
         numbers = {"num_experts": moe.num_experts, "num_experts_per_tok": moe.num_experts_per_tok}
         width = {"mlp_dim": moe.mlp_dim, "shared_expert_dim": moe.mlp_dim}
         return {"feed_forward": MoEConfig(**numbers, **width, **_EXPERTS)}

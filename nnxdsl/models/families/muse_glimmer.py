@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, period_of
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, SharedRope
@@ -72,7 +73,7 @@ class _Layers(Fields):
     """
 
     names: ClassVar[tuple[str, ...]] = ("layer_types", "layer_rope_theta", "sliding_window")
-    decides: ClassVar[tuple[str, ...]] = ("pattern", "window")
+    decides: ClassVar[tuple[str, ...]] = ("layers.pattern", "window")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         layers, theta = file.numbers["num_hidden_layers"], decoder["rope_global"].theta
@@ -93,19 +94,19 @@ class _Layers(Fields):
         for layer, (kind, name) in enumerate(zip(kinds, types, strict=True)):
             if kind == "nope" and name == "sliding_attention":
                 file.problems.append(f"layer_types: layer {layer} has a window, but no rotary positions")
-        return {"pattern": period_of(kinds), "window": file.window(_WINDOW) if "local" in kinds else None}
+        return {"layers.pattern": period_of(kinds), "window": file.window(_WINDOW) if "local" in kinds else None}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         theta = config.rope_global.theta
         return {
             "layer_types": layer_types(config),
-            "layer_rope_theta": [0 if kind == "nope" else theta for kind in config.layers],
+            "layer_rope_theta": [0 if kind == "nope" else theta for kind in config.layers.kinds],
             "sliding_window": config.window or _WINDOW,
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        kinds: list[LayerKind] = ["global" if kind == "linear" else kind for kind in config.layers]
-        return {"pattern": period_of(kinds), "window": config.window if "local" in kinds else None}
+        kinds: list[LayerKind] = ["global" if kind == "linear" else kind for kind in config.layers.kinds]
+        return {"layers.pattern": period_of(kinds), "window": config.window if "local" in kinds else None}
 
 
 class _Scales(Fields):

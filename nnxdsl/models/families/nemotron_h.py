@@ -13,8 +13,8 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, dense_fields, with_tail
-from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, dense_fields, with_tail
 from nnxdsl.models.config.mamba2 import Mamba2Config
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Rope
@@ -44,10 +44,10 @@ class NemotronH(Model):
 _ROPE = Rope(theta=10_000.0)
 """Of no layer."""
 _CHOICES: dict[str, Any] = {
-    "sublayers": "one",
+    "layers.sublayers": "one",
     "norm.scale": "wide",
-    "activation": "relu2",
-    "mlp_gate": False,
+    "mlp.activation": "relu2",
+    "mlp.gate": False,
     "rope_global": _ROPE,
     "head.tied": False,
 }
@@ -62,15 +62,16 @@ def _layers(pattern: str) -> dict[str, Any]:
     kinds: list[LayerKind] = [_KINDS[letter] for letter in pattern]
     dense = [letter == "-" for letter in pattern]
     if "E" in pattern and any(dense):
-        return {"tail_pattern": (), **dense_fields(kinds, dense)}
+        return {"layers.tail_pattern": (), **dense_fields(kinds, dense)}
     period, tail = with_tail(kinds)
-    return {"pattern": period, "tail_pattern": tail, "dense_layers": 0, "dense_pattern": ()}
+    others = {"layers.dense_layers": 0, "layers.dense_pattern": ()}
+    return {"layers.pattern": period, "layers.tail_pattern": tail, **others}
 
 
 def _letters(config: DecoderConfig) -> str:
     """The letter of each layer; those of kinds that this family does not have count as attention."""
     letters = {"linear": "M", "none": "E"}
-    layers = zip(config.layers, config.dense, strict=True)
+    layers = zip(config.layers.kinds, config.dense, strict=True)
     return "".join("-" if kind == "none" and is_dense else letters.get(kind, "*") for kind, is_dense in layers)
 
 
@@ -81,7 +82,7 @@ def _size(*, pattern: str, mamba: Mamba2Config, moe: MoEConfig | None = None, **
         layers=len(pattern),
         **_layers(pattern),
         linear_attention=mamba,
-        feed_forward=moe or MLPConfig(),
+        feed_forward=moe,
         rope=_ROPE,
         norm_eps=1e-5,
         **common,
@@ -186,7 +187,7 @@ class _Layers(MoE):
         *("use_conv_bias", "use_bias", "time_step_limit", "routed_scaling_factor"),
     )
     decides: ClassVar[tuple[str, ...]] = (
-        *("pattern", "tail_pattern", "dense_layers", "dense_pattern"),
+        *("layers.pattern", "layers.tail_pattern", "layers.dense_layers", "layers.dense_pattern"),
         *("linear_attention", "feed_forward"),
     )
 
@@ -198,7 +199,7 @@ class _Layers(MoE):
         others = {"conv_bias": file.flag("use_conv_bias", True), "time_step_limit": _read_limit(file)}
         others["proj_bias"] = file.flag("use_bias", False)
         return {
-            "num_layers": len(letters),
+            "layers.num_layers": len(letters),
             **_layers(letters),
             "linear_attention": file.part(Mamba2Config, **numbers, **others) if "M" in letters else None,
             **(super().read(file, decoder) if "E" in letters else {}),
@@ -225,7 +226,7 @@ class _Layers(MoE):
         mamba, moe = config.linear_attention, config.moe
         if mamba is not None and not isinstance(mamba, Mamba2Config):
             mamba = NEMOTRON_H["3-nano-30b-a3b"].linear_attention
-        found = {**_layers(_letters(config)), "linear_attention": mamba, "feed_forward": MLPConfig()}
+        found = {**_layers(_letters(config)), "linear_attention": mamba, "feed_forward": None}
         if moe is not None:
             wanted: MoEConfig = super().expected(config)["feed_forward"]
             width, factor = moe.shared_expert_dim or moe.mlp_dim, moe.routed_scaling_factor

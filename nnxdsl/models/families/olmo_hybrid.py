@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, period_of
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, Tensors, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, PadToken, SharedRope, TiedHead
@@ -64,7 +65,7 @@ class _Mixers(Fields):
     """Layers with a gated DeltaNet among layers with attention, whose heads follow from those of attention."""
 
     names: ClassVar[tuple[str, ...]] = ("layer_types", "linear_allow_neg_eigval")
-    decides: ClassVar[tuple[str, ...]] = ("pattern", "linear_attention")
+    decides: ClassVar[tuple[str, ...]] = ("layers.pattern", "linear_attention")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         numbers = dict(file.numbers)
@@ -78,7 +79,7 @@ class _Mixers(Fields):
         pattern = file.pattern(_PATTERN, LINEAR_KINDS)
         if "linear" not in pattern:
             file.problems.append("layer_types: expected a layer that is 'linear_attention'")
-        return {"pattern": pattern, "linear_attention": delta}
+        return {"layers.pattern": pattern, "linear_attention": delta}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         delta = config.linear_attention
@@ -93,7 +94,7 @@ class _Mixers(Fields):
         scale = 2.0 if delta.rate_scale == 2.0 else 1.0
         return {
             "linear_attention": attrs.evolve(delta, **_DELTA, rate_scale=scale),
-            "pattern": period_of(config.layers),
+            "layers.pattern": period_of(config.layers.kinds),
         }
 
 

@@ -60,11 +60,11 @@ class _Experts(MoE):
     """Experts of all layers: a file has no width of an MLP, so that it is that of an expert here."""
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().read(file, decoder), "mlp_dim": file.numbers["moe_intermediate_size"]}
+        return {**super().read(file, decoder), "mlp.dim": file.numbers["moe_intermediate_size"]}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         found = super().expected(config)
-        return {**found, "mlp_dim": found["feed_forward"].mlp_dim}
+        return {**found, "mlp.dim": found["feed_forward"].mlp_dim}
 
 
 FAMILY = register(

@@ -14,8 +14,9 @@ import attrs
 
 from nnxdsl.config.core.validators import Limit
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind
+from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.deltanet import GatedDeltaNetConfig, Projections
+from nnxdsl.models.config.layer_pattern import LayerKind
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.config.tensors import MTPTensors
@@ -100,7 +101,7 @@ class Mixers(Fields):
 
     projections: Projections = "joined"
     names: ClassVar[tuple[str, ...]] = ("full_attention_interval", "layer_types")
-    decides: ClassVar[tuple[str, ...]] = ("pattern",)
+    decides: ClassVar[tuple[str, ...]] = ("layers.pattern",)
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         interval = file.count("full_attention_interval", 4, least=1)
@@ -108,7 +109,7 @@ class Mixers(Fields):
         pattern = file.pattern((*linear, "global"), LINEAR_KINDS)
         numbers = {ours: file.numbers[theirs] for theirs, ours in _NUMBERS.items()}
         delta = file.part(GatedDeltaNetConfig, **numbers, projections=self.projections)
-        return {"pattern": pattern, "linear_attention": delta if "linear" in pattern else None}
+        return {"layers.pattern": pattern, "linear_attention": delta if "linear" in pattern else None}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.linear_attention is not None  # or the decoder is refused

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from nnxdsl.config.model import Model
-from nnxdsl.models.config.decoder import DecoderConfig, LayerKind, period_of
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.layer_pattern import LayerKind, period_of
 from nnxdsl.models.config.rope import Rope
 from nnxdsl.models.families.family import Family, decoder, transformers_defaults
 from nnxdsl.models.families.fields import Fields, Heads, PadToken, SharedRope, TiedHead
@@ -52,7 +53,7 @@ class _Positions(Fields):
     names: ClassVar[tuple[str, ...]] = (
         *("no_rope_layers", "no_rope_layer_interval", "layer_types", "use_sliding_window", "sliding_window"),
     )
-    decides: ClassVar[tuple[str, ...]] = ("pattern", "window", "rope_local")
+    decides: ClassVar[tuple[str, ...]] = ("layers.pattern", "window", "rope_local")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
         layers = file.numbers["num_hidden_layers"]
@@ -82,7 +83,7 @@ class _Positions(Fields):
             return {}
         kinds = [_kind(bool(flag), name) for flag, name in zip(flags, types, strict=True)]
         return {
-            "pattern": period_of(kinds),
+            "layers.pattern": period_of(kinds),
             "window": window if with_window else None,
             "rope_local": _NO_ROPE if with_window == {0} else None,
         }
@@ -90,16 +91,17 @@ class _Positions(Fields):
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         without = {"nope", "local"} if config.rope_local == _NO_ROPE else {"nope"}
         return {
-            "no_rope_layers": [int(kind not in without) for kind in config.layers],
+            "no_rope_layers": [int(kind not in without) for kind in config.layers.kinds],
             "layer_types": layer_types(config),
             "use_sliding_window": config.window is not None,
             "sliding_window": config.window,
         }
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        kinds: list[LayerKind] = [kind if kind in ("nope", "local") else "global" for kind in config.layers]
+        kinds: list[LayerKind] = [kind if kind in ("nope", "local") else "global" for kind in config.layers.kinds]
         rope = _NO_ROPE if config.rope_local == _NO_ROPE else None
-        return {"pattern": period_of(kinds), "window": config.window if "local" in kinds else None, "rope_local": rope}
+        window = config.window if "local" in kinds else None
+        return {"layers.pattern": period_of(kinds), "window": window, "rope_local": rope}
 
 
 def _kind(has_rope: bool, name: str) -> LayerKind:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import Activation, MLPConfig
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.remat import from_inputs
@@ -23,7 +24,7 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
-"""The functions, by their names in DecoderConfig."""
+"""The functions, by their names in MLPConfig."""
 
 
 def activate(activation: Activation, up: jax.Array, gate: jax.Array | None) -> jax.Array:
@@ -38,36 +39,22 @@ class MLP(nnx.Module):
 
     Args:
         embed_dim: width of a token.
-        mlp_dim: width of the hidden layer.
-        activation: of the gate, or of the hidden layer where there is none.
-        has_gate: whether there is a gate.
-        bias: whether the linear layers have a bias.
+        config: its width, activation, gate and biases.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        mlp_dim: int,
-        activation: Activation,
-        *,
-        has_gate: bool = True,
-        bias: bool = False,
-        rngs: nnx.Rngs,
-        param_dtype: DTypeLike,
-    ) -> None:
-        self.activation: Activation = activation
-        given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": bias}
-        self.gate = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), **given) if has_gate else None
-        self.up = Linear(embed_dim, mlp_dim, axes=("embed", "mlp"), **given)
-        self.down = Linear(mlp_dim, embed_dim, axes=("mlp", "embed"), **given)
+    def __init__(self, embed_dim: int, config: MLPConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
+        self.activation: Activation = config.activation
+        given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": config.bias}
+        self.gate = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **given) if config.gate else None
+        self.up = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **given)
+        self.down = Linear(config.dim, embed_dim, axes=("mlp", "embed"), **given)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """The MLP of this decoder."""
-        form = {"has_gate": config.mlp_gate, "bias": config.mlp_bias}
-        return cls(config.embed_dim, config.mlp_dim, config.activation, **form, rngs=rngs, param_dtype=param_dtype)
+        return cls(config.embed_dim, config.mlp, rngs=rngs, param_dtype=param_dtype)
 
     def project(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""

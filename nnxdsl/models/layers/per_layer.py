@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import Activation
 from nnxdsl.models.layers.linear import Linear, rows_of
 from nnxdsl.models.layers.mlp import activate
 from nnxdsl.models.layers.norm import norm_of
@@ -30,7 +31,7 @@ class LayerEmbedding(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         assert config.per_layer_embedding is not None  # or there is no such module
         self.dim, self.embed_dim = config.per_layer_embedding.dim, config.embed_dim
-        columns = config.num_layers * self.dim
+        columns = config.layers.num_layers * self.dim
         shape = (config.per_layer_embedding.vocab_size, columns)
         values = jax.random.normal(rngs.params(), shape, jnp.float32) * self.dim**-0.5
         axes = ("per_layer_vocab", "per_layer_embed")
@@ -74,7 +75,7 @@ class LayerEmbeddingGate(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         assert config.per_layer_embedding is not None  # or there is no such module
         embed, dim = config.embed_dim, config.per_layer_embedding.dim
-        self.activation: Activation = config.activation
+        self.activation: Activation = config.mlp.activation
         self.gate = Linear(embed, dim, axes=("embed", "per_layer"), rngs=rngs, param_dtype=param_dtype)
         self.output = Linear(dim, embed, axes=("per_layer", "embed"), rngs=rngs, param_dtype=param_dtype)
         self.norm = norm_of(config, embed, "norm", param_dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+import attrs
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.models.config.decoder import Activation, DecoderConfig
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import Activation, MLPConfig
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.layers.linear import Linear
 from nnxdsl.models.layers.mlp import MLP, activate
@@ -78,29 +80,16 @@ class SharedExpert(MLP):
 
     Args:
         embed_dim: width of a token.
-        mlp_dim: width of the expert.
-        activation: of the MLP.
+        config: see `MLP`.
         gated: whether the output is multiplied by `sigmoid(x @ weight)`.
-        has_gate: see `MLP`, as `bias`.
-        bias: whether the linear layers have a bias.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        mlp_dim: int,
-        activation: Activation = "silu",
-        *,
-        gated: bool,
-        has_gate: bool = True,
-        bias: bool = False,
-        rngs: nnx.Rngs,
-        param_dtype: DTypeLike,
+        self, embed_dim: int, config: MLPConfig, *, gated: bool, rngs: nnx.Rngs, param_dtype: DTypeLike
     ) -> None:
-        form = {"has_gate": has_gate, "bias": bias}
-        super().__init__(embed_dim, mlp_dim, activation, **form, rngs=rngs, param_dtype=param_dtype)
+        super().__init__(embed_dim, config, rngs=rngs, param_dtype=param_dtype)
         first = jax.random.normal(rngs.params(), (embed_dim,), jnp.float32) * embed_dim**-0.5 if gated else None
         self.weight = None if first is None else nnx.Param(first.astype(param_dtype), axes=("embed",))  # [D]
 
@@ -119,37 +108,33 @@ class ExpertMLP(nnx.Module):
     Args:
         embed_dim: width of a token.
         experts: number and widths of the experts, and how they are chosen.
+        mlp: activation, gate and biases of the experts.
         rngs: draws the weights.
         param_dtype: dtype of the weights.
         norm_eps: of the router's norm, if it has one.
-        activation: of the experts and of the shared one.
-        has_gate: whether they have a gate, see `MLP`.
-        bias: whether the shared expert's linear layers have a bias, and those around experts with a `latent_dim`.
     """
 
     def __init__(
         self,
         embed_dim: int,
         experts: MoEConfig,
+        mlp: MLPConfig,
         *,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike,
         norm_eps: float = 1e-6,
-        activation: Activation = "silu",
-        has_gate: bool = True,
-        bias: bool = False,
     ) -> None:
         def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
             given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
             return ExpertLinear(experts.num_experts, in_features, out_features, **given)
 
-        self.activation: Activation = activation
+        self.activation: Activation = mlp.activation
         self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype, norm_eps=norm_eps)
         width = experts.latent_dim or embed_dim
-        self.gate = linear(width, experts.mlp_dim, ("embed", "mlp")) if has_gate else None
+        self.gate = linear(width, experts.mlp_dim, ("embed", "mlp")) if mlp.gate else None
         self.up = linear(width, experts.mlp_dim, ("embed", "mlp"))
         self.down = linear(experts.mlp_dim, width, ("mlp", "embed"))
-        latent: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": bias}
+        latent: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": mlp.bias}
         is_latent = experts.latent_dim is not None
         self.latent_down = Linear(embed_dim, width, axes=("embed", "mlp"), **latent) if is_latent else None
         self.latent_up = Linear(width, embed_dim, axes=("mlp", "embed"), **latent) if is_latent else None
@@ -158,11 +143,8 @@ class ExpertMLP(nnx.Module):
             if experts.shared_expert_dim is None
             else SharedExpert(
                 embed_dim,
-                experts.shared_expert_dim,
-                activation,
+                attrs.evolve(mlp, dim=experts.shared_expert_dim),
                 gated=experts.shared_expert_gate,
-                has_gate=has_gate,
-                bias=bias,
                 rngs=rngs,
                 param_dtype=param_dtype,
             )
@@ -175,12 +157,10 @@ class ExpertMLP(nnx.Module):
         return cls(
             config.embed_dim,
             config.moe,
+            config.mlp,
             rngs=rngs,
             param_dtype=param_dtype,
             norm_eps=config.norm.eps,
-            activation=config.activation,
-            has_gate=config.mlp_gate,
-            bias=config.mlp_bias,
         )
 
     def __call__(

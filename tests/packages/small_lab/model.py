@@ -9,7 +9,9 @@ import attrs
 from nnxdsl import Model, Weights
 from nnxdsl.formats import hf
 from nnxdsl.models.config.attention import AttentionConfig
-from nnxdsl.models.config.decoder import DecoderConfig, local_then_global
+from nnxdsl.models.config.decoder import DecoderConfig
+from nnxdsl.models.config.feed_forward import MLPConfig
+from nnxdsl.models.config.layer_pattern import LayerPattern, local_then_global
 from nnxdsl.program import blueprint
 
 
@@ -45,13 +47,12 @@ def _(model: Small) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=model.vocab_size,
         embed_dim=model.embed_dim,
-        mlp_dim=model.mlp_dim,
-        num_layers=model.layers,
+        mlp=MLPConfig(dim=model.mlp_dim, activation="gelu_tanh"),
+        layers=LayerPattern(num_layers=model.layers, pattern=local_then_global(model.pattern)),
         num_heads=model.heads,
         num_kv_heads=max(1, model.heads // 2),
         head_dim=model.head_dim,
         window=model.window,
-        pattern=local_then_global(model.pattern),
         attention=AttentionConfig(query_scale=model.head_dim**-0.5, query_key_norm="head"),
         max_length=64,
     )
