@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -164,30 +165,16 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         sources["score.kernel"] = TensorSource((SCORE,))
     if config.per_layer_embedding is not None:
         sources |= _PER_LAYER
-    layers, dense = config.layers, config.layers.dense
-    first, pattern, periods = len(layers.prefix), layers.period, layers.periods
-    for block, kind in enumerate(layers.prefix):
-        for ours, own in _layer(config, kind, model_type, dense=dense[block]).items():
-            names = tuple(f"layers.{block}.{name}" for name in own.names)
-            sources[f"lead.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    for block, kind in enumerate(layers.pattern if periods else ()):
-        for ours, own in _layer(config, kind, model_type, dense=dense[first + block]).items():
-            numbers = (first + period * pattern + block for period in range(periods))
-            names = tuple(f"layers.{layer}.{name}" for layer in numbers for name in own.names)
-            changes = {"names": names, "leading": (periods, *own.leading)}
-            sources[f"layers.blocks.{block}.{ours}"] = attrs.evolve(own, **changes)
-    for block, kind in enumerate(layers.suffix):
-        layer = first + periods * pattern + block
-        for ours, own in _layer(config, kind, model_type, dense=dense[layer]).items():
-            names = tuple(f"layers.{layer}.{name}" for name in own.names)
-            sources[f"tail.blocks.{block}.{ours}"] = attrs.evolve(own, names=names)
-    pattern, periods = len(layers.kv_shared_pattern), layers.kv_shared_periods
-    for block, kind in enumerate(layers.kv_shared_pattern):
-        for ours, own in _layer(config, kind, model_type, dense=True, shares_kv=True).items():
-            numbers = (layers.own_layers + period * pattern + block for period in range(periods))
-            names = tuple(f"layers.{layer}.{name}" for layer in numbers for name in own.names)
-            changes = {"names": names, "leading": (periods, *own.leading)}
-            sources[f"kv_sharing.blocks.{block}.{ours}"] = attrs.evolve(own, **changes)
+    kinds, dense, blocks = config.layers.kinds, config.dense, defaultdict[tuple[str, bool], list[int]](list)
+    for layer in range(config.layers.num_layers):
+        path, position = config.layers.path(layer)
+        blocks[path, position is not None].append(layer)
+    for (path, is_stacked), (layer, *others) in blocks.items():
+        shares_kv = path.startswith("kv_sharing.")
+        for ours, own in _layer(config, kinds[layer], model_type, dense=dense[layer], shares_kv=shares_kv).items():
+            names = tuple(f"layers.{number}.{name}" for number in (layer, *others) for name in own.names)
+            leading = (1 + len(others), *own.leading) if is_stacked else own.leading
+            sources[f"{path}.{ours}"] = attrs.evolve(own, names=names, leading=leading)
     return sources | _mtp(config, model_type)
 
 

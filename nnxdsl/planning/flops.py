@@ -202,9 +202,8 @@ def executed(
     counts, config = weights(blueprint), blueprint.config
     (again, mixed_again), adapted = AGAIN[blueprint.remat], blueprint.experiment.adapter is not None
     tokens, targets = rows * padded.trunk, rows * padded.head * (1 + len(blueprint.mtp_layer_kinds))
-    scores = (
-        2 * config.num_heads * _widths(config, config.layers.kinds + blueprint.mtp_layer_kinds) * padded.trunk * tokens
-    )
+    widths = _widths(config, config.layers.kinds + blueprint.mtp_layer_kinds)
+    scores = 2 * config.num_heads * widths * padded.trunk * tokens
     # Forward; backward to the inputs, and to the weights if they are trained; recomputation; reference.
     twice = blueprint.experiment.compares_parts  # GradCache: each part has a forward pass of its own before the loss
     passes = 1 + 1 + (not adapted) + again + runs_reference + twice

@@ -207,9 +207,9 @@ def activations(blueprint: Blueprint, rows: int, remat: Remat, trace: Trace | No
     context, share = blueprint.experiment.mesh.context, share_of(blueprint)
     trunk, everything = (trace(share, rows, policy) // context for policy in (remat, "none"))
     offloaded = trace(share, rows, "inputs") // context - trunk if remat == "offload" else 0
-    config = blueprint.config.layers
-    layers = config.num_layers + len(blueprint.mtp_layer_kinds)
-    period = everything * (config.period if remat in ("none", "full") else 1) // layers
+    pattern = blueprint.config.layers
+    layers = pattern.num_layers + len(blueprint.mtp_layer_kinds)
+    period = everything * (pattern.period if remat in ("none", "full") else 1) // layers
     # At every tick a stage saves the residuals of its own layers, for one part of the rows.
     stages = blueprint.layout.stages
     parts = parts_in_stages(stages, rows)

@@ -82,14 +82,7 @@ def test_spellings() -> None:
     short = {name: value for name, value in text().items() if name not in ("layer_types", "layer_rope_theta")}
     assert from_hf(short) == config
     longer = from_hf({**short, "num_hidden_layers": 6})
-    assert longer.layers.kinds == (
-        "local",
-        "nope",
-        "local",
-        "local",
-        "local",
-        "nope",
-    )
+    assert longer.layers.kinds == ("local", "nope", "local", "local", "local", "nope")
     kinds = ["full_attention"] * 5
     assert from_hf({**text(), "layer_types": kinds, "layer_rope_theta": [500] * 5}).layers.kinds == ("global",) * 5
     # What transformers has where a file has nothing.

@@ -57,7 +57,7 @@ def context(
                 prefix = cache.prefixes.members
                 before = TokenPositions(*(part[:, cache.prefixes.size :] for part in before))
             if layer.window is not None:
-                before = ring_positions(cache, cache.layers[config.layers.index(kind)].key.shape[-2])
+                before = ring_positions(cache, cache.layers[config.layers.kinds.index(kind)].key.shape[-2])
             keys = concat_positions(before, positions)
         is_chunked = layer.window is not None and config.window_kind == "chunks"
         own = attrs.evolve(method, window=layer.window, is_chunked=is_chunked)

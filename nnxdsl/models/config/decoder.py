@@ -94,24 +94,15 @@ class DecoderConfig:
         require_above_zero(self, "", "vocab_size", "embed_dim", "num_heads", "num_kv_heads", "head_dim")
         require_above_zero(self, "", "window", "max_length", "residual_multiplier")
         require_choices(self, "", {"window_kind": get_args(WindowKind)})
-        if self.mla is not None and (self.num_kv_heads, self.head_dim) != (
-            self.num_heads,
-            self.mla.qk_rope_head_dim,
-        ):
+        heads = self.num_kv_heads, self.head_dim
+        if self.mla is not None and heads != (self.num_heads, self.mla.qk_rope_head_dim):
             raise ValueError("mla: expected as many num_kv_heads as num_heads, and head_dim=qk_rope_head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; RoPE rotates its halves against each other")
         for rope in filter(None, (self.rope_local, self.rope_global)):
-            if rope.partial == "first" and (self.head_dim * rope.partial_rotary_factor) % 2:
-                raise ValueError(
-                    f"head_dim={self.head_dim}: partial_rotary_factor={rope.partial_rotary_factor} gives no even width"
-                )
-            if isinstance(rope.scaling, DynamicNTK) and self.head_dim * rope.partial_rotary_factor <= 2:
-                raise ValueError(f"head_dim={self.head_dim}: dynamic RoPE needs a rotary width above 2")
-            if isinstance(rope.scaling, LongRope):
-                self._check_long_rope(rope.scaling, int(self.head_dim * rope.partial_rotary_factor) // 2)
+            rope.require_width(self.head_dim)
         if self.global_heads is not None:
             if self.mla is not None or "global" not in self.layers.pattern:
                 raise ValueError("global_heads: expected global layers, and no mla")
@@ -128,6 +119,8 @@ class DecoderConfig:
             raise ValueError(f"layers.pattern={kinds}: linear layers need linear_attention, and it needs them")
         if self.window is None and "local" in kinds:
             raise ValueError(f"layers.pattern={kinds} has local layers, which need a window")
+        if isinstance(self.feed_forward, MLPConfig):
+            raise ValueError("feed_forward: expected None where layers have the MLP alone, whose config is mlp")
         if self.feed_forward is None and (layers.dense_layers or layers.dense_pattern):
             raise ValueError("layers: dense_layers and dense_pattern need a feed_forward of the other layers")
         if layers.sublayers == "one" and (self.mtp_layers or num_shared or self.per_layer_embedding):
@@ -138,11 +131,6 @@ class DecoderConfig:
             raise ValueError("layers.num_kv_shared_layers: expected an MLP in all layers, and no mla")
         if any(not self.layer(kind).is_attention for kind in layers.kv_shared):
             raise ValueError("layers.num_kv_shared_layers: linear layers have no keys and values to share")
-
-    def _check_long_rope(self, scaling: LongRope, frequencies: int) -> None:
-        for name in ("short_factor", "long_factor"):
-            if len(getattr(scaling, name)) != frequencies:
-                raise ValueError(f"{name}: expected {frequencies} numbers, got {len(getattr(scaling, name))}")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:

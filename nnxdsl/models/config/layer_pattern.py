@@ -130,6 +130,10 @@ class LayerPattern:
             raise ValueError(f"layers.pattern={kinds}: layers without a mixer need sublayers='one'")
         if not 0 <= self.dense_layers <= self.num_layers:
             raise ValueError(f"layers.dense_layers={self.dense_layers}: expected from 0 to {self.num_layers} layers")
+        if not 0 <= self.num_kv_shared_layers < self.num_layers:
+            raise ValueError(
+                f"layers.num_kv_shared_layers={self.num_kv_shared_layers}: expected less than {self.num_layers} layers"
+            )
         flags = self.dense_pattern
         if flags and (len(flags) != self.period or set(flags) != {True, False}):
             raise ValueError(
@@ -152,10 +156,6 @@ class LayerPattern:
             raise ValueError(
                 f"layers.pattern: expected that prefix, period and suffix begin with a global layer, whose selection "
                 f"shared_index layers share; got {groups}"
-            )
-        if not 0 <= self.num_kv_shared_layers < self.num_layers:
-            raise ValueError(
-                f"layers.num_kv_shared_layers={self.num_kv_shared_layers}: expected less than {self.num_layers} layers"
             )
         if lacking := set(self.kv_shared) - set(self.kinds[: self.own_layers]):
             raise ValueError(

@@ -155,3 +155,21 @@ class Rope:
             raise ValueError(f"rope: partial_rotary_factor must be 0 or above, got {self.partial_rotary_factor}")
         if self.partial not in get_args(PartialRotary):
             raise ValueError(f"rope: partial: expected one of {get_args(PartialRotary)}, got {self.partial!r}")
+
+    def require_width(self, head_dim: int) -> None:
+        """Checks that heads of this width can be rotated so.
+
+        Raises:
+            ValueError: their rotary width is odd, or does not suit the scaling.
+        """
+        width = head_dim * self.partial_rotary_factor
+        if self.partial == "first" and width % 2:
+            raise ValueError(
+                f"head_dim={head_dim}: partial_rotary_factor={self.partial_rotary_factor} gives no even width"
+            )
+        if isinstance(self.scaling, DynamicNTK) and width <= 2:
+            raise ValueError(f"head_dim={head_dim}: dynamic RoPE needs a rotary width above 2")
+        if isinstance(self.scaling, LongRope):
+            for name in ("short_factor", "long_factor"):
+                if (count := len(getattr(self.scaling, name))) != int(width) // 2:
+                    raise ValueError(f"{name}: expected {int(width) // 2} numbers, got {count}")

@@ -271,11 +271,7 @@ class TypedExperts(Experts):
     )
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, pattern, found = (
-            file.numbers["num_hidden_layers"],
-            decoder["layers.pattern"],
-            super().read(file, decoder),
-        )
+        layers, found = file.numbers["num_hidden_layers"], super().read(file, decoder)
         dense = min(found["layers.dense_layers"], layers) if self.counts_dense else 1
         types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
         if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(_TYPES) for one in types):
@@ -284,6 +280,7 @@ class TypedExperts(Experts):
         if "sparse" not in types:
             file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
             return found
+        pattern = decoder["layers.pattern"]
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
         return found | dense_fields(kinds, [_TYPES[name] for name in types])
 

@@ -121,8 +121,8 @@ def decoder(
         "norm.eps": norm_eps,
         "head.tied": tied_head,
     }
-    of_layers = {name: f"layers.{name}" for name in attrs.fields_dict(LayerPattern)}
-    others = {of_layers.get(name, name): value for name, value in fields.items()}
+    of_layers = attrs.fields_dict(LayerPattern)
+    others = {f"layers.{name}" if name in of_layers else name: value for name, value in fields.items()}
     return DecoderConfig.from_fields({**CHOICES, **numbers, **others})
 
 

@@ -136,12 +136,10 @@ class _Layers(Fields):
         return kinds
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        temperature = config.attention.query_temperature
+        kinds, temperature = config.layers.kinds, config.attention.query_temperature
         return {
-            "no_rope_layers": [int(kind != "nope") for kind in config.layers.kinds],
-            "layer_types": [
-                "chunked_attention" if kind == "local" else "full_attention" for kind in config.layers.kinds
-            ],
+            "no_rope_layers": [int(kind != "nope") for kind in kinds],
+            "layer_types": ["chunked_attention" if kind == "local" else "full_attention" for kind in kinds],
             "attention_chunk_size": config.window or 8192,
             "use_qk_norm": config.attention.query_key_norm == "rotated",
             "attn_temperature_tuning": temperature is not None,
