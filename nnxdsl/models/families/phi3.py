@@ -66,7 +66,7 @@ def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:
     """Queries, keys and values are rows of one tensor, and so are gate and up."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = {"query": queries, "key": keys, "value": keys}
-    mlp = dict.fromkeys(("mlp.gate.kernel", "mlp.up.kernel"), config.mlp.dim)
+    mlp = {"mlp.gate.kernel": config.mlp.dim, "mlp.up.kernel": config.mlp.dim}
     return (
         tensors
         | joined("self_attn.qkv_proj.weight", {f"attention.{name}.kernel": width for name, width in attention.items()})
