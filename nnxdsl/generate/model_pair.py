@@ -38,8 +38,8 @@ from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.program.forward import ForwardOutput, Leaves
 from nnxdsl.program.reference import OwnWeights
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.weights import sources
-from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = "reference"
 """Default comparison: the reference model."""

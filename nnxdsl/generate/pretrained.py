@@ -35,7 +35,7 @@ from nnxdsl.models.slots import power_of_two
 from nnxdsl.program import xla_options
 from nnxdsl.program.architecture import model_type
 from nnxdsl.program.init import place
-from nnxdsl.weights.open import is_run
+from nnxdsl.runs.saved_experiment import is_run
 from nnxdsl.weights.run_weights import RunWeights
 from nnxdsl.weights.sources import tokenizer_directory, tokenizer_owner
 

@@ -16,6 +16,8 @@ from nnxdsl.formats.hf_download import locate
 from nnxdsl.formats.hf_names import has_mtp
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import family_of, text_fields
+from nnxdsl.program import heads
+from nnxdsl.runs.saved_experiment import is_run, saved_experiment
 
 
 @singledispatch
@@ -44,6 +46,25 @@ def _(model: HF) -> DecoderConfig:
         message = f"{directory / 'config.json'} has no multi-token-prediction (MTP) layer; set 0"
         raise PlanError([Problem("model.mtp_layers", message)], f"{type(model).__qualname__}")
     return _staged(model, attrs.evolve(hf.read_config(directory), mtp_layers=model.mtp_layers))
+
+
+def reward_network(place: weights.Weights) -> DecoderConfig:
+    """The network of a reward model, as that of its experiment, its run, or its `config.json`.
+
+    Raises:
+        WeightsError: There is no such model, or its `config.json` is not supported.
+    """
+    if isinstance(place, weights.From):
+        return _trained_network(place.experiment)
+    assert place.path is not None
+    if is_run(path := Path(place.path).expanduser()):
+        return _trained_network(saved_experiment(path))
+    return attrs.evolve(hf.read_config(locate(place.path, configs_only=True)), mtp_layers=0)
+
+
+def _trained_network(experiment: Experiment) -> DecoderConfig:
+    config = heads.build(experiment.objective).network(architecture(experiment.model))
+    return attrs.evolve(config, mtp_layers=0)
 
 
 def model_type(experiment: Experiment) -> str | None:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
+from nnxdsl.config.objectives import reward_library
 from nnxdsl.config.objectives.online import Online
-from nnxdsl.errors import PlanError, Problem
+from nnxdsl.errors import PlanError, Problem, WeightsError
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.kernels import find_kernel
@@ -28,7 +29,16 @@ from nnxdsl.models.attention.kv_cache import empty_prefixes, init_cache, mtp_cac
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.params import AbstractModel, ParamSpec, is_stacked
 from nnxdsl.models.remat import Remat
-from nnxdsl.models.slots import group_size, most_prefixes, most_prompts, most_slots, padded, padded_turn
+from nnxdsl.models.slots import (
+    group_size,
+    most_prefixes,
+    most_prompts,
+    most_slots,
+    padded,
+    padded_turn,
+    power_of_two,
+)
+from nnxdsl.program.architecture import reward_network
 from nnxdsl.program.attention_kernel import Kernels
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import abstract_batch, lengths
@@ -109,22 +119,43 @@ def memory(blueprint: Blueprint, trace: Trace | None = None) -> list[Part]:
         parts.append(Part("activations, offloaded", residuals.offloaded, "estimated", traced, "host"))
         parts.append(Part("workspace", copies + peak, "estimated", explanation))
         parts += _generation(blueprint, parts)
+        parts += _reward_models(blueprint, parts)
         parts += _teacher_parts(blueprint, parts)
     return [part for part in parts if part.bytes]
 
 
 def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     """Memory of generating completions beyond that of the step that follows."""
-    if not isinstance(blueprint.experiment.objective, Online):
+    objective = blueprint.experiment.objective
+    if not isinstance(objective, Online) or objective.engine is not None:
         return []
     usage = rollout_memory(blueprint, lengths(blueprint.experiment.data))
-    freed = sum(p.bytes for p in parts if p.name in ("gradients", "activations", "workspace"))
+    freed = _bytes_between_steps(parts)
     explanation = (
         f"KV cache of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, logits "
         f"{usage.workspace / 2**20:,.1f} MiB and copies of weights {usage.copies / 2**20:,.1f} MiB, beyond memory that "
         "is free between steps (gradients, activations, workspace)"
     )
     return [Part("generation", max(usage.total - freed, 0), "estimated", explanation)]
+
+
+def _bytes_between_steps(parts: list[Part]) -> int:
+    """Bytes that a step needs and that are free while completions are sampled and rewarded."""
+    return sum(part.bytes for part in parts if part.name in ("gradients", "activations", "workspace", "generation"))
+
+
+def _reward_models(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
+    """Weights of reward models, and what they compute with beyond memory that is free between steps.
+
+    They are on the first device of the first process, which has more to hold than the others.
+    """
+    usages = reward_memory(blueprint)
+    weights, most = sum(usage.weights for usage in usages), max((usage.workspace for usage in usages), default=0)
+    explanation = f"a batch of completions, {most / 2**20:,.1f} MiB, beyond memory that is free between steps"
+    return [
+        Part("reward models", weights, "exact", "every array of their networks, on the first device"),
+        Part("rewards", max(most - _bytes_between_steps(parts), 0), "estimated", explanation),
+    ]
 
 
 def _teacher_parts(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
@@ -467,6 +498,49 @@ def _weight_copies(blueprint: Blueprint) -> int:
             size = placed.device_bytes * compute.itemsize // 4 if is_cast else placed.device_bytes
             found += size * (int(is_cast) + int(is_stacked(path)))
     return found
+
+
+@attrs.frozen
+class RewardMemory:
+    """Memory of a reward model on the device that has it.
+
+    Attributes:
+        weights: Bytes of its arrays.
+        workspace: Bytes of a forward pass of `batch_size` completions with their prompts.
+    """
+
+    weights: int
+    workspace: int
+
+
+def reward_memory(blueprint: Blueprint) -> list[RewardMemory]:
+    """Memory of each reward model of an experiment; its tokenizer is taken to make as many tokens as the policy's.
+
+    Raises:
+        PlanError: The network of one is not known.
+    """
+    experiment, found = blueprint.experiment, list[RewardMemory]()
+    rewards = experiment.objective.rewards if isinstance(experiment.objective, Online) else ()
+    for index, reward in enumerate(rewards):
+        if isinstance(reward, reward_library.Model):
+            try:
+                config = reward_network(reward.weights)
+            except WeightsError as error:
+                problem = Problem(f"objective.rewards.{index}.weights", str(error))
+                raise PlanError([problem], f"Experiment '{experiment.name}'") from error
+            found.append(_reward_memory(config, reward, power_of_two(lengths(experiment.data).trunk)))
+    return found
+
+
+def _reward_memory(config: DecoderConfig, reward: reward_library.Model, length: int) -> RewardMemory:
+    dtype = jnp.dtype(reward.dtype)
+    weights = sum(math.prod(leaf.shape) for leaf in _network(config, dtype, None).variables.values())
+    tokens, heads = reward.batch_size * length, config.num_heads
+    # Scores of dense attention and their softmax, in float32; or the two factors of the gated MLP.
+    scores = 2 * 4 * tokens * heads * length + 2 * tokens * heads * config.head_dim * dtype.itemsize
+    mlp = 2 * tokens * config.mlp_dim * dtype.itemsize
+    hidden = 2 * tokens * config.embed_dim * dtype.itemsize
+    return RewardMemory(weights * dtype.itemsize, hidden + max(scores, mlp))
 
 
 MARGIN = 1.1

@@ -19,6 +19,7 @@ from nnxdsl.formats.files import PICKLE_REFUSED
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.runs.checkpoint_format import CheckpointError, find
+from nnxdsl.runs.saved_experiment import is_run
 from nnxdsl.weights import orbax
 from nnxdsl.weights.run_weights import RunWeights
 from nnxdsl.weights.saved_run import WeightsCheckpoint
@@ -129,11 +130,6 @@ def _is_checkpoint(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def is_run(path: Path) -> bool:
-    """Whether a directory is a run's with a checkpoint, or a checkpoint of one."""
-    return _is_checkpoint(path) and (find(path)[0].parent / "experiment.json").is_file()
 
 
 def _checkpoint(path: Path) -> Weights:

@@ -9,29 +9,20 @@ import attrs
 import jax
 import numpy as np
 
-from nnxdsl.config.core.serialization import evolve, from_dict
+from nnxdsl.config.core.serialization import evolve
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sharding import Mesh
 from nnxdsl.errors import WeightsError
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
 from nnxdsl.runs.checkpoint_format import find
 from nnxdsl.runs.checkpoint_reader import CheckpointReader, DamagedStep
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.runtime.backend import host_sharding
-from nnxdsl.storage.jsonl import read_json
 
 TRAINABLE = "trainable"
 """The group of a run's checkpoint with the model's trained arrays."""
 PARAMS = "params"
 """The group of a checkpoint of weights only."""
-
-
-def saved_experiment(path: Path) -> Experiment:
-    """The experiment of a run directory, or of one of its checkpoints."""
-    directory, _ = find(path.expanduser())
-    file = directory.parent / "experiment.json"
-    if not file.is_file():
-        raise WeightsError(f"{path}: {file} is missing, so that the experiment of the checkpoint is unknown")
-    return from_dict(read_json(file), Experiment)
 
 
 def open_checkpoint(path: Path) -> tuple[CheckpointReader, int, tuple[DamagedStep, ...]]:

@@ -28,8 +28,9 @@ from nnxdsl.program.blueprint import Blueprint, build_unplaced
 from nnxdsl.program.init import ArrayLike, Source, TeacherSource
 from nnxdsl.program.teacher import teacher_of
 from nnxdsl.runs.checkpoint_format import find
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.terminal.display import Display
-from nnxdsl.weights.saved_run import SavedRun, WeightsCheckpoint, saved_experiment
+from nnxdsl.weights.saved_run import SavedRun, WeightsCheckpoint
 
 
 def download(experiment: Experiment, display: Display) -> None:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
+import jax
 import jax.numpy as jnp
 import pytest
-from small_lab.model import Small
+from small_lab.model import Long, Small
 
-from nnxdsl import Data, Experiment, Memory, Mesh, Objective, Reward
+from nnxdsl import (
+    Data,
+    Engine,
+    Environment,
+    Experiment,
+    Memory,
+    Mesh,
+    Objective,
+    PlanError,
+    Reward,
+    Tokenizer,
+    Weights,
+    to_json,
+)
+from nnxdsl.generate.pretrained import Pretrained
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.params import is_stacked
@@ -17,7 +34,7 @@ from nnxdsl.planning.plan import plan
 from nnxdsl.program.batches import Lengths
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
-from nnxdsl.program.memory import memory, rollout_memory
+from nnxdsl.program.memory import memory, reward_memory, rollout_memory
 
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 
@@ -51,12 +68,16 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
 
 
 @pytest.mark.default_variants(1)
-@pytest.mark.parametrize("limits", [{}, {"top_p": 0.9}])
-def test_it_is_what_xla_says(experiment: Callable[..., Experiment], limits: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [({}, 16), ({"environment": Environment("asks again", max_turns=3)}, 64), ({"top_p": 0.9}, 16)],
+    ids=["one turn", "a later turn of an environment", "top_p"],
+)
+def test_it_is_what_xla_says(experiment: Callable[..., Experiment], fields: dict[str, Any], prompt: int) -> None:
     asked = experiment(
-        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=8, **limits),
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=8, **fields),
         data=PROMPTS,
-        model=Small(layers=4, heads=4, head_dim=16, pattern=1),
+        model=Long(layers=4, heads=4, head_dim=16, pattern=1),
         batch_size=64,
     )
     blueprint = build_blueprint(asked)
@@ -70,8 +91,8 @@ def test_it_is_what_xla_says(experiment: Callable[..., Experiment], limits: dict
         return advance(*args, **options)
 
     sampler._advance = compiled
-    prompts = [[10 + row // 8] * 16 for row in range(64)]
-    sampler.complete(leaves, prompts, Sampling(48, temperature=1.0, top_p=limits.get("top_p")), limits=[1] * 64)
+    prompts = [[10 + row // 8] * prompt for row in range(64)]
+    sampler.complete(leaves, prompts, Sampling(48, temperature=1.0, top_p=fields.get("top_p")), limits=[1] * 64)
     weights = sum(leaf.nbytes for leaf in leaves.values())
     held = seen[0].argument_size_in_bytes - weights + seen[0].temp_size_in_bytes
     found = rollout_memory(blueprint, lengths(PROMPTS))
@@ -84,3 +105,84 @@ def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Expe
         objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4), data=PROMPTS, model=Small()
     )
     assert "generation" not in {part.name for part in memory(build_blueprint(asked))}
+
+
+def test_it_is_left_out_where_a_server_samples(experiment: Callable[..., Experiment]) -> None:
+    asked = experiment(
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4),
+        data=ROOM,
+        model=Long(layers=8, heads=4, head_dim=32, pattern=1, vocab_size=16),
+        batch_size=64,
+        microbatch_size=1,
+        memory=Memory(remat="full"),
+    )
+    assert "generation" in {part.name for part in memory(build_blueprint(asked))}
+    served = attrs.evolve(asked, objective=attrs.evolve(asked.objective, engine=Engine.Server("http://localhost:8000")))
+    assert "generation" not in {part.name for part in memory(build_blueprint(served))}
+
+
+ROOM = Data.Prompts("none.jsonl", max_prompt_length=128, max_completion_length=128)
+PAIRS = Data.Preferences("none.jsonl", max_prompt_length=128, max_completion_length=128)
+
+
+@pytest.fixture
+def rated(experiment: Callable[..., Experiment]) -> Experiment:
+    """An experiment that trains a reward model larger than the policy."""
+    model = Long(layers=6, heads=4, head_dim=16, embed_dim=64, mlp_dim=128, pattern=1, vocab_size=320)
+    memory = Memory(remat="full")
+    return experiment(objective=Objective.Reward(), data=PAIRS, model=model, batch_size=4, memory=memory)
+
+
+def online(experiment: Callable[..., Experiment], *weights: Weights, **fields: Any) -> Experiment:
+    """GRPO whose rewards are those of reward models."""
+    models = [Reward.Model(one, name=f"model {index}", **fields) for index, one in enumerate(weights)]
+    objective, memory = Objective.GRPO(rewards=tuple(models), num_generations=4), Memory(remat="full")
+    return experiment(objective=objective, data=ROOM, model=Long(), batch_size=4, microbatch_size=4, memory=memory)
+
+
+@pytest.mark.default_variants(1)
+@pytest.mark.parametrize("shape", [{}, {"mlp_dim": 4096}], ids=["attention is larger", "the MLP is larger"])
+def test_a_reward_model_is_what_xla_says(
+    experiment: Callable[..., Experiment], rated: Experiment, shape: dict[str, int]
+) -> None:
+    rated = attrs.evolve(rated, model=attrs.evolve(rated.model, **shape))
+    template = build_blueprint(rated).base_template
+    leaves = {path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
+    config = build_blueprint(rated).config
+    model = Pretrained(template, config, leaves, jnp.float32, Path(), Tokenizer.Bytes(), None, None)
+    computed, seen = model._rewards, list[Any]()
+
+    def compiled(*args: Any) -> jax.Array:
+        seen.append(computed.lower(*args).compile().memory_analysis())
+        return computed(*args)
+
+    model._rewards = compiled
+    model.rewards(["p" * 128] * 8, ["c" * 120] * 8, batch_size=8)
+    (found,) = reward_memory(build_blueprint(online(experiment, Weights.From(rated), batch_size=8)))
+    assert found.weights == sum(leaf.nbytes for leaf in leaves.values())
+    assert found.workspace == pytest.approx(seen[0].temp_size_in_bytes, rel=0.15)
+
+
+def test_reward_models_are_in_the_plan(
+    experiment: Callable[..., Experiment], rated: Experiment, tmp_path: Path
+) -> None:
+    """Two of them, of an experiment and of its run; what they compute with counts where the step needs less."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "experiment.json").write_text(to_json(rated))
+    asked = online(experiment, Weights.From(rated), Weights.Checkpoint(str(run)), batch_size=64)
+    blueprint = build_blueprint(asked)
+    first, second = reward_memory(blueprint)
+    assert first == second
+    parts = {part.name: part for part in memory(blueprint)}
+    assert (parts["reward models"].bytes, parts["reward models"].tag) == (2 * first.weights, "exact")
+    free = sum(parts[name].bytes for name in ("gradients", "activations", "workspace", "generation") if name in parts)
+    assert parts["rewards"].bytes == first.workspace - free > 0
+    without = plan(attrs.evolve(asked, objective=attrs.evolve(asked.objective, rewards=(Reward("exact_answer"),))))
+    more = 2 * first.weights + first.workspace - free
+    assert plan(asked)["bytes_per_device"] == without["bytes_per_device"] + more
+    (half,) = reward_memory(build_blueprint(online(experiment, Weights.From(rated), dtype="bfloat16")))
+    assert half.weights == first.weights // 2
+    absent = online(experiment, Weights.HF("not/there/at/all"))
+    with pytest.raises(PlanError, match=r"objective\.rewards\.0\.weights: not/there/at/all: no such directory"):
+        plan(absent)

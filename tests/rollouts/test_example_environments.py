@@ -48,7 +48,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         registered.update(saved)
 
 
-def played(experiment: Any, scripts: Sequence[Sequence[str]]) -> list[Trajectory]:
+def played(experiment: Any, scripts: Sequence[tuple[str, ...]]) -> list[Trajectory]:
     """Episodes of the first prompt, at one time, in each of which the policy writes a script."""
     prompts, stops = load(experiment.data, TOKENIZER), frozenset({TOKENIZER.end_of_turn_id})
     assert isinstance(prompts, Prompts)

@@ -37,11 +37,11 @@ from nnxdsl.errors import WeightsError
 from nnxdsl.formats import safetensors
 from nnxdsl.formats.hf import HubReader
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
 from nnxdsl.weights import sources
 from nnxdsl.weights.convert import convert
-from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 REPLAY = REFERENCE / "replay"

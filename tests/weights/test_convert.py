@@ -18,11 +18,11 @@ from nnxdsl.formats import linen, safetensors
 from nnxdsl.formats.hf import INDEX, HubReader
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.weights import sources
 from nnxdsl.weights.compare import compare
 from nnxdsl.weights.convert import convert
 from nnxdsl.weights.open import open_weights
-from nnxdsl.weights.saved_run import saved_experiment
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 GEMMA, LLAMA = REFERENCE / "gemma3" / "scaled", REFERENCE / "llama3" / "untied"

@@ -26,10 +26,10 @@ from nnxdsl.models.attention.positions import positions_right_padded
 from nnxdsl.program.checkpoint_views import checkpoint_targets, with_restored
 from nnxdsl.program.compile import compile as compile_experiment
 from nnxdsl.runs.checkpoint_reader import CheckpointReader
+from nnxdsl.runs.saved_experiment import saved_experiment
 from nnxdsl.storage.atomic_dir import atomic_directory
 from nnxdsl.weights import sources
 from nnxdsl.weights.export import Exported, export
-from nnxdsl.weights.saved_run import saved_experiment
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 24)).astype(np.int32)
 TEXTS = ("Hi", "Grüße, 世界 🙂\n\t", "<bos>a<end_of_turn>\n<eos", "".join(map(chr, range(1, 300))))

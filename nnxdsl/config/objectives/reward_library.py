@@ -144,7 +144,7 @@ class Model(Reward):
     """The reward of a reward model, such as `Objective.Reward` trains, for the prompt with its completion.
 
     The model has its own tokenizer and chat template: a completion is read as text, or as messages where there is an
-    environment. It is computed on the first device of the first process, beside what the plan shows.
+    environment. It is computed on the first device of the first process.
 
     Attributes:
         weights: A model for sequence classification with one label: `Weights.HF`, `Weights.Checkpoint`, or

@@ -41,7 +41,7 @@ class Small(Model):
 
 
 @blueprint.architecture.register
-def _(model: Small) -> DecoderConfig:
+def _small(model: Small) -> DecoderConfig:
     if isinstance(model.weights, Weights.HF) and Path(model.weights.path).is_dir():
         return hf.read_config(model.weights.path)
     return DecoderConfig(
@@ -56,3 +56,13 @@ def _(model: Small) -> DecoderConfig:
         attention=AttentionConfig(query_scale=model.head_dim**-0.5, query_key_norm="head"),
         max_length=64,
     )
+
+
+@attrs.frozen(kw_only=True)
+class Long(Small):
+    """A `Small` for rows of up to 512 tokens."""
+
+
+@blueprint.architecture.register
+def _(model: Long) -> DecoderConfig:
+    return attrs.evolve(_small(model), max_length=512)
