@@ -58,12 +58,12 @@ def add(site: Site) -> None:
         if points < 2:
             raise RunError(f"points: expected a value > 1, got {points}")
         columns = site.series.of(site.run(run).path / "metrics.jsonl").columns
-        found: dict[str, dict[str, list[float | None]]] = {}
+        by_run: dict[str, dict[str, list[float | None]]] = {}
         for name, column in list(columns.items()):
             steps, values = thinned(*column.arrays(), points)
             finite = [float(value) if math.isfinite(value) else None for value in values]
-            found[name] = {"steps": steps.tolist(), "values": finite}
-        return found
+            by_run[name] = {"steps": steps.tolist(), "values": finite}
+        return by_run
 
     def plan(experiment: str, device: str = "") -> str:
         """Plan an experiment, given as Python or JSON, on a device such as h100; return the JSON of `nnxdsl plan`."""
@@ -74,11 +74,11 @@ def add(site: Site) -> None:
 
     def launch(request: gr.Request, experiment: str, queued: bool = False) -> str:
         """Launch an experiment, given as Python or JSON, or put it into the queue; return the id of its run."""
-        found = from_text(experiment)
+        parsed = from_text(experiment)
         start = site.launcher.enqueue if queued else site.launcher.launch
         CLIENT.set(client_of(request))
-        start(found)
-        return found.id
+        start(parsed)
+        return parsed.id
 
     def stop(request: gr.Request, run: str) -> str:
         """Ask a run to save a checkpoint and stop; return what was done."""
@@ -102,13 +102,13 @@ def add(site: Site) -> None:
         if step >= 0 and step not in steps:
             raise RunError(f"step: {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}")
         query = {"prompt": prompt, "max": str(max_new_tokens), "temperature": str(temperature), "seed": str(seed)}
-        given = outputs_request(site, "generate", query)
-        if given is None:
+        request = outputs_request(site, "generate", query)
+        if request is None:
             raise RunError("prompt: is empty")
-        return _result(site.answers.ask(Model(run, steps[0] if step < 0 else step, against), given))
+        return _result(site.answers.ask(Model(run, steps[0] if step < 0 else step, against), request))
 
     for function in (runs, metrics) if site.settings.read_only else (runs, metrics, plan, launch, stop, outputs):
-        gr.api(_told(function), api_name=function.__name__, concurrency_limit=None)
+        gr.api(_described(function), api_name=function.__name__, concurrency_limit=None)
 
 
 def _result(job: Job | Request) -> Any:
@@ -120,7 +120,7 @@ def _result(job: Job | Request) -> Any:
     return job.result
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+def _described(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, whose `NnxdslError` reaches the client as an error with its message."""
 
     @functools.wraps(function)

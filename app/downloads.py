@@ -74,7 +74,7 @@ class Downloads:
         try:
             if scope["method"] != "GET":
                 raise RunError(REFUSAL)
-            name, kind, content = await asyncio.to_thread(self._found, query)
+            name, kind, content = await asyncio.to_thread(self._prepared, query)
         except (RunError, OSError) as error:
             await PlainTextResponse(f"{error if 'outputs' in query else REFUSAL}\n", 404)(scope, receive, send)
             return
@@ -86,7 +86,7 @@ class Downloads:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def _found(self, query: Query) -> Download:
+    def _file(self, query: Query) -> Download:
         if "outputs" in query:
             return self._outputs(query["outputs"], query.get("format", "jsonl"))
         if "layout" in query:

@@ -48,18 +48,18 @@ def link(path: str, /, **query: object) -> str:
     >>> link("/run", id="a b", tab=None)
     '/run?id=a+b'
     """
-    given = {key: value for key, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    parameters = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _parts(children: Iterable[Child]) -> list[str]:
-    found: list[str] = []
+    parts: list[str] = []
     for child in children:
         if isinstance(child, Iterable) and not isinstance(child, str):
-            found += _parts(child)
+            parts += _parts(child)
         elif child is not None and child is not False:
-            found.append(child if isinstance(child, Html) else html.escape(str(child)))
-    return found
+            parts.append(child if isinstance(child, Html) else html.escape(str(child)))
+    return parts
 
 
 def _attribute(key: str, value: object) -> str:

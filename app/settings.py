@@ -68,9 +68,9 @@ class Settings:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host names that are accepted in requests."""
-        own = () if self.host in ANY else (self.host,)
+        hosts = () if self.host in ANY else (self.host,)
         proxy = () if self.proxy is None else (urlsplit(self.proxy).hostname or "",)
-        return tuple(dict.fromkeys((*LOOPBACK, *own, *self.allowed_hosts, *proxy)))
+        return tuple(dict.fromkeys((*LOOPBACK, *hosts, *self.allowed_hosts, *proxy)))
 
     @property
     def root(self) -> str:
@@ -83,11 +83,11 @@ class Settings:
         return self.project / "experiments"
 
     @property
-    def own(self) -> Path:
+    def app_directory(self) -> Path:
         """Directory of the app's own files: launches, drafts, queue, cached outputs."""
         return self.home / ".app"
 
     @property
     def demo(self) -> Path:
         """Directory of the demo's rows."""
-        return self.own / "demo"
+        return self.app_directory / "demo"

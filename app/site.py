@@ -40,7 +40,7 @@ class Pages(gr.Blocks):
 
     def __init__(self, site: Site, pages: tuple[type[Page], ...]) -> None:
         """Adds the pages."""
-        self._own, self._given = _head(site.settings.root, pages), ""
+        self._page_head, self._added_head = _head(site.settings.root, pages), ""
         super().__init__(analytics_enabled=False, title="nnxdsl", fill_width=True)
         with self:
             for page in sorted(pages, key=lambda page: page.path != "/"):
@@ -55,11 +55,11 @@ class Pages(gr.Blocks):
     @property
     def head(self) -> str:
         """The pages' own elements of the document's head, then those that whoever serves them adds."""
-        return self._own + self._given
+        return self._page_head + self._added_head
 
     @head.setter
-    def head(self, given: str | None) -> None:
-        self._given = given or ""
+    def head(self, value: str | None) -> None:
+        self._added_head = value or ""
 
 
 def build(site: Site, pages: tuple[type[Page], ...] = PAGES) -> gr.Blocks:
@@ -77,7 +77,7 @@ def serve(settings: Settings) -> None:
     port = listening.getsockname()[1]
     site = Site(settings)
     blocks = build(site)
-    access = Access.of(settings, port, session_key(settings.own))
+    access = Access.of(settings, port, session_key(settings.app_directory))
     inner = Downloads(_mounted(FastAPI(**CLOSED), blocks, "/", settings, server_port=port), site)
     guard = Guard(Needed(inner, frozenset(page.path for page in PAGES)), settings, access)
     # Client address and host come from the connection and our own checks, not from forwarding headers.
@@ -143,7 +143,7 @@ def _mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **o
     blocks.queue(api_open=False)
     # gradio's queue would poll for events 1,000 times a second and for progress 100 times a second: 6 % of a core.
     blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.03, 0.5
-    given: dict[str, Any] = {
+    mount_options: dict[str, Any] = {
         "server_name": settings.host,
         "root_path": settings.root if path == "/" else None,
         "ssr_mode": False,
@@ -158,7 +158,7 @@ def _mounted(app: FastAPI, blocks: gr.Blocks, path: str, settings: Settings, **o
     }
     with warnings.catch_warnings():  # rendering on the server is off, and yet gradio warns that pages have none
         warnings.filterwarnings("ignore", "SSR mode")
-        return gr.mount_gradio_app(app, blocks, path=path, **{**given, **options})
+        return gr.mount_gradio_app(app, blocks, path=path, **{**mount_options, **options})
 
 
 def _head(root: str, pages: tuple[type[Page], ...]) -> str:

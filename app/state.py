@@ -43,13 +43,13 @@ class Site:
 
     def __init__(self, settings: Settings) -> None:
         """Creates the state of an app, and starts its threads."""
-        own, project = settings.own, settings.project
+        app_directory, project = settings.app_directory, settings.project
         self.settings = settings
         self.jobs = Jobs(project, settings.limits.job_seconds, width=2)
         self.compiles = Jobs(project, settings.limits.job_seconds)
         self.answers = Answers(settings)
-        self.votes, self.tags = Votes(own / "votes.jsonl"), Tags(own / "tags.jsonl")
-        self.drafts = Drafts(own / "drafts")
+        self.votes, self.tags = Votes(app_directory / "votes.jsonl"), Tags(app_directory / "tags.jsonl")
+        self.drafts = Drafts(app_directory / "drafts")
         self.index, self.series, self.rollouts = Index(settings.home), Series(), Rollouts()
         self.usage = Usage(self._live_pids)
         self.presets = Presets(settings.recipes, project)
@@ -73,10 +73,10 @@ class Site:
         place = self.run(run).path if self.index.row(run) is not None else launch and launch.directory
         if place is None:
             raise RunError(f"there is no run {run}; choose one")
-        found = stored(place / "experiment.json")
-        if found is None:
+        experiment = stored(place / "experiment.json")
+        if experiment is None:
             raise RunError(f"{run} names classes of another package, which the app does not import, or is damaged")
-        return found
+        return experiment
 
     def _live_pids(self) -> dict[str, int]:
         """Processes of live runs on this machine."""

@@ -221,16 +221,16 @@ def _handler(
     def handle(changed: str, query: str, sent: str, request: gr.Request | None = None) -> list[Any]:
         CLIENT.set(client_of(request))
         try:
-            found = {problem: gr.update(visible=False, value=""), **fill(_parsed(query))}
+            values = {problem: gr.update(visible=False, value=""), **fill(_parsed(query))}
         except Exception as error:
-            found = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
+            values = {problem: gr.update(visible=True, value=f"**{plain(_message(error))}**")}
         name = str(json_object(changed).get("name", ""))
         left = set(controls.values()) if name == EVERY else {controls.get(name)}
         digests = json_object(sent)
         answer: list[Any] = []
         for place, output in enumerate(outputs):
-            value = found.get(output)
-            digest = None if output not in found else _digest(value)
+            value = values.get(output)
+            digest = None if output not in values else _digest(value)
             is_new = digest is not None and digest != digests.get(str(place)) and output not in left
             answer.append(value if is_new else gr.skip())
             if is_new:
@@ -257,10 +257,10 @@ def _parsed(query: str) -> dict[str, str]:
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object that a browser sends; an empty one for any other text."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _digest(value: object) -> str:

@@ -69,9 +69,9 @@ def child(layers: int, is_gemma: bool) -> dict[str, float]:
 
 def fresh(layers: int, is_gemma: bool) -> dict[str, float]:
     """The same in a process of its own."""
-    words = [sys.executable, __file__, "--child", str(layers), *(["--gemma"] if is_gemma else [])]
+    argv = [sys.executable, __file__, "--child", str(layers), *(["--gemma"] if is_gemma else [])]
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    return json.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return json.loads(subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def main() -> None:
@@ -86,9 +86,11 @@ def main() -> None:
         return
     runs: dict[int, list[dict[str, float]]] = {depth: [] for depth in DEPTHS}
     for _ in range(options.repeat):
-        for depth, found in runs.items():
-            found.append(fresh(depth, options.gemma))
-    least = {depth: {stage: min(each[stage] for each in found) for stage in found[0]} for depth, found in runs.items()}
+        for depth, result in runs.items():
+            result.append(fresh(depth, options.gemma))
+    least = {
+        depth: {stage: min(each[stage] for each in result) for stage in result[0]} for depth, result in runs.items()
+    }
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib"))
     print(f"python {platform.python_version()}, {versions}, {os.cpu_count()} cores, {options.repeat} processes each")
     ratio = least[DEPTHS[-1]]["all"] / least[DEPTHS[0]]["all"]

@@ -70,14 +70,14 @@ def write_inputs(place: Path, rows: int, *, short: bool = False) -> None:
     """Writes `chats.jsonl` and the directory `tokenizer`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    words = " ".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))).split()
+    text = " ".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))).split()
     draw = random.Random(0)
     with (place / "chats.jsonl").open("w") as file:
         for _ in range(rows):
             turns = 1 if short else draw.choice((1, 1, 1, 2, 3))
             spans = (("user", 2, 4), ("assistant", 1, 3)) if short else (("user", 10, 80), ("assistant", 40, 300))
             messages = [
-                {"role": role, "content": " ".join(draw.choices(words, k=draw.randint(least, most)))}
+                {"role": role, "content": " ".join(draw.choices(text, k=draw.randint(least, most)))}
                 for _ in range(turns)
                 for role, least, most in spans
             ]
@@ -90,7 +90,7 @@ def write_inputs(place: Path, rows: int, *, short: bool = False) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=32_000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(words, trainer)
+    tokenizer.train_from_iterator(text, trainer)
     (place / "tokenizer").mkdir()
     tokenizer.save(str(place / "tokenizer" / "tokenizer.json"))
     config = {
@@ -117,7 +117,7 @@ def side_nnxdsl(place: Path, workers: int) -> dict[str, Any]:
     begun = time.perf_counter()
     sampler = BatchSampler(dataset, batch_size=16, seed=0, order=Order.Shuffled())
     for step in range(STEPS):
-        sampler.at(step)
+        sampler.batch_at(step)
     batches = time.perf_counter() - begun
     return {
         "batches": batches,
@@ -158,10 +158,10 @@ def side_trl(place: Path, workers: int) -> dict[str, Any]:
     return {"seconds": seconds, "rows": len(prepared), "first": first}
 
 
-def same(own: list[list[int]], trl: list[list[int]]) -> bool:
+def same(ours: list[list[int]], trl: list[list[int]]) -> bool:
     """Whether ids and masks of a row are equal; TRL keeps what the template writes after the last end token."""
-    length = len(own[0])
-    return own == [part[:length] for part in trl] and not any(trl[1][length:])
+    length = len(ours[0])
+    return ours == [part[:length] for part in trl] and not any(trl[1][length:])
 
 
 def run_side(name: str, place: Path, workers: int, python: Path) -> dict[str, Any]:
@@ -186,9 +186,9 @@ def main() -> int:
     if options.side:
         side = side_nnxdsl if options.side == "nnxdsl" else side_trl
         with OwnMemory() as memory:
-            found = side(options.place, options.workers)
-        found["peak_mib"] = memory.peak_mib
-        sys.stdout.write("\n" + json.dumps(found) + "\n")
+            result = side(options.place, options.workers)
+        result["peak_mib"] = memory.peak_mib
+        sys.stdout.write("\n" + json.dumps(result) + "\n")
         return 0
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -196,22 +196,22 @@ def main() -> int:
         sides = dict.fromkeys(("nnxdsl, first start", "nnxdsl, later start"), ("nnxdsl", Path(sys.executable)))
         if options.peers:
             sides["TRL"] = ("trl", options.peers / "bin/python")
-        found = {title: run_side(name, place, options.workers, python) for title, (name, python) in sides.items()}
+        result = {title: run_side(name, place, options.workers, python) for title, (name, python) in sides.items()}
     print(f"{options.rows:,} chats, {options.workers} processes")
     print(f"  {'':<22} {'seconds':>10} {'rows/s':>10} {'peak MiB':>10} {f'{STEPS} batches, s':>15}")
-    for title, side in found.items():
+    for title, side in result.items():
         rate = side["rows"] / side["seconds"]
         figures = f"{side['seconds']:>10.2f} {rate:>10.0f} {side['peak_mib']:>10.0f}"
         print(f"  {title:<22} {figures} {side.get('batches', math.nan):>15.2f}")
-    first, later = found["nnxdsl, first start"], found["nnxdsl, later start"]
+    first, later = result["nnxdsl, first start"], result["nnxdsl, later start"]
     is_good = later["seconds"] < LATER_SECONDS and later["first"] == first["first"]
-    if "TRL" in found:
-        ratio = found["TRL"]["seconds"] / first["seconds"]
-        differing = sum(not same(*pair) for pair in zip(first["first"], found["TRL"]["first"], strict=True))
+    if "TRL" in result:
+        ratio = result["TRL"]["seconds"] / first["seconds"]
+        differing = sum(not same(*pair) for pair in zip(first["first"], result["TRL"]["first"], strict=True))
         print(f"  {ratio:.2f} times TRL's rows per second (aim {AIM}); {differing} of {COMPARED} rows differ")
         is_good = is_good and ratio >= AIM and not differing
     if options.json:
-        options.json.write_text(json.dumps({title: {**side, "first": None} for title, side in found.items()}))
+        options.json.write_text(json.dumps({title: {**side, "first": None} for title, side in result.items()}))
     return 0 if is_good else 1
 
 

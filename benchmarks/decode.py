@@ -43,7 +43,7 @@ from nnxdsl.weights.export import export
 INSTRUCTIONS = Path("experiments/data")
 
 
-def drawn(template: params.AbstractModel, dtype: Any) -> Leaves:
+def random_leaves(template: params.AbstractModel, dtype: Any) -> Leaves:
     """Random weights; adapters are float32 in training, and in the dtype that is computed in here."""
     draw = np.random.default_rng(0)
     return {
@@ -99,7 +99,7 @@ def speculative(steps: int, tokens: int, repeat: int) -> dict[str, Any]:
     lines = (INSTRUCTIONS / "instructions_held_out.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [json.loads(line)["messages"][:-1] for line in lines]
     prompts = [Encoder(model.tokenizer).prompt(messages) for messages in asked]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for rows, temperature in ((1, 0.0), (8, 0.0), (8, 1.0)):
         batches = [prompts[start : start + rows] for start in range(0, 16, rows)]
         kinds = [Sampling(tokens, temperature, seed=1, num_speculative_tokens=drafts) for drafts in range(4)]
@@ -109,15 +109,15 @@ def speculative(steps: int, tokens: int, repeat: int) -> dict[str, Any]:
             for kind, took in zip(kinds, times, strict=True):
                 took.append(sum(seconds(lambda b=b, k=kind: sampler.complete(model.leaves, b, k)) for b in batches))
         plain = [one.ids for part in answers[0] for one in part]
-        for kind, own, took in zip(kinds, answers, times, strict=True):
-            ids, passes = zip(*((one.ids, one.passes) for part in own for one in part), strict=True)
+        for kind, ours, took in zip(kinds, answers, times, strict=True):
+            ids, passes = zip(*((one.ids, one.passes) for part in ours for one in part), strict=True)
             equal = sum(one == other for one, other in zip(ids, plain, strict=True))
             rate = sum(len(row) - 1 for row in ids) / sum(passes)
             name = f"{rows} rows, temperature {temperature:g}, {kind.num_speculative_tokens} drafts"
-            found[name] = {"tokens a pass": rate, "seconds": took, "equal": equal, "of": len(ids)}
+            result[name] = {"tokens a pass": rate, "seconds": took, "equal": equal, "of": len(ids)}
             print(f"{min(times[0]) / min(took):.2f} times as fast, {rate:.2f} tokens a pass: {name};", end=" ")
             print(f"{min(took):.3f} s, {equal} of {len(ids)} answers equal", flush=True)
-    return found
+    return result
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def main() -> None:
     config: DecoderConfig = attrs.evolve(GEMMA3[options.size], vocab_size=options.vocabulary)
     adapt = lora.adapt(Adapter.LoRA(rank=8), None, config)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), param_dtype=dtype, adapt=adapt))
-    policy = drawn(template, dtype)
+    policy = random_leaves(template, dtype)
     reference = lora_math.disable_adapter(policy)
     sampler = Sampler(template, config, dtype, stop_ids=())
     prompts = np.random.default_rng(1).integers(0, config.vocab_size, (options.rows, options.prompt)).tolist()
@@ -164,15 +164,17 @@ def main() -> None:
     took: dict[str, dict[int, list[float]]] = {name: {1: [], options.tokens: []} for name in kinds}
     for turn in range(options.repeat + 1):
         for name, answer in kinds.items():
-            for tokens, found in took[name].items():
+            for tokens, result in took[name].items():
                 one = seconds(lambda answer=answer, tokens=tokens: answer(tokens))
                 if turn:  # the first one is compiled
-                    found.append(one)
+                    result.append(one)
     # Least times, not times of pairs: what the machine does beside is in all of them.
-    each = {name: (min(found[options.tokens]) - min(found[1])) / (options.tokens - 1) for name, found in took.items()}
+    each = {
+        name: (min(result[options.tokens]) - min(result[1])) / (options.tokens - 1) for name, result in took.items()
+    }
     read = sum(leaf.nbytes for leaf in policy.values())
     rate = bandwidth(read, options.repeat)
-    found = {
+    result = {
         "seconds a token": each,
         "tokens/s": options.rows / each["one"],
         "weights, bytes": read,
@@ -186,11 +188,11 @@ def main() -> None:
     whole = {name: statistics.median(kind[options.tokens]) for name, kind in took.items()}
     print(f"  of whole calls, medians  {whole['two calls'] / whole['together']:.2f}:", end=" ")
     print(", ".join(f"{name} {value:.2f} s" for name, value in whole.items()))
-    print(f"floor / one  {found['share of the floor']:.2f}: {read / 2**20:,.0f} MiB of weights", end=" ")
+    print(f"floor / one  {result['share of the floor']:.2f}: {read / 2**20:,.0f} MiB of weights", end=" ")
     print(f"at {rate / 1e9:.1f} GB/s are {read / rate * 1e3:.1f} ms;", end=" ")
-    print(f"{found['tokens/s']:.1f} tokens/s, {options.rows} rows")
+    print(f"{result['tokens/s']:.1f} tokens/s, {options.rows} rows")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -69,14 +69,14 @@ class FailedError(Exception):
 class Side:
     """A process that takes steps when it is told to; see `side.py`."""
 
-    def __init__(self, name: tuple[str, str], words: list[str], log: Path, checkout: Path = HERE.parent) -> None:
+    def __init__(self, name: tuple[str, str], argv: list[str], log: Path, checkout: Path = HERE.parent) -> None:
         self.name, self.log = name, log
         self.seconds: list[float] = []
         self.busy: list[float] = []
-        self.told: dict[str, Any] = {}
+        self.report: dict[str, Any] = {}
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                words,
+                argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -114,7 +114,7 @@ class Side:
 
     def end(self, limit: float) -> None:
         """It tells what there is to tell."""
-        self.told = self.ask("end", limit)
+        self.report = self.ask("end", limit)
 
     def kill(self) -> None:
         """Ends the process if it has not ended itself."""
@@ -155,11 +155,11 @@ class Case:
         script = scripts.get(kind, "side_nnxdsl.py")
         checkout = self.before if kind == BEFORE and self.before is not None else HERE.parent
         python = str(self.peers) if kind in (TUNIX, TRL) else sys.executable
-        words = [python, str(checkout / HERE.name / script), str(self.directory), *flags]
+        argv = [python, str(checkout / HERE.name / script), str(self.directory), *flags]
         if kind in (OURS, BEFORE, TRL):
-            words += ["--reference", reference]
+            argv += ["--reference", reference]
         log = f"{kind}-{reference}.log".replace(" ", "-")
-        return Side(name, words, self.directory / log, checkout)
+        return Side(name, argv, self.directory / log, checkout)
 
     def quickest(self) -> tuple[tuple[str, ...], dict[str, float | str]]:
         """The flags with which TRL is quickest here, and what each of them took."""
@@ -238,12 +238,12 @@ def compared(one: Side, other: Side, aim: float) -> dict[str, Any]:
 
 def growth(side: Side, since: str = "after_import") -> int:
     """Bytes by which its largest memory during steps is above what it had after its imports, or "before_steps"."""
-    return side.told["memory"]["peak"] - side.told["memory"][since]
+    return side.report["memory"]["peak"] - side.report["memory"][since]
 
 
 def figures(side: Side, first: Side) -> dict[str, Any]:
     """What is told of one side; its losses are compared with those of `first`."""
-    losses = list(zip(side.told["losses"], first.told["losses"], strict=True))
+    losses = list(zip(side.report["losses"], first.report["losses"], strict=True))
     return {
         "side": " ".join(side.name),
         "minimum": min(side.seconds),
@@ -252,11 +252,11 @@ def figures(side: Side, first: Side) -> dict[str, Any]:
         "seconds": side.seconds,
         "growth": growth(side),
         "growth_in_steps": growth(side, "before_steps"),
-        "memory": side.told["memory"],
-        "temporaries": side.told["temporaries"],
-        "losses": side.told["losses"],
+        "memory": side.report["memory"],
+        "temporaries": side.report["temporaries"],
+        "losses": side.report["losses"],
         "loss_difference": max(abs(mine - theirs) for mine, theirs in losses[:COMPARED]),
-        "versions": side.told["versions"],
+        "versions": side.report["versions"],
     }
 
 

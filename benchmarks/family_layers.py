@@ -92,10 +92,10 @@ def fitting(config: DecoderConfig, gib: float) -> tuple[DecoderConfig, str]:
     whole = one_period(config)
     if parameters(whole) * 4 <= gib * 2**30:
         return whole, str(whole.layers.num_layers)
-    few = with_few_experts(whole)
-    each = one_of_each(few)
+    small = with_few_experts(whole)
+    each = one_of_each(small)
     smaller = next(
-        config for config in (few, each, without_lead(each)) if parameters(config) * 4 <= SMALLER_GIB * 2**30
+        config for config in (small, each, without_lead(each)) if parameters(config) * 4 <= SMALLER_GIB * 2**30
     )
     if smaller.moe is None or whole.moe is None:
         return smaller, str(smaller.layers.num_layers)
@@ -120,16 +120,16 @@ def compared(family: Family, config: DecoderConfig, python: Path) -> float:
     leaves = jax.jit(lambda: flatten(Decoder(config, rngs=nnx.Rngs(0))))()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
     places = positions_right_padded(jnp.full((ROWS,), TOKENS), TOKENS)
-    found = np.asarray(family_parity.logits_of(template)(leaves, tokens, places))
+    result = np.asarray(family_parity.logits_of(template)(leaves, tokens, places))
     with tempfile.TemporaryDirectory() as place:
         hf.write(place, config, leaves, like=family.model_types[0])
         del leaves
         np.save(Path(place) / "tokens.npy", tokens)
-        words = [str(python), str(SCRIPT), "logits", place]
-        done = subprocess.run(words, capture_output=True, text=True)
+        argv = [str(python), str(SCRIPT), "logits", place]
+        done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        return family_parity.relative(found, np.load(Path(place) / "logits.npy"))
+        return family_parity.relative(result, np.load(Path(place) / "logits.npy"))
 
 
 def main() -> int:

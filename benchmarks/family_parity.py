@@ -50,9 +50,9 @@ NF4 = Quantization.NF4(block_size=4)
 Leaves = dict[str, jax.Array]
 
 
-def relative(found: Any, expected: Any) -> float:
+def relative(result: Any, expected: Any) -> float:
     """The largest difference, of the largest value that is expected."""
-    return float(np.abs(np.asarray(found) - expected).max() / np.abs(expected).max())
+    return float(np.abs(np.asarray(result) - expected).max() / np.abs(expected).max())
 
 
 def logits_of(template: AbstractModel) -> Callable[[Leaves, Any, TokenPositions], jax.Array]:
@@ -124,8 +124,8 @@ class Family:
         """Whether the sampler of `nnxdsl.load`, through its cache, answers as transformers does."""
         prompt, greedy = int(self.expected["prompt"]), self.expected["greedy"]
         sampler = Sampler(self.template, self.config, jnp.dtype("float32"), ())
-        found = sampler(self.leaves, self.tokens[:, :prompt].tolist(), Sampling(greedy.shape[1]))
-        return found == greedy.tolist()
+        result = sampler(self.leaves, self.tokens[:, :prompt].tolist(), Sampling(greedy.shape[1]))
+        return result == greedy.tolist()
 
     def _packed(self) -> jax.Array:
         position = np.concatenate([np.arange(n) for n in self.lengths])[None].astype(np.int32)
@@ -138,33 +138,35 @@ class Family:
         """Adapters beside the weights against adapters merged into them."""
         template = adapted(self.config, jnp.float32, LORA)
         draw = np.random.default_rng(0)
-        own = {
+        fields = {
             path: jnp.asarray(draw.standard_normal(leaf.shape) * 0.2, jnp.float32)
             for path, leaf in template.variables.items()
             if lora_math.is_adapter(path)
         }
         merged = dict(self.leaves)
-        for path in [path for path in self.leaves if path + lora_math.A in own]:
-            merged[path] = lora_math.merge(LORA, self.leaves[path], own[path + lora_math.A], own[path + lora_math.B])
+        for path in [path for path in self.leaves if path + lora_math.A in fields]:
+            merged[path] = lora_math.merge(
+                LORA, self.leaves[path], fields[path + lora_math.A], fields[path + lora_math.B]
+            )
         places = positions_right_padded(jnp.asarray(self.lengths), self.size)
-        beside = logits_of(template)({**self.leaves, **own}, self.tokens, places)
+        beside = logits_of(template)({**self.leaves, **fields}, self.tokens, places)
         return relative(self.real(beside), self.real(self.logits(merged, self.tokens, places)))
 
     def _few_bits(self) -> float:
         """Weights in four bits against the weights that these stand for."""
         template = adapted(self.config, jnp.float32, None, NF4)
-        few, whole = {}, {}
+        small, whole = {}, {}
         for path, leaf in self.leaves.items():
             if path in template.variables:
-                few[path] = whole[path] = leaf
+                small[path] = whole[path] = leaf
             else:
-                few[path + weight_only_quant.QVALUE], few[path + weight_only_quant.SCALE] = weight_only_quant.quantize(
-                    leaf, NF4
+                small[path + weight_only_quant.QVALUE], small[path + weight_only_quant.SCALE] = (
+                    weight_only_quant.quantize(leaf, NF4)
                 )
                 whole[path] = weight_only_quant.rounded(leaf, NF4)
         places = positions_right_padded(jnp.asarray(self.lengths), self.size)
-        found = logits_of(template)(few, self.tokens, places)
-        return relative(self.real(found), self.real(self.logits(whole, self.tokens, places)))
+        result = logits_of(template)(small, self.tokens, places)
+        return relative(self.real(result), self.real(self.logits(whole, self.tokens, places)))
 
     def _devices(self) -> float:
         """Two DPO steps with adapters on eight devices against one: the largest difference of any metric."""
@@ -172,7 +174,7 @@ class Family:
         ids = {name: draw.integers(0, self.config.vocab_size, (rows, size)).astype(np.int32) for name in NAMES}
         lengths = {f"{name}_length": draw.integers(3, size + 1, rows).astype(np.int32) for name in NAMES}
         batch = PairBatch(**ids, **lengths, weight=np.ones(rows, np.float32))
-        found = []
+        result = []
         for mesh in (Mesh(), Mesh(fsdp=2, expert=2, tensor=2)):
             path = str(self.directory)
             program = nnxdsl.compile(
@@ -192,8 +194,8 @@ class Family:
             state = program.init()
             for _ in range(2):
                 state, metrics = program.step(state, batch)
-            found.append({name: float(value) for name, value in metrics.items()})
-        one, eight = found
+            result.append({name: float(value) for name, value in metrics.items()})
+        one, eight = result
         return max(abs(eight[name] - value) / max(abs(value), 1e-2) for name, value in one.items())
 
     def exported(self, python: Path) -> float:
@@ -202,8 +204,8 @@ class Family:
         with tempfile.TemporaryDirectory() as place:
             kind = hf.read_fields(self.directory)["model_type"]
             hf.write(place, self.config, {path: np.asarray(leaf) for path, leaf in self.leaves.items()}, like=kind)
-            words = [str(python), str(script), "check", place, self.directory.name]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            argv = [str(python), str(script), "check", place, self.directory.name]
+            done = subprocess.run(argv, capture_output=True, text=True, check=True)
         return float(done.stdout.split()[-1]) / float(np.abs(self.expected["logits"]).max())
 
 
@@ -231,12 +233,12 @@ def table(rows: dict[str, dict[str, Any]], title: str = "family", columns: Seque
 def updated(page: str, text: str) -> str:
     """The page with the lines of `text` in its table, sorted by name; lines of checkpoints without a figure stay."""
     head, rule, *new = text.splitlines()
-    found = re.search(rf"{re.escape(head)}\n.*?\n\n", page, flags=re.DOTALL)
-    assert found is not None  # or the page has no such table
-    _, _, *old = found[0].strip().splitlines()
+    match = re.search(rf"{re.escape(head)}\n.*?\n\n", page, flags=re.DOTALL)
+    assert match is not None  # or the page has no such table
+    _, _, *old = match[0].strip().splitlines()
     lines = {line.split("|")[1].strip(): line for line in (*old, *new)}
     merged = "\n".join((head, rule, *(lines[name] for name in sorted(lines))))
-    return page.replace(found[0], merged + "\n\n")
+    return page.replace(match[0], merged + "\n\n")
 
 
 def update(text: str) -> None:

@@ -119,11 +119,11 @@ def compared(directory: Path, python: Path, *, lora: bool) -> float:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place)
         (out / "rows.json").write_text(json.dumps(rows))
-        words = [str(python), str(SCRIPT), str(directory), str(out / "rows.json"), str(out / "torch")]
+        argv = [str(python), str(SCRIPT), str(directory), str(out / "rows.json"), str(out / "torch")]
         if adapter is not None:
             peft.write(out, reader.config, begun, adapter=adapter, base=None, model_type=kind)
-            words.append(str(out / "adapter_model.safetensors"))
-        done = subprocess.run(words, capture_output=True, text=True)
+            argv.append(str(out / "adapter_model.safetensors"))
+        done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         theirs = json.loads((out / "torch" / "figures.json").read_text())
@@ -178,8 +178,8 @@ def own_change(directory: Path) -> float:
             path: (leaf * (1 + size * draw.standard_normal(leaf.shape))).astype(np.float32)
             for path, leaf in begun.items()
         }
-        own, ended = trained(program, state._replace(trainable=jax.device_put(changed)), batches)
-        figures.append(own)
+        ours, ended = trained(program, state._replace(trainable=jax.device_put(changed)), batches)
+        figures.append(ours)
         updates.append(added(changed, ended))
     return difference(*figures[::-1], *updates[::-1])
 

@@ -191,8 +191,8 @@ def _timed(call: Callable[[], Any]) -> float:
 
 def peak_bytes() -> int | None:
     """The most that this process has had on its device; None where the device does not tell."""
-    told = jax.local_devices()[0].memory_stats()
-    return None if told is None else told["peak_bytes_in_use"]
+    reported = jax.local_devices()[0].memory_stats()
+    return None if reported is None else reported["peak_bytes_in_use"]
 
 
 def take_steps(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
@@ -201,10 +201,10 @@ def take_steps(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
     batch = rows(experiment, job)
     state = program.init(Repeated(program.blueprint))
     placed, taken, loss = peak_bytes(), [], math.nan
-    given = program.shard_batch(batch)
+    inputs = program.shard_batch(batch)
     for _ in range(rounds + 2):  # the first compiles, the second allocates
         start = time.perf_counter()
-        state, metrics = program.step(state, given)
+        state, metrics = program.step(state, inputs)
         jax.block_until_ready((state, metrics))
         taken.append(time.perf_counter() - start)
         loss = float(metrics["loss"])
@@ -230,8 +230,8 @@ def take_steps(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
 def planned(experiment: Experiment) -> dict[str, Any]:
     """What the plan says of the device's memory."""
     device = jax.local_devices()[0]
-    told = plan(experiment, device.platform, hardware.of_kind(device.device_kind))
-    return {"planned_bytes": told["bytes_per_device"], "planned_step": told["step_seconds"]}
+    reported = plan(experiment, device.platform, hardware.of_kind(device.device_kind))
+    return {"planned_bytes": reported["bytes_per_device"], "planned_step": reported["step_seconds"]}
 
 
 def answer(job: Job, experiment: Experiment, rounds: int) -> dict[str, Any]:
@@ -291,33 +291,38 @@ def child(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return about | done
 
 
-def lines(told: dict[str, Any]) -> list[str]:
+def lines(reported: dict[str, Any]) -> list[str]:
     """What people read of a job."""
-    found = [f"{told['job']} on {told['device']}" + (f"; aim: {told['aim']}" if told["aim"] else "")]
-    times = f"minimum {min(told['seconds']):.4f} s, median {statistics.median(told['seconds']):.4f} s"
-    if "seconds_per_token" in told:
-        found.append(f"  {told['tokens_per_second']:,.1f} tokens/s, {1e3 * told['seconds_per_token']:.2f} ms a token")
-        if told["bandwidth"]:
-            least = told["read_bytes"] / told["bandwidth"]
-            found.append(f"  {least / told['seconds_per_token']:.0%} of what the bandwidth allows")
-        return [*found, f"  whole answers: {times}"]
-    rate = told["floor_flops_per_second"]
-    share = f"{rate / told['measured_flops']:.1%} of the measured peak ({told['measured_flops'] / 1e12:.3g} TFLOP/s)"
-    if told["published_flops"]:
-        hfu = told["executed_flops_per_second"] / told["published_flops"]
-        share += f", MFU {rate / told['published_flops']:.1%}, HFU {hfu:.1%}"
-    found.append(f"  {share}")
-    found.append(
-        f"  {told['rows_per_second']:.2f} samples/s, {told['tokens_per_second']:,.0f} tokens/s; a step: {times}"
+    result = [f"{reported['job']} on {reported['device']}" + (f"; aim: {reported['aim']}" if reported["aim"] else "")]
+    times = f"minimum {min(reported['seconds']):.4f} s, median {statistics.median(reported['seconds']):.4f} s"
+    if "seconds_per_token" in reported:
+        result.append(
+            f"  {reported['tokens_per_second']:,.1f} tokens/s, {1e3 * reported['seconds_per_token']:.2f} ms a token"
+        )
+        if reported["bandwidth"]:
+            least = reported["read_bytes"] / reported["bandwidth"]
+            result.append(f"  {least / reported['seconds_per_token']:.0%} of what the bandwidth allows")
+        return [*result, f"  whole answers: {times}"]
+    rate = reported["floor_flops_per_second"]
+    peak = reported["measured_flops"]
+    share = f"{rate / peak:.1%} of the measured peak ({peak / 1e12:.3g} TFLOP/s)"
+    if reported["published_flops"]:
+        hfu = reported["executed_flops_per_second"] / reported["published_flops"]
+        share += f", MFU {rate / reported['published_flops']:.1%}, HFU {hfu:.1%}"
+    result.append(f"  {share}")
+    result.append(
+        f"  {reported['rows_per_second']:.2f} samples/s, {reported['tokens_per_second']:,.0f} tokens/s; a step: {times}"
     )
-    found.append(f"  first step {told['first_step']:.1f} s; {told['at_once']} rows at once, remat {told['remat']}")
-    plan_said = f"  memory: planned {told['planned_bytes'] / 2**30:.2f} GiB"
-    if told["peak_bytes"] is None:
-        return [*found, f"{plan_said}; this device does not tell its peak"]
-    off = told["planned_bytes"] / told["peak_bytes"] - 1
+    result.append(
+        f"  first step {reported['first_step']:.1f} s; {reported['at_once']} rows at once, remat {reported['remat']}"
+    )
+    plan_said = f"  memory: planned {reported['planned_bytes'] / 2**30:.2f} GiB"
+    if reported["peak_bytes"] is None:
+        return [*result, f"{plan_said}; this device does not tell its peak"]
+    off = reported["planned_bytes"] / reported["peak_bytes"] - 1
     return [
-        *found,
-        f"{plan_said}, real peak {told['peak_bytes'] / 2**30:.2f} GiB, the plan is {off:+.1%} off (aim 5 %)",
+        *result,
+        f"{plan_said}, real peak {reported['peak_bytes'] / 2**30:.2f} GiB, the plan is {off:+.1%} off (aim 5 %)",
     ]
 
 
@@ -337,19 +342,19 @@ def main() -> int:
     names = ("jax", "jaxlib", "flax", "qwix")
     versions = {name: importlib.metadata.version(name) for name in names} | {"python": platform.python_version()}
     print(", ".join(f"{name} {value}" for name, value in versions.items()))
-    told, failed = [], {}
+    reported, failed = [], {}
     flags = ["--rounds", str(options.rounds), *(["--tiny"] if options.tiny else []), "--set", *options.set]
     for name in options.jobs:
-        words = [sys.executable, __file__, "--child", name, *flags]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        argv = [sys.executable, __file__, "--child", name, *flags]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             failed[name] = "\n".join(done.stderr.splitlines()[-3:])
             print(f"{name} failed: {failed[name]}", flush=True)
             continue
-        told.append(json.loads(done.stdout.splitlines()[-1]))
-        print("\n".join(lines(told[-1])), flush=True)
+        reported.append(json.loads(done.stdout.splitlines()[-1]))
+        print("\n".join(lines(reported[-1])), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps({"versions": versions, "jobs": told, "failed": failed}, indent=1))
+        options.json.write_text(json.dumps({"versions": versions, "jobs": reported, "failed": failed}, indent=1))
     return int(bool(failed))
 
 

@@ -23,13 +23,13 @@ SHAPES = ((4, 2, 512, 128, 256), (8, 2, 1024, 256, 512), (32, 4, 1024, 256, 256)
 """Groups, slots of a token, tokens, inputs, outputs."""
 
 
-def best(function: Callable[..., Any], *given: jax.Array, calls: int) -> float:
+def best(function: Callable[..., Any], *inputs: jax.Array, calls: int) -> float:
     """Milliseconds of the quickest call, after one that compiles."""
     run, times = jax.jit(function), []
-    jax.block_until_ready(run(*given))
+    jax.block_until_ready(run(*inputs))
     for _ in range(calls):
         start = time.perf_counter()
-        jax.block_until_ready(run(*given))
+        jax.block_until_ready(run(*inputs))
         times.append(time.perf_counter() - start)
     return 1e3 * min(times)
 
@@ -52,8 +52,8 @@ def measure(groups: int, slots: int, tokens: int, inputs: int, outputs: int, cal
         return jax.value_and_grad(lambda x, k: jnp.sum(jnp.square(product(x, k))), (0, 1))
 
     return {
-        name: [round(best(f, *given, calls=calls), 2) for f in (product, both(product))]
-        for name, (product, *given) in ways.items()
+        name: [round(best(f, *values, calls=calls), 2) for f in (product, both(product))]
+        for name, (product, *values) in ways.items()
     }
 
 

@@ -23,7 +23,7 @@ from nnxdsl.losses.lm_head.token_stats import ShardContext, token_stats
 from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
 
-WORDS, WIDTH, LENGTHS, DTYPE = 262_144, 640, (1024, 16_384), "bfloat16"
+VOCAB_SIZE, WIDTH, LENGTHS, DTYPE = 262_144, 640, (1024, 16_384), "bfloat16"
 AT_MOST = 128 * 2**20
 ROW = "{:<8} {:>7} {:>7} {:>10} {:>10}"
 HEADINGS = ("head", "tokens", "ratio", "naive MiB", "ours MiB")
@@ -38,9 +38,9 @@ def temporaries(run: Any, tokens: int, trained: bool, place: Any) -> int:
 
         return jax.grad(loss, argnums=(0, 1) if trained else 0)(hidden, head)
 
-    shapes = ((1, tokens, WIDTH), DTYPE), ((WORDS, WIDTH), DTYPE), ((1, tokens), "int32"), ((1, tokens), "float32")
-    given = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in shapes]
-    report = jax.jit(gradient).lower(*given).compile().memory_analysis()
+    shapes = ((1, tokens, WIDTH), DTYPE), ((VOCAB_SIZE, WIDTH), DTYPE), ((1, tokens), "int32"), ((1, tokens), "float32")
+    inputs = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in shapes]
+    report = jax.jit(gradient).lower(*inputs).compile().memory_analysis()
     assert report is not None
     return report.temp_size_in_bytes
 
@@ -64,8 +64,8 @@ def table(device: Any, kind: str) -> int:
         for tokens in LENGTHS:
             theirs, mine = (temporaries(run, tokens, trained, place) for run in (naive, ours))
             failed |= kind == "gpu" and not trained and mine > AT_MOST
-            words = "trained" if trained else "frozen", tokens, f"{theirs / mine:.1f}"
-            print(ROW.format(*words, f"{theirs / 2**20:.1f}", f"{mine / 2**20:.1f}"), flush=True)
+            text = "trained" if trained else "frozen", tokens, f"{theirs / mine:.1f}"
+            print(ROW.format(*text, f"{theirs / 2**20:.1f}", f"{mine / 2**20:.1f}"), flush=True)
     return int(failed)
 
 
@@ -81,7 +81,7 @@ def main() -> int:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
         sys.path += [] if compiler.directory is None else [str(compiler.directory)]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
-    print(f"python {platform.python_version()}, {versions}; {WORDS} words, width {WIDTH}, {DTYPE}")
+    print(f"python {platform.python_version()}, {versions}; {VOCAB_SIZE} words, width {WIDTH}, {DTYPE}")
     if compiler is None:
         return table(jax.devices()[0], "cpu")
     kind = hardware.device("h200")

@@ -25,7 +25,7 @@ import numpy as np
 
 from nnxdsl.losses.lm_head.token_stats import token_stats
 
-WORDS, WIDTH, LENGTHS = 32_768, 640, (512, 1024)
+VOCAB_SIZE, WIDTH, LENGTHS = 32_768, 640, (512, 1024)
 CHUNK = 64
 """Tokens of a chunk of the baseline: it was quickest of 32, 64, 128, 256 and 512."""
 
@@ -43,12 +43,12 @@ def chunks(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.
         still = jax.lax.stop_gradient(log_p)
         return jnp.take_along_axis(log_p, targets[:, None], axis=1)[:, 0], -jnp.sum(jnp.exp(still) * still, axis=1)
 
-    def body(head: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        return head, one(head, *given)
+    def body(head: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+        return head, one(head, *inputs)
 
     count = len(targets) // CHUNK
-    _, found = jax.lax.scan(body, head, (hidden.reshape(count, CHUNK, -1), targets.reshape(count, CHUNK)))
-    return found[0].reshape(-1), found[1].reshape(-1)
+    _, result = jax.lax.scan(body, head, (hidden.reshape(count, CHUNK, -1), targets.reshape(count, CHUNK)))
+    return result[0].reshape(-1), result[1].reshape(-1)
 
 
 def ours(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -70,21 +70,21 @@ def differentiated(run: Callable[..., tuple[jax.Array, jax.Array]], trained: boo
 def compare(tokens: int, trained: bool, turns: int) -> None:
     """Print one row."""
     draw = np.random.default_rng(0)
-    given = (
+    inputs = (
         jnp.asarray(draw.standard_normal((tokens, WIDTH)), jnp.float32),
-        jnp.asarray(0.1 * draw.standard_normal((WORDS, WIDTH)), jnp.float32),
-        jnp.asarray(draw.integers(0, WORDS, tokens), jnp.int32),
+        jnp.asarray(0.1 * draw.standard_normal((VOCAB_SIZE, WIDTH)), jnp.float32),
+        jnp.asarray(draw.integers(0, VOCAB_SIZE, tokens), jnp.int32),
         jnp.asarray(draw.standard_normal(tokens), jnp.float32),
     )
-    sides = [jax.jit(differentiated(run, trained)).lower(*given).compile() for run in (chunks, ours)]
-    one, other = (jax.tree.leaves(side(*given)) for side in sides)
+    sides = [jax.jit(differentiated(run, trained)).lower(*inputs).compile() for run in (chunks, ours)]
+    one, other = (jax.tree.leaves(side(*inputs)) for side in sides)
     for theirs, mine in zip(one, other, strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=3e-5)
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(turns):
         for side, taken in zip(sides, seconds, strict=True):
             start = time.perf_counter()
-            jax.block_until_ready(side(*given))
+            jax.block_until_ready(side(*inputs))
             taken.append(time.perf_counter() - start)
     figures = [f"{1000 * of(taken):.1f}" for taken in seconds for of in (min, statistics.median)]
     ratio = min(seconds[0]) / min(seconds[1])
@@ -98,7 +98,7 @@ def main() -> int:
     options = parser.parse_args()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
     print(f"python {platform.python_version()}, {versions}, {os.cpu_count()} cores, {jax.default_backend()}")
-    print(f"{WORDS} words, width {WIDTH}, float32; forward and backward")
+    print(f"{VOCAB_SIZE} words, width {WIDTH}, float32; forward and backward")
     print(ROW.format(*HEADINGS))
     for trained in (False, True):
         for tokens in LENGTHS:

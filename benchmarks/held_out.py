@@ -39,17 +39,17 @@ def measured(recipe: str, home: Path) -> dict[str, tuple[float, float]]:
     subprocess.run([sys.executable, file, "--home", str(home), "--quiet"], cwd=ROOT, check=True)
     directory = home / load(file, home).id
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    found = {}
+    result = {}
     for name in MEASURES[recipe]:
         values = [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row]
-        found[name] = values[0], values[-1]
-    return found
+        result[name] = values[0], values[-1]
+    return result
 
 
-def table(found: dict[str, dict[str, tuple[float, float]]]) -> str:
+def table(result: dict[str, dict[str, tuple[float, float]]]) -> str:
     """The table in Markdown."""
     lines = ["| recipe | held out | before | after |", "|---|---|---|---|"]
-    for recipe, measures in found.items():
+    for recipe, measures in result.items():
         for index, (name, (before, after)) in enumerate(measures.items()):
             first = f"[`{recipe}.py`](../experiments/{recipe}.py)" if index == 0 else ""
             lines.append(f"| {first} | `eval/{name}` | {before:.4g} | {after:.4g} |")
@@ -63,18 +63,18 @@ def main() -> int:
     parser.add_argument("--home", type=Path, default=Path("runs"))
     parser.add_argument("--update", action="store_true", help="write the table into docs/guides/objectives.md")
     options = parser.parse_args()
-    found = {}
+    result = {}
     for recipe in options.recipes or MEASURES:
-        found[recipe] = measured(recipe, options.home.absolute())
-        print(recipe, found[recipe], flush=True)
-    text = table(found)
+        result[recipe] = measured(recipe, options.home.absolute())
+        print(recipe, result[recipe], flush=True)
+    text = table(result)
     print(f"\n{text}")
     if options.update:
         before, rest = PAGE.read_text(encoding="utf-8").split(START)
         PAGE.write_text(f"{before}{START}{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     worse = [
         f"{recipe}: {name}"
-        for recipe, measures in found.items()
+        for recipe, measures in result.items()
         for name, (before, after) in measures.items()
         if (after < before) != (name in FALLS)
     ]

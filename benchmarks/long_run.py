@@ -33,24 +33,24 @@ def row(step: int) -> dict[str, float]:
 
 def least(act: Callable[[], object], tries: int = 5) -> float:
     """Seconds."""
-    found: list[float] = []
+    result: list[float] = []
     for _ in range(tries):
         began = time.perf_counter()
         act()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        result.append(time.perf_counter() - began)
+    return min(result)
 
 
 def added(run: RunDirectory, begin: int, kinds: dict[str, Callable[[int], None]]) -> dict[str, float]:
     """Microseconds that a row of each kind takes, the median over batches, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    result: dict[str, list[float]] = {name: [] for name in kinds}
     for batch in range(BATCHES):
         for name, append in kinds.items():
             began = time.perf_counter()
             for step in range(begin + batch * BATCH, begin + (batch + 1) * BATCH):
                 append(step)
-            found[name].append((time.perf_counter() - began) / BATCH * 1e6)
-    return {name: statistics.median(times) for name, times in found.items()}
+            result[name].append((time.perf_counter() - began) / BATCH * 1e6)
+    return {name: statistics.median(times) for name, times in result.items()}
 
 
 def main() -> None:
@@ -59,11 +59,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as place:
-        found = measured(Path(place), options.rows)
-    for name, value in found.items():
+        result = measured(Path(place), options.rows)
+    for name, value in result.items():
         print(f"{name}: {value:.4g}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def measured(place: Path, rows: int) -> dict[str, float]:
@@ -87,27 +87,27 @@ def measured(place: Path, rows: int) -> dict[str, float]:
         last = added(run, rows, kinds)
     run.close()
     total = rows + done
-    found: dict[str, float] = {"rows": rows, "metrics, MiB": (run.path / "metrics.jsonl").stat().st_size / 2**20}
-    found |= {f"{name}: us a row at 0 rows": value for name, value in first.items()}
-    found |= {f"{name}: us a row at {rows:,} rows": value for name, value in last.items()}
-    found |= {f"{name}: ratio": last[name] / first[name] for name in kinds}
-    found["log, MiB"] = sum(path.stat().st_size for path in run.path.glob("log*.txt")) / 2**20
-    found["open the run, ms"] = least(lambda: RunDirectory(run.path).status()) * 1e3
+    result: dict[str, float] = {"rows": rows, "metrics, MiB": (run.path / "metrics.jsonl").stat().st_size / 2**20}
+    result |= {f"{name}: us a row at 0 rows": value for name, value in first.items()}
+    result |= {f"{name}: us a row at {rows:,} rows": value for name, value in last.items()}
+    result |= {f"{name}: ratio": last[name] / first[name] for name in kinds}
+    result["log, MiB"] = sum(path.stat().st_size for path in run.path.glob("log*.txt")) / 2**20
+    result["open the run, ms"] = least(lambda: RunDirectory(run.path).status()) * 1e3
 
     def first_row() -> None:
         again = RunDirectory(run.path)
         again.append_metrics(row(total))
         again.close()
 
-    found["open and add a first row, ms"] = least(first_row) * 1e3
-    found["the last 100 rows, ms"] = least(lambda: RunDirectory(run.path).last_metrics(100)) * 1e3
-    found["go on where all rows are wanted, ms"] = least(lambda: RunDirectory(run.path).repair_rows(2 * total)) * 1e3
+    result["open and add a first row, ms"] = least(first_row) * 1e3
+    result["the last 100 rows, ms"] = least(lambda: RunDirectory(run.path).last_metrics(100)) * 1e3
+    result["go on where all rows are wanted, ms"] = least(lambda: RunDirectory(run.path).repair_rows(2 * total)) * 1e3
     ends = iter(range(total - 500, 0, -500))
     # What is dropped is copied around: the copying is the disk's time.
-    found["go on 500 steps before the end, ms"] = least(lambda: RunDirectory(run.path).repair_rows(next(ends))) * 1e3
-    found["all evaluations, ms"] = least(lambda: RunDirectory(run.path).evaluations(), 2) * 1e3
-    found["all rows as JSON, ms"] = least(lambda: sum(1 for _ in RunDirectory(run.path)._metrics.rows()), 1) * 1e3
-    return found
+    result["go on 500 steps before the end, ms"] = least(lambda: RunDirectory(run.path).repair_rows(next(ends))) * 1e3
+    result["all evaluations, ms"] = least(lambda: RunDirectory(run.path).evaluations(), 2) * 1e3
+    result["all rows as JSON, ms"] = least(lambda: sum(1 for _ in RunDirectory(run.path)._metrics.rows()), 1) * 1e3
+    return result
 
 
 def filled(path: Path, begin: int, end: int, of: Callable[[int], dict[str, object]]) -> None:

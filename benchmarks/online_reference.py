@@ -47,7 +47,7 @@ class Steps:
         self.program = nnxdsl.compile(asked)
         self.state = self.program.init()
         pairs = data.load(asked.data, data.BytesTokenizer(), vocabulary=step_model.CONFIG.vocab_size)
-        batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).at(0)
+        batch = data.BatchSampler(pairs, batch_size=asked.batch_size, seed=0, order=asked.data.order).batch_at(0)
         if way == "cached":
             batch = jax.tree.map(np.asarray, precomputed.with_reference_logps(self.program, self.state, batch))
         self.batch = batch
@@ -80,14 +80,14 @@ def measured(is_lora: bool, rounds: int) -> dict[str, list[float]]:
         sides = {way: Steps(Path(place), numbers, way) for way in WAYS}
         alone, keeping = sides["online"].forward()
         acts = {**{way: side.step for way, side in sides.items()}, "forward": alone, "keeping": keeping}
-        found: dict[str, list[float]] = {name: [] for name in acts}
+        result: dict[str, list[float]] = {name: [] for name in acts}
         for turn in range(rounds + 2):
             for name, act in acts.items():
                 began = time.perf_counter()
                 act()
                 if turn > 1:  # the first turns compile
-                    found[name].append(time.perf_counter() - began)
-    return found
+                    result[name].append(time.perf_counter() - began)
+    return result
 
 
 def main() -> None:
@@ -95,10 +95,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    told: dict[str, dict[str, list[float]]] = {}
+    reported: dict[str, dict[str, list[float]]] = {}
     for name, is_lora in (("all weights", False), ("LoRA", True)):
-        told[name] = found = measured(is_lora, options.rounds)
-        least, middle = ({k: of(v) for k, v in found.items()} for of in (min, statistics.median))
+        reported[name] = result = measured(is_lora, options.rounds)
+        least, middle = ({k: of(v) for k, v in result.items()} for of in (min, statistics.median))
         print(f"{name}; seconds, least and median of {options.rounds}")
         print(f"  {'step, reference asked once':<44}{least['cached']:>8.3f}{middle['cached']:>8.3f}")
         print(f"  {'step, reference asked at every step':<44}{least['online']:>8.3f}{middle['online']:>8.3f}")
@@ -107,7 +107,7 @@ def main() -> None:
         print(f"  {'  a forward pass alone':<44}{least['forward']:>8.3f}{middle['forward']:>8.3f}")
         print(f"  {'  one that keeps what a backward pass needs':<44}{least['keeping']:>8.3f}{middle['keeping']:>8.3f}")
     if options.json:
-        options.json.write_text(json.dumps(told, indent=2) + "\n")
+        options.json.write_text(json.dumps(reported, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ STEPS = 40
 PARTS = ("prompt", "chosen", "rejected")
 
 
-def drawn(rows: int, shrink: int = 1) -> Pairs:
+def random_pairs(rows: int, shrink: int = 1) -> Pairs:
     """Pairs of random tokens with the lengths of the module's docstring, all divided by `shrink`."""
     draw = np.random.default_rng(0)
     common = draw.lognormal(np.log(320), 0.6, rows)
@@ -58,24 +58,24 @@ def target_share(batch: Batch) -> float:
 
 def shares(dataset: Dataset, size: int, blocks: int) -> dict[str, dict[str, float]]:
     """By way of batching: the share of real tokens and of real targets over the first steps, and programs compiled."""
-    found = {}
+    result = {}
     for way in WAYS:
         batches = BatchSampler(dataset, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
         began = time.perf_counter()
-        made = [batches.at(step) for step in range(STEPS)]
+        made = [batches.batch_at(step) for step in range(STEPS)]
         seconds = (time.perf_counter() - began) / STEPS
-        found[type(way).__name__] = {
+        result[type(way).__name__] = {
             "tokens": statistics.mean(map(non_padding_fraction, made)),
             "targets": statistics.mean(map(target_share, made)),
             "shapes": len({tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in made}),
             "ms": 1e3 * seconds,
         }
-    return found
+    return result
 
 
 def step_seconds(model: str, size: int, micro: int | None, shrink: int, turns: int) -> dict[str, list[float]]:
     """Seconds a step, by way of batching, of the same pairs; one program of each shape is compiled before."""
-    dataset = drawn(4096, shrink)
+    dataset = random_pairs(4096, shrink)
     experiment = Experiment(
         name="packing",
         model=Model.Gemma3(model),  # pyright: ignore[reportArgumentType]
@@ -97,7 +97,7 @@ def step_seconds(model: str, size: int, micro: int | None, shrink: int, turns: i
             known = dataset.with_reference_logps(logps)
             batches = BatchSampler(known, batch_size=size, seed=0, order=Order.Shuffled(), batching=way, blocks=blocks)
             for step in range(4):
-                batch = program.shard_batch(batches.at(step))
+                batch = program.shard_batch(batches.batch_at(step))
                 jax.block_until_ready(batch)
                 began = time.perf_counter()
                 state, metrics = program.step(state, batch)
@@ -120,11 +120,11 @@ def main() -> None:
     print(f"python {platform.python_version()}, jax {jax.__version__}, {jax.devices()[0].device_kind}, {STEPS} steps")
     line = "{:<10} {:>6} {:>7} {:<9} {:>12} {:>13} {:>7} {:>9}"
     print(line.format("lengths", "pairs", "blocks", "batching", "real tokens", "real targets", "shapes", "ms/batch"))
-    for name, dataset in (("shipped", shipped), ("drawn", drawn(20_000))):
+    for name, dataset in (("shipped", shipped), ("drawn", random_pairs(20_000))):
         for size, blocks in ((32, 1), (64, 1), (64, 8), (256, 1), (256, 8)):
-            for way, found in shares(dataset, size, blocks).items():
-                share = [f"{found[part]:.1%}" for part in ("tokens", "targets")]
-                print(line.format(name, size, blocks, way, *share, int(found["shapes"]), f"{found['ms']:.2f}"))
+            for way, result in shares(dataset, size, blocks).items():
+                share = [f"{result[part]:.1%}" for part in ("tokens", "targets")]
+                print(line.format(name, size, blocks, way, *share, int(result["shapes"]), f"{result['ms']:.2f}"))
     seconds = step_seconds(options.model, options.batch, options.micro, options.shrink, options.turns)
     padded, packed = seconds["Padded"], seconds["Packed"]
     print(f"padded / packed: {statistics.median(padded) / statistics.median(packed):.2f} (medians)")

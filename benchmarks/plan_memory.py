@@ -96,17 +96,17 @@ def table(home: Path, limit_seconds: float, chosen: tuple[Job, ...]) -> int:
     for job in chosen:
         planned, compiled = compare(job, home, limit_seconds)
         allocated = compiled["memory"]["allocated"]
-        words = [type(job.model).__name__ + f" {job.model.size}", "LoRA" if job.lora else "everything"]  # pyright: ignore[reportAttributeAccessIssue]
-        words += [str(job.devices), job.remat, str(job.rows), f"{planned['bytes_per_device'] / 2**30:.2f}"]
+        cells = [type(job.model).__name__ + f" {job.model.size}", "LoRA" if job.lora else "everything"]  # pyright: ignore[reportAttributeAccessIssue]
+        cells += [str(job.devices), job.remat, str(job.rows), f"{planned['bytes_per_device'] / 2**30:.2f}"]
         if allocated is None:
-            print(FIGURES.format(*words, "-", "-", "-", "-"), compiled["problem"], flush=True)
+            print(FIGURES.format(*cells, "-", "-", "-", "-"), compiled["problem"], flush=True)
             worst = float("inf")
             continue
         off = planned["bytes_per_device"] / allocated - 1
         worst = max(worst, abs(off))
-        words += [f"{allocated / 2**30:.2f}", f"{off:+.1%}"]
-        words += [f"{compiled[key]:.1f}" for key in ("lower_seconds", "compile_seconds")]
-        print(FIGURES.format(*words), flush=True)
+        cells += [f"{allocated / 2**30:.2f}", f"{off:+.1%}"]
+        cells += [f"{compiled[key]:.1f}" for key in ("lower_seconds", "compile_seconds")]
+        print(FIGURES.format(*cells), flush=True)
     print(f"largest difference: {worst:.1%}; more than {AT_MOST:.0%} is a failure")
     return int(worst > AT_MOST)
 
@@ -128,9 +128,9 @@ def times() -> None:
         ):
             file = Path(place) / "experiment.py"
             file.write_text(to_python(experiment), encoding="utf-8")
-            words = [sys.executable, "-m", "nnxdsl", "plan", str(file), "--home", place, *flags]
+            argv = [sys.executable, "-m", "nnxdsl", "plan", str(file), "--home", place, *flags]
             start = time.perf_counter()
-            subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
             print(f"{name:<60} {time.perf_counter() - start:6.1f} s", flush=True)
 
 

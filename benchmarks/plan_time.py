@@ -61,16 +61,16 @@ JOBS = tuple(
 
 def seconds(job: Job, rounds: int) -> list[float]:
     """Of so many fresh processes."""
-    found = []
+    result = []
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "experiment.py"
         file.write_text(to_python(job.experiment), encoding="utf-8")
-        words = [sys.executable, "-m", "nnxdsl", "plan", str(file), "--home", place, "--device", "h200"]
+        argv = [sys.executable, "-m", "nnxdsl", "plan", str(file), "--home", place, "--device", "h200"]
         for _ in range(rounds):
             start = time.perf_counter()
-            subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-            found.append(time.perf_counter() - start)
-    return found
+            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+            result.append(time.perf_counter() - start)
+    return result
 
 
 def main() -> int:

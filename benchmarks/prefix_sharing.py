@@ -122,14 +122,14 @@ def compare(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     # With B = 0 nothing would be learnt about A.
     trainable = {path: 0.02 * jnp.cos(jnp.arange(x.size)).reshape(x.shape) for path, x in state.trainable.items()}
     gradients = [jax.jit(one.grads)(trainable, state.frozen, {}, batch)[0] for one in (shared, twice)]
-    given = DonatedState(state.step, trainable, state.optimizer, {}), state.frozen, {}, batch
+    fields = DonatedState(state.step, trainable, state.optimizer, {}), state.frozen, {}, batch
     steps = [build_step(program.blueprint, program.mesh, one) for one in (shared, twice)]
-    sides = [jax.jit(step).lower(*given).compile() for step in steps]
+    sides = [jax.jit(step).lower(*fields).compile() for step in steps]
     seconds: list[list[float]] = [[], []]
     for turn in range(rounds + 1):
         for side, taken in zip(sides, seconds, strict=True):
             start = time.perf_counter()
-            jax.block_until_ready(side(*given))
+            jax.block_until_ready(side(*fields))
             if turn:  # the first warms up
                 taken.append(time.perf_counter() - start)
     promised = flops(prompt, response, is_shared=False) / flops(prompt, response, is_shared=True)
@@ -162,17 +162,17 @@ def main() -> int:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")}
     print(", ".join(f"{name} {value}" for name, value in versions.items()), f"{os.cpu_count()} cores", sep=", ")
     print(HEADINGS.format(*HEADED))
-    found = []
+    result = []
     for prompt, response in SHAPES:
         row = compare(prompt, response, options.rounds)
-        found.append(row)
+        result.append(row)
         times = [f"{figure(row[side]):.3f}" for figure in (min, statistics.median) for side in ("shared", "twice")]
         gains = [f"{row['part']:.0%}", f"{row['gained']:.2f}", f"{row['promised']:.2f}"]
         print(HEADINGS.format(prompt, response, *gains, *times, f"{row['gradients_off']:.1e}"), flush=True)
     print(f"aim: {AIM:.0%} of what is promised; gradients within {SAME:.0e}")
     if options.json is not None:
-        options.json.write_text(json.dumps({"versions": versions, "cores": os.cpu_count(), "rows": found}, indent=1))
-    return int(max(row["gradients_off"] for row in found) > SAME)
+        options.json.write_text(json.dumps({"versions": versions, "cores": os.cpu_count(), "rows": result}, indent=1))
+    return int(max(row["gradients_off"] for row in result) > SAME)
 
 
 if __name__ == "__main__":

@@ -97,21 +97,23 @@ def main() -> None:
     dataset = load(asked.data, BytesTokenizer())
     assert isinstance(dataset, Pairs)
     program = compile(asked)
-    found: dict[str, Any] = {"pairs": len(dataset), **passes(program, program.init(), dataset)}
+    result: dict[str, Any] = {"pairs": len(dataset), **passes(program, program.init(), dataset)}
     print(f"{platform.machine()}, {jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}")
-    print(f"hit / pass  {found['hit'] / found['pass']:.4f}: {found['pass']:.2f} s and {found['hit']:.3f} s,", end=" ")
-    print(f"{len(dataset):,} pairs; margin at step 0: {found['margin, evaluated']:g} when evaluated,", end=" ")
-    print(f"{found['margin, trained']:.1g} in the step")
+    print(
+        f"hit / pass  {result['hit'] / result['pass']:.4f}: {result['pass']:.2f} s and {result['hit']:.3f} s,", end=" "
+    )
+    print(f"{len(dataset):,} pairs; margin at step 0: {result['margin, evaluated']:g} when evaluated,", end=" ")
+    print(f"{result['margin, trained']:.1g} in the step")
     for name, adapted in (("LoRA", True), ("full", False)):
         took = steps(adapted, dataset, options.repeat)
-        found[name] = took
+        result[name] = took
         least = {mode: min(times) for mode, times in took.items()}
         middle = {mode: statistics.median(times) for mode, times in took.items()}
         print(f"{name:5} cached / online  {least['cached'] / least['online']:.3f} of minima,", end=" ")
         print(f"{middle['cached'] / middle['online']:.3f} of medians;", end=" ")
         print(", ".join(f"{mode} {least[mode] * 1e3:.1f} ms ({middle[mode] * 1e3:.1f})" for mode in took))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+        options.json.write_text(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

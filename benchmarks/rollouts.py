@@ -35,14 +35,14 @@ HEAD_DIM, GROUP = 64, 8
 
 def lengths(rows: int, longest: int) -> np.ndarray:
     """Tokens of each answer: log-normal with a median of 74."""
-    drawn = np.random.default_rng(1).lognormal(np.log(74), 0.7, rows)
-    return np.clip(drawn.astype(int), 1, longest)
+    samples = np.random.default_rng(1).lognormal(np.log(74), 0.7, rows)
+    return np.clip(samples.astype(int), 1, longest)
 
 
 def prompts(rows: int, size: int) -> list[list[int]]:
     """Token ids, `GROUP` equal prompts one after another."""
-    found = np.random.default_rng(2).integers(10, SHAPE["vocab_size"], (rows // GROUP, size)).tolist()
-    return [prompt for prompt in found for _ in range(GROUP)]
+    result = np.random.default_rng(2).integers(10, SHAPE["vocab_size"], (rows // GROUP, size)).tolist()
+    return [prompt for prompt in result for _ in range(GROUP)]
 
 
 def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
@@ -59,13 +59,13 @@ def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
     from nnxdsl.models.config.layer_pattern import LayerPattern
     from nnxdsl.models.decoder import Decoder
 
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "attention": AttentionConfig(query_scale=HEAD_DIM**-0.5, query_key_norm="head"),
         "max_length": 4096,
         "mlp": MLPConfig(dim=MLP_DIM, activation="gelu_tanh"),
         "layers": LayerPattern(num_layers=NUM_LAYERS),
     }
-    config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, **given)
+    config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, **fields)
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     draw = np.random.default_rng(0)
     leaves = {
@@ -77,8 +77,8 @@ def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
 
     def run() -> None:
         if hasattr(sampler, "complete"):
-            found = sampler.complete(leaves, given_prompts, sampling, limits=wanted.tolist())
-            assert [len(one.ids) for one in found] == wanted.tolist()
+            result = sampler.complete(leaves, given_prompts, sampling, limits=wanted.tolist())
+            assert [len(one.ids) for one in result] == wanted.tolist()
         else:  # an older checkout
             sampler.drawn(leaves, given_prompts, sampling)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -154,7 +154,7 @@ def main() -> None:
     if options.serve:
         serve(options.serve, tuple(options.case))
         return
-    here, found = Path(__file__).resolve().parents[1], dict[str, Any]()
+    here, result = Path(__file__).resolve().parents[1], dict[str, Any]()
     for size in options.prompts:
         case = options.rows, size, options.longest
         sides = {"now": start([sys.executable], "own", case, here)}
@@ -178,9 +178,9 @@ def main() -> None:
         for name, (clock, cpu) in medians.items():
             ratios = f"{clock / medians['now'][0]:.2f} by the clock, {cpu / medians['now'][1]:.2f} by the CPU"
             print(f"  now / {name}  {ratios}: {useful / clock:,.0f} tokens/s, {useful / cpu:,.0f} tokens a CPU second")
-        found[str(size)] = {"useful tokens": useful, "clock and CPU seconds": took}
+        result[str(size)] = {"useful tokens": useful, "clock and CPU seconds": took}
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

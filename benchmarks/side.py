@@ -58,7 +58,7 @@ class Job:
         Each comes with its bool mask, named `..._mask`.
         """
         rows = self.batch(step)
-        found: dict[str, np.ndarray] = {}
+        result: dict[str, np.ndarray] = {}
         for name, width in (("prompt", "prompt"), ("chosen", "response"), ("rejected", "response")):
             ids = np.zeros((len(rows), self.numbers[width]), np.int32)
             mask = np.zeros(ids.shape, bool)
@@ -66,8 +66,8 @@ class Job:
                 tokens = pair[f"{name}_ids"]
                 where = slice(-len(tokens), None) if name == "prompt" else slice(None, len(tokens))
                 ids[row, where], mask[row, where] = tokens, True
-            found |= {name: ids, f"{name}_mask": mask}
-        return found
+            result |= {name: ids, f"{name}_mask": mask}
+        return result
 
 
 class Turns:

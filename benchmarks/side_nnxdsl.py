@@ -34,7 +34,7 @@ def main() -> None:
         batching=asked.batching,
         blocks=program.blueprint.blocks,
     )
-    batches = [ahead.at(step) for step in range(len(job.pairs) // asked.batch_size)]
+    batches = [ahead.batch_at(step) for step in range(len(job.pairs) // asked.batch_size)]
     if options.reference == "cached":
         batches = [
             jax.tree.map(np.asarray, precomputed.with_reference_logps(program, state, batch)) for batch in batches

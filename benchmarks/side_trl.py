@@ -80,9 +80,9 @@ def train(job: Job, options: argparse.Namespace) -> None:
             target_modules=sorted({name.rsplit(".", 1)[1] for name in job.adapter}),
             task_type="CAUSAL_LM",
         )
-    words = {"<pad>": 0, "<eos>": 1}
+    vocabulary = {"<pad>": 0, "<eos>": 1}
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>")),
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<eos>")),
         pad_token="<pad>",
         eos_token="<eos>",
     )
@@ -128,14 +128,14 @@ def fill(model: Any, job: Job) -> None:
     """Gives the adapters the job's first values."""
     import torch
 
-    given = dict(job.adapter)
+    inputs = dict(job.adapter)
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
             module = name.removeprefix("base_model.model.").split(".lora_A.")[0]
             with torch.no_grad():
-                parameter.copy_(torch.from_numpy(given.pop(module).T.copy()))
-    if given:
-        raise ValueError(f"no adapter takes the first value of {sorted(given)}")
+                parameter.copy_(torch.from_numpy(inputs.pop(module).T.copy()))
+    if inputs:
+        raise ValueError(f"no adapter takes the first value of {sorted(inputs)}")
 
 
 if __name__ == "__main__":

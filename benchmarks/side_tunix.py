@@ -86,13 +86,13 @@ def adapted(model: gemma3.Gemma3, job: Job) -> gemma3.Gemma3:
     policy = qwix.apply_lora_to_model(model, provider, **model.get_model_input(), rngs=nnx.Rngs(0))
     state = nnx.state(policy)
     leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
-    given = set()
+    inputs = set()
     for name, value in job.adapter.items():
         _, _, layer, module = name.split(".", 3)
         path = f"layers.{layer}.{_WEIGHTS[module]}_lora_a"
         leaves[path].set_value(jnp.asarray(value.reshape(leaves[path].get_value().shape)))
-        given.add(path)
-    if left := {path for path in leaves if path.endswith("_lora_a")} - given:
+        inputs.add(path)
+    if left := {path for path in leaves if path.endswith("_lora_a")} - inputs:
         raise ValueError(f"the job gives no first value of {sorted(left)}")
     nnx.update(policy, state)
     return policy
@@ -130,9 +130,9 @@ def main() -> None:
         # The trainer asks for the next batch when it has dispatched a step, which is over when its weights are there.
         step = 0
         while turns.wait():
-            given = example(step)
+            inputs = example(step)
             turns.start()
-            yield given
+            yield inputs
             jax.block_until_ready((nnx.state(trainer.model, trained), nnx.state(trainer.optimizer)))
             turns.stop()
             step += 1
@@ -144,11 +144,11 @@ def main() -> None:
 
 def temporaries(trainer: dpo_trainer.DPOTrainer, example: dpo_trainer.TrainingInput) -> int:
     """Bytes of XLA's temporary arrays in the larger of the step's two programs."""
-    given = trainer._prepare_inputs(example)
-    arrays = (given.input_ids, given.positions, given.attention_mask, given.logits_to_keep, given.completion_mask)
+    inputs = trainer._prepare_inputs(example)
+    arrays = (inputs.input_ids, inputs.positions, inputs.attention_mask, inputs.logits_to_keep, inputs.completion_mask)
     asked = dpo_trainer.compute_logps.lower(trainer.ref_model, *arrays)
     again = nnx.jit(trainer._train_step, donate_argnames=("optimizer",))  # noqa: TID251 - as the trainer does it
-    step = again.lower(trainer.model, trainer.optimizer, given)
+    step = again.lower(trainer.model, trainer.optimizer, inputs)
     return max(lowered.compile().compiled.memory_analysis().temp_size_in_bytes for lowered in (asked, step))
 
 

@@ -39,8 +39,8 @@ def main() -> None:
         model = forward.model(template, leaves)
         hidden, *_ = model(tokens, places, dtype=forward.dtype)
         logits = jnp.einsum("btd,vd->btv", hidden, model.head())[:, -response - 1 : -1]
-        given = jnp.take_along_axis(logits, tokens[:, -response:, None], axis=-1)[..., 0]
-        each = jnp.sum((given - jax.nn.logsumexp(logits, axis=-1)) * mask, axis=-1)
+        inputs = jnp.take_along_axis(logits, tokens[:, -response:, None], axis=-1)[..., 0]
+        each = jnp.sum((inputs - jax.nn.logsumexp(logits, axis=-1)) * mask, axis=-1)
         return each[: len(each) // 2], each[len(each) // 2 :]
 
     def loss(trainable: Leaves, frozen: Leaves, known: tuple[jax.Array, jax.Array], *rows: Any) -> jax.Array:
@@ -62,9 +62,9 @@ def main() -> None:
 
     def one(number: int) -> float:
         nonlocal trainable, optimizer
-        given = batches[number % count]
-        known = ask(reference, *given)
-        trainable, optimizer, value = step(trainable, optimizer, first.frozen, known, *given)
+        inputs = batches[number % count]
+        known = ask(reference, *inputs)
+        trainable, optimizer, value = step(trainable, optimizer, first.frozen, known, *inputs)
         jax.block_until_ready((trainable, optimizer))
         return float(value)
 

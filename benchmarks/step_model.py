@@ -106,8 +106,8 @@ def write(directory: Path, numbers: dict[str, Any], *, batches: int) -> None:
                 for name, length in zip(("prompt", "chosen", "rejected"), (prompt, *responses), strict=True)
             }
             file.write(json.dumps(row) + "\n")
-    drawn = nnxdsl.compile(experiment(directory, {**numbers, "lora": False}, "cached", random=True))
-    hf.write(directory / MODEL, CONFIG, drawn.init().trainable)
+    samples = nnxdsl.compile(experiment(directory, {**numbers, "lora": False}, "cached", random=True))
+    hf.write(directory / MODEL, CONFIG, samples.init().trainable)
     adapters: dict[str, np.ndarray] = {}
     if numbers["lora"]:
         adapters = _adapters(nnxdsl.compile(experiment(directory, numbers, "cached")).init().trainable)
@@ -133,10 +133,10 @@ def _full(numbers: dict[str, Any]) -> tuple[int, int, int]:
 
 def _adapters(trainable: dict[str, jax.Array]) -> dict[str, np.ndarray]:
     """[in, rank] A of each module, by the Hub's name."""
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     for layer in range(CONFIG.layers.num_layers):
         period, place = divmod(layer, CONFIG.layers.period)
         for ours, theirs in _MODULES.items():
             leaf = trainable[f"layers.blocks.{place}.{ours}.kernel_lora_a"]
-            found[f"model.layers.{layer}.{theirs}"] = np.asarray(leaf[period])
-    return found
+            result[f"model.layers.{layer}.{theirs}"] = np.asarray(leaf[period])
+    return result

@@ -51,8 +51,8 @@ def child(home: Path, name: str) -> dict[str, float]:
 def fresh(home: str, name: str) -> dict[str, float]:
     """The figures of a process of its own, which compiles nothing that is kept under `home`."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_COMPILATION_CACHE")}
-    words = [sys.executable, __file__, "--child", home, name]
-    return json.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    argv = [sys.executable, __file__, "--child", home, name]
+    return json.loads(subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def main() -> None:
@@ -75,11 +75,11 @@ def main() -> None:
                 warm.append(fresh(home, name))
         assert len({each["loss"] for each in (*cold, *warm)}) == 1, "a program from the cache computes the same bits"
         for what in ("first step", "weights", "second step"):
-            without, found = ([each[what] for each in group] for group in (cold, warm))
+            without, result = ([each[what] for each in group] for group in (cold, warm))
             print(
-                f"{name:<7} {what:<12} cold/warm {min(without) / min(found):6.2f}   "
+                f"{name:<7} {what:<12} cold/warm {min(without) / min(result):6.2f}   "
                 f"cold: min {min(without):6.2f} s, median {statistics.median(without):6.2f} s   "
-                f"warm: min {min(found):6.2f} s, median {statistics.median(found):6.2f} s",
+                f"warm: min {min(result):6.2f} s, median {statistics.median(result):6.2f} s",
                 flush=True,
             )
 

@@ -57,7 +57,7 @@ def main() -> None:
 
 def start(app: RunningApp, chromium: Any) -> dict[str, float]:
     """Seconds until the first page can be used: with nothing in the page cache where that may be emptied, and again."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name in ("cold", "again"):
         is_cold = name == "cold" and _forget()
         began = time.perf_counter()
@@ -66,10 +66,10 @@ def start(app: RunningApp, chromium: Any) -> dict[str, float]:
         page = opened(chromium, app.url("/"))
         page.get_by_role("button", name="Start a tiny DPO run").wait_for()
         label = "start, page cache empty" if is_cold else f"start, {name}"
-        found |= {f"{label}: it answers, s": answers, f"{label}: a page can be used, s": time.perf_counter() - began}
+        result |= {f"{label}: it answers, s": answers, f"{label}: a page can be used, s": time.perf_counter() - began}
         page.context.close()
         app.end()
-    return found
+    return result
 
 
 def _forget() -> bool:
@@ -99,12 +99,12 @@ def switches(app: RunningApp, chromium: Any) -> dict[str, float]:
             if window > 0:
                 took[when].append(times)
         page.context.close()
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for when, rounds in took.items():
         medians = dict(zip(PAGES, (statistics.median(times) for times in zip(*rounds, strict=True)), strict=True))
         slowest = max(medians, key=lambda name: medians[name])
-        found[f"page switch, {when} (slowest: {slowest}), s"] = medians[slowest]
-    return found
+        result[f"page switch, {when} (slowest: {slowest}), s"] = medians[slowest]
+    return result
 
 
 def _switch(page: Any, name: str) -> float:
@@ -118,18 +118,18 @@ def many_runs(app: RunningApp, chromium: Any) -> dict[str, float]:
     """Seconds until a list of 5,000 runs stands there: the first time, and when its files were read before."""
     write_many(app.home, 5_000)
     app.start()
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for when in ("first look", "in another window"):
         page = opened(chromium, app.url("/about"))
         page.wait_for_selector("h1")
 
-        def look(page: Any = page) -> None:
+        def wait_for_page(page: Any = page) -> None:
             page.get_by_role("link", name="Runs", exact=True).click()
             page.wait_for_function("document.querySelector('#runs-table [role=grid]')?.ariaRowCount === '51'")
 
-        found[f"5,000 runs, {when}, s"] = timed(look)
+        result[f"5,000 runs, {when}, s"] = timed(wait_for_page)
         page.context.close()
-    return found
+    return result
 
 
 def idle(app: RunningApp, chromium: Any) -> dict[str, float]:
@@ -137,16 +137,16 @@ def idle(app: RunningApp, chromium: Any) -> dict[str, float]:
     write_many(app.home, 20)
     path = write_run(app.home, experiment(99, steps=1_000), "finished", 1_000)
     app.start()
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, url in (("list of 20 runs", "/"), ("a finished run", f"/run?id={path.name}")):
         page = opened(chromium, app.url(url))
         page.wait_for_selector(ROWS if url == "/" else CURVE)
         time.sleep(5)
         before = cpu_seconds(app)
         time.sleep(IDLE_SECONDS)
-        found[f"idle, {name}: share of a core, %"] = 100 * (cpu_seconds(app) - before) / IDLE_SECONDS
+        result[f"idle, {name}: share of a core, %"] = 100 * (cpu_seconds(app) - before) / IDLE_SECONDS
         page.context.close()
-    return found
+    return result
 
 
 def long_run(app: RunningApp, chromium: Any) -> dict[str, float]:
@@ -156,7 +156,7 @@ def long_run(app: RunningApp, chromium: Any) -> dict[str, float]:
     page = opened(chromium, app.url("/about"))
     page.wait_for_selector("h1")
 
-    def look(run: Path) -> Callable[[], None]:
+    def wait_for_page(run: Path) -> Callable[[], None]:
         def act() -> None:
             page.goto(app.url(f"/run?id={run.name}"))
             page.wait_for_selector(CURVE)
@@ -165,9 +165,9 @@ def long_run(app: RunningApp, chromium: Any) -> dict[str, float]:
 
     size = (first / "metrics.jsonl").stat().st_size / 1e6
     return {
-        f"100,000 steps ({size:.0f} MB), first look, s": timed(look(first)),
-        "100,000 steps, another run's, s": timed(look(second)),
-        "100,000 steps, again, s": timed(look(first)),
+        f"100,000 steps ({size:.0f} MB), first look, s": timed(wait_for_page(first)),
+        "100,000 steps, another run's, s": timed(wait_for_page(second)),
+        "100,000 steps, again, s": timed(wait_for_page(first)),
     }
 
 

@@ -180,9 +180,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as compiled:
         cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # as runs do
         size = write(Path(place), asked.size)
-        found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        result: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(asked.rounds):
-            for side, runs in found.items():
+            for side, runs in result.items():
                 flags = "--xla_force_host_platform_device_count=8" if side.endswith("8") else ""
                 command = [sys.executable, __file__, "--one", side, "--directory", place, "--size", asked.size]
                 environment = {**os.environ, **cache, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -192,16 +192,16 @@ def main() -> int:
                 runs.append(json.loads(done.stdout))
     print(f"Gemma 3 {asked.size}, {size / 2**30:.2f} GiB of bfloat16; aim: at most {AIM} of that in host memory\n")
     print(FIGURES.format("", "min s", "median s", "of kept", "of the size"))
-    floor = min(run["seconds"] for run in found["kept bytes"])
+    floor = min(run["seconds"] for run in result["kept bytes"])
     worst = 0.0
-    for side, runs in found.items():
+    for side, runs in result.items():
         seconds = sorted(run["seconds"] for run in runs)
         grown = max(run["grown"] for run in runs) / size
         worst = max(worst, grown)
         middle = seconds[len(seconds) // 2]
         print(FIGURES.format(side, f"{seconds[0]:.2f}", f"{middle:.2f}", f"{seconds[0] / floor:.1f}", f"{grown:.2f}"))
     if asked.json:
-        asked.json.write_text(json.dumps({"size": size, "runs": found}, indent=2) + "\n")
+        asked.json.write_text(json.dumps({"size": size, "runs": result}, indent=2) + "\n")
     return int(worst > AIM)
 
 

@@ -74,14 +74,14 @@ def card_row(name: str, method: str) -> str:
     places = [*((card, 1) for card in CARDS), *(("h100", count) for count in COUNTS)]
     for card, count in places:
         asked = experiment(MODELS[name], method, count)
-        found = plan(asked, "gpu", hardware.device(card))
-        if found["verdict"]["fits"]:
+        result = plan(asked, "gpu", hardware.device(card))
+        if result["verdict"]["fits"]:
             break
     else:
         raise AssertionError(f"{name}, {method}: fits nowhere")
-    speed = asked.batch_size * TOKENS / found["step_seconds"]["step"]
+    speed = asked.batch_size * TOKENS / result["step_seconds"]["step"]
     where = CARDS[card] if count == 1 else f"{count} x {CARDS[card]}"
-    return f"| {name} | {method} | {where} | {gib(found):.1f} | {found['remat']} | {speed:,.0f} |"
+    return f"| {name} | {method} | {where} | {gib(result):.1f} | {result['remat']} | {speed:,.0f} |"
 
 
 def cards_table() -> Iterator[str]:
@@ -102,8 +102,8 @@ def measured_table() -> Iterator[str]:
     for job, name in JOBS.items():
         row = re.search(rf"^\| `{job}` \| ([\d.]+) s \|.* and ([\d.]+) GiB", recorded, re.MULTILINE)
         assert row is not None, job
-        found = plan(jobs[job].experiment, "gpu", hardware.device("h100"))
-        yield f"| {name} | {gib(found):.1f} | {row[2]} | {found['step_seconds']['step']:.3f} | {row[1]} |"
+        result = plan(jobs[job].experiment, "gpu", hardware.device("h100"))
+        yield f"| {name} | {gib(result):.1f} | {row[2]} | {result['step_seconds']['step']:.3f} | {row[1]} |"
 
 
 def page() -> str:

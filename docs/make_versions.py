@@ -33,12 +33,12 @@ def requirements() -> dict[str, tuple[Requirement, list[str]]]:
     """The requirements of pyproject.toml by package, each with the extras that need it; "" is the package itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
-    found: dict[str, tuple[Requirement, list[str]]] = {}
+    result: dict[str, tuple[Requirement, list[str]]] = {}
     for extra, texts in groups.items():
         for requirement in map(Requirement, texts):
             if requirement.name != project["name"]:
-                found.setdefault(canonicalize_name(requirement.name), (requirement, []))[1].append(extra)
-    return found
+                result.setdefault(canonicalize_name(requirement.name), (requirement, []))[1].append(extra)
+    return result
 
 
 def constraints(python: str) -> dict[str, str]:
@@ -54,7 +54,7 @@ def page() -> str:
     for name, (requirement, extras) in sorted(requirements().items(), key=lambda item: ("" not in item[1][1], item[0])):
         needed = "" if "" in extras else ", ".join(f"`{extra}`" for extra in extras)
         bound = ", ".join(sorted(map(str, requirement.specifier), reverse=True))
-        lines.append(f"| {name} | {needed} | {bound} | {' | '.join(found.get(name, '-') for found in newest)} |")
+        lines.append(f"| {name} | {needed} | {bound} | {' | '.join(result.get(name, '-') for result in newest)} |")
     return "\n".join([INTRODUCTION, *lines]) + "\n"
 
 

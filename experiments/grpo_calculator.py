@@ -25,10 +25,10 @@ def calculate(expression: str) -> int:
     Args:
         expression: Two numbers with a plus between them.
     """
-    found = re.fullmatch(r"(\d+) \+ (\d+)", expression)
-    if found is None:
+    match = re.fullmatch(r"(\d+) \+ (\d+)", expression)
+    if match is None:
         raise ValueError("expected two numbers with a plus between them")
-    return int(found[1]) + int(found[2])
+    return int(match[1]) + int(match[2])
 
 
 tools("calculator", calculate)

@@ -223,7 +223,9 @@ class Question(NamedTuple):
 def ranked(items: Iterable[Item], salt: str) -> list[Item]:
     """The items shuffled by a digest of `salt` and each item's place."""
     places = enumerate(items)
-    return [item for _, item in sorted(places, key=lambda at: hashlib.sha256(f"{salt} {at[0]}".encode()).digest())]
+    return [
+        item for _, item in sorted(places, key=lambda index: hashlib.sha256(f"{salt} {index[0]}".encode()).digest())
+    ]
 
 
 def questions() -> list[Question]:

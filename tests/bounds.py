@@ -28,9 +28,9 @@ Shares = dict[str, tuple[float, str]]
 """`file:line` -> the largest share of the bound, and the test that used it."""
 
 
-def larger(into: Shares, found: Shares) -> None:
-    """Adds `found` to `into`, keeping the larger share of each line."""
-    for place, (share, test) in found.items():
+def larger(into: Shares, result: Shares) -> None:
+    """Adds `result` to `into`, keeping the larger share of each line."""
+    for place, (share, test) in result.items():
         if place not in into or share > into[place][0]:
             into[place] = (share, test)
 

@@ -53,8 +53,8 @@ class Block:
 
 def blocks(page: str | Path) -> list[Block]:
     """All fenced blocks of a page, in order."""
-    found = FENCE.finditer((ROOT / page).read_text(encoding="utf-8"))
-    return [Block(match["language"], match["title"], match["text"], match.span("text")) for match in found]
+    result = FENCE.finditer((ROOT / page).read_text(encoding="utf-8"))
+    return [Block(match["language"], match["title"], match["text"], match.span("text")) for match in result]
 
 
 def texts(page: str | Path, language: str) -> list[str]:
@@ -100,7 +100,7 @@ def check_page(page: Path) -> None:
 
 def _replaced(text: str, block: Block, new: str, shift: int) -> tuple[str, int]:
     """A page with another text of one block, and by how much later blocks are moved."""
-    start, end = (at + shift for at in block.span)
+    start, end = (index + shift for index in block.span)
     return text[:start] + new + text[end:], shift + len(new) - len(block.text)
 
 
@@ -154,8 +154,8 @@ def _checked(shown: str, printed: str, context: str, tolerance: float) -> str:
 
 def _printed(command: str) -> str:
     """What a command prints, with its errors."""
-    program, *words = shlex.split(command)
-    args = [path for word in words for path in (sorted(glob.glob(word)) if word.startswith("runs/") else [word])]
+    program, *argv = shlex.split(command)
+    args = [path for word in argv for path in (sorted(glob.glob(word)) if word.startswith("runs/") else [word])]
     if program not in ("nnxdsl", "python"):
         return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
     with _captured() as out, pytest.MonkeyPatch.context() as patched:

@@ -138,9 +138,9 @@ def noticed(mutation: Mutation, place: Path) -> str:
         command, cwd=place, env={**os.environ, "PYTHONPATH": str(place)}, capture_output=True, text=True, check=False
     )
     file.write_text(text, encoding="utf-8")
-    found = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    assert bool(found) == (done.returncode == 1), done.stdout[-2000:]
-    return " ".join(found)
+    result = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    assert bool(result) == (done.returncode == 1), done.stdout[-2000:]
+    return " ".join(result)
 
 
 def main(numbers: list[int]) -> int:

@@ -81,16 +81,16 @@ def test_nothing_more_is_said_to_have_run(measured: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_denies_what_was_measured(page: Any, measured: dict[str, str]) -> None:
-    found = DENIAL.search(text_of(page))
-    assert found is None, f"{found[0]!r}, but {len(measured)} jobs of benchmarks/README.md ran on a GPU"
+    actual = DENIAL.search(text_of(page))
+    assert actual is None, f"{actual[0]!r}, but {len(measured)} jobs of benchmarks/README.md ran on a GPU"
 
 
 def test_the_figure_of_the_readme_stands_in_the_table(measured: dict[str, str]) -> None:
-    found = re.search(
+    match = re.search(
         r"on one H100, .*LoRA DPO of Llama 3 8B.* reaches ([\d.]+) % of the measured peak", text_of(PAGES[0])
     )
-    assert found is not None
-    assert f"| {found[1]} % of " in f"|{measured['dpo-llama-8b']}"
+    assert match is not None
+    assert f"| {match[1]} % of " in f"|{measured['dpo-llama-8b']}"
 
 
 def test_denials_are_found() -> None:

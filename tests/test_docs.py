@@ -62,19 +62,19 @@ def test_the_page_on_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_the_page_on_adapters() -> None:
-    found = doctest.testfile(
+    actual = doctest.testfile(
         str(ROOT / "docs" / "guides" / "adapters.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
-    assert found.attempted >= 5
-    assert not found.failed
+    assert actual.attempted >= 5
+    assert not actual.failed
 
 
 def test_the_page_on_optimizers() -> None:
     page = str(ROOT / "docs" / "guides" / "optimizers.md")
     flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL  # of a message, the name alone: the whole is below
-    found = doctest.testfile(page, module_relative=False, optionflags=flags)
-    assert found.attempted > 8
-    assert found.failed == 0
+    actual = doctest.testfile(page, module_relative=False, optionflags=flags)
+    assert actual.attempted > 8
+    assert actual.failed == 0
     refused = re.search(r"^nnxdsl.errors.SpecError: (.*?)\n\n", Path(page).read_text(), re.DOTALL | re.MULTILINE)
     assert refused is not None
     with pytest.raises(SpecError) as caught:
@@ -103,8 +103,8 @@ def first_column(page: Path) -> list[str]:
 
 
 def test_the_metrics_are_those_that_runs_write() -> None:
-    found = json.loads((ROOT / "tests" / "regression" / "training.json").read_text(encoding="utf-8"))
-    recorded = {name for case in found["cases"].values() for name in case["series"]}
+    actual = json.loads((ROOT / "tests" / "regression" / "training.json").read_text(encoding="utf-8"))
+    recorded = {name for case in actual["cases"].values() for name in case["series"]}
     recorded = {re.sub(r"^(?:\w+: |eval/|evaluated )", "", name) for name in recorded}
     recorded = {re.sub(r"^rewards/\w+/(mean|std)$", r"rewards/NAME/\1", name) for name in recorded}
     recorded = {re.sub(r"^loss/\w+$", "loss/CLASS", name) for name in recorded}
@@ -149,13 +149,13 @@ def test_every_key_of_a_plan_is_described(tmp_path: Path) -> None:
         steps=2,
         mesh=Mesh(fsdp=2, rules=(("experts", "expert"),)),
     )
-    found = plan(asked, "gpu", hardware.device("h200"))
-    found["compiled"] = compiled_report(asked, "cpu", 2, home=tmp_path)
-    assert found["warnings"]
-    assert found["compiled"]["collectives"]
+    actual = plan(asked, "gpu", hardware.device("h200"))
+    actual["compiled"] = compiled_report(asked, "cpu", 2, home=tmp_path)
+    assert actual["warnings"]
+    assert actual["compiled"]["collectives"]
     described = first_column(PLAN_JSON)
     assert sorted(described) == sorted(set(described))
-    assert set(described) == set(keys(found))
+    assert set(described) == set(keys(actual))
 
 
 def test_generated_files_are_those_of_the_classes() -> None:
@@ -167,8 +167,8 @@ def test_generated_files_are_those_of_the_classes() -> None:
 
 def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs the extra `docs`")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-3000:]
     assert (tmp_path / "site" / "reference" / "configuration" / "index.html").is_file()
     assert 'href="first_dpo_run.ipynb"' in (tmp_path / "site/tutorials/first_dpo_run/index.html").read_text()

@@ -53,11 +53,11 @@ def test_its_scripts_say_the_same() -> None:
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting not in OTHER_KINDS])
 def test_a_setting_is_read_and_acts(setting: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = ["steps=None"] if setting.startswith("epochs") else []
-    found = []
-    for words in ([], [setting, *others]):
-        assert main(["show", str(file), *words, "--json"]) == 0, capsys.readouterr().err
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0] != found[1]
+    actual = []
+    for argv in ([], [setting, *others]):
+        assert main(["show", str(file), *argv, "--json"]) == 0, capsys.readouterr().err
+        actual.append(json.loads(capsys.readouterr().out))
+    assert actual[0] != actual[1]
 
 
 @pytest.mark.parametrize("setting", OTHER_KINDS)

@@ -100,21 +100,21 @@ ONLY_IN = {
 @functools.cache
 def imports(path: Path, *, types: bool = False) -> frozenset[str]:
     """Every module that a file imports when it is loaded or run, by name as well; or for type checkers alone, too."""
-    found: set[str] = set()
+    result: set[str] = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES or name.count(".") == 0 else node.module for name in names}
-            found |= names & MODULES
+            result |= {name if name in MODULES or name.count(".") == 0 else node.module for name in names}
+            result |= names & MODULES
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found |= {str(word.value) for word in node.args if isinstance(word, ast.Constant)} & MODULES
-    return frozenset(found)
+            result |= {str(word.value) for word in node.args if isinstance(word, ast.Constant)} & MODULES
+    return frozenset(result)
 
 
 def name(path: Path) -> str:
@@ -246,6 +246,13 @@ DIALECT = frozenset(
     }
 )
 """Words of no field, which are in no name; see `names`."""
+VAGUE = frozenset(
+    {
+        *("found", "own", "given", "told", "there", "words", "how", "few", "drawn", "together", "at", "are", "gist"),
+        *("put_back", "look", "answered"),
+    }
+)
+"""Words that are no whole name of anything, in tests and benchmarks too: they say nothing of what it is."""
 
 
 def defaults_of_getattr(tree: ast.AST) -> list[str]:
@@ -266,10 +273,10 @@ def names(tree: ast.AST) -> Iterator[str]:
                 yield node.id
             case ast.Attribute(ctx=ast.Store()):
                 yield node.attr
-            case ast.ExceptHandler(name=str(found)) | ast.MatchAs(name=str(found)) | ast.MatchStar(name=str(found)):
-                yield found
-            case ast.alias(asname=str(found)):
-                yield found
+            case ast.ExceptHandler(name=str(result)) | ast.MatchAs(name=str(result)) | ast.MatchStar(name=str(result)):
+                yield result
+            case ast.alias(asname=str(result)):
+                yield result
             case _:
                 pass
 
@@ -280,21 +287,33 @@ def stems(identifier: str) -> set[str]:
 
 
 def in_dialect(tree: ast.AST) -> set[str]:
-    return {found for found in names(tree) if stems(found) & DIALECT or {"few", "bits"} <= stems(found)}
+    return {result for result in names(tree) if stems(result) & DIALECT or {"few", "bits"} <= stems(result)}
 
 
 def test_specs_declare_their_defaults() -> None:
-    found = {
+    actual = {
         (path.relative_to(ROOT).as_posix(), attribute)
         for path in (*FILES, *APP)
         for attribute in defaults_of_getattr(ast.parse(path.read_text()))
     }
-    assert found - ALLOWED_GETATTR == set()
+    assert actual - ALLOWED_GETATTR == set()
 
 
 def test_names_are_words_of_the_field() -> None:
-    found = {path.relative_to(ROOT).as_posix(): in_dialect(ast.parse(path.read_text())) for path in (*FILES, *APP)}
-    assert {path: sorted(words) for path, words in found.items() if words} == {}
+    actual = {path.relative_to(ROOT).as_posix(): in_dialect(ast.parse(path.read_text())) for path in (*FILES, *APP)}
+    assert {path: sorted(identifiers) for path, identifiers in actual.items() if identifiers} == {}
+
+
+def test_no_name_is_vague() -> None:
+    rooms = ("nnxdsl", "app", "tests", "benchmarks", "experiments", "docs")
+    vague = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+        if path != ROOT / "tests" / "reference" / "tool_functions.py"  # the names of a tool's arguments are recorded
+        for name in names(ast.parse(path.read_text()))
+        if name.strip("_").lower() in VAGUE
+    ]
+    assert vague == []
 
 
 def test_what_these_sweeps_find() -> None:
@@ -313,12 +332,23 @@ def test_what_these_sweeps_find() -> None:
     }
 
 
-APP_ROOMS = ("html", "words", "markdown", "client", "view", "settings", "store", "processes", "components", "security")
+APP_ROOMS = (
+    "html",
+    "formatting",
+    "markdown",
+    "client",
+    "view",
+    "settings",
+    "store",
+    "processes",
+    "components",
+    "security",
+)
 """Rooms and files of the app, each of which imports only those before it; state, pages and site follow."""
 
 
 def test_rooms_of_the_app_import_those_below() -> None:
-    found: list[str] = []
+    actual: list[str] = []
     for path in APP:
         parts = path.relative_to(ROOT / "app").with_suffix("").parts
         if parts[0] not in APP_ROOMS:
@@ -327,5 +357,5 @@ def test_rooms_of_the_app_import_those_below() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == len(parts):  # from the app's root
                 room = (node.module or node.names[0].name).partition(".")[0]
                 if room not in APP_ROOMS or APP_ROOMS.index(room) > APP_ROOMS.index(parts[0]):
-                    found.append(f"{path.relative_to(ROOT)} imports {room}")
-    assert found == []
+                    actual.append(f"{path.relative_to(ROOT)} imports {room}")
+    assert actual == []

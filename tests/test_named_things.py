@@ -64,10 +64,10 @@ def exists(module: str, name: str) -> bool:
 
 
 def test_what_texts_speak_of_exists() -> None:
-    found = {
+    actual = {
         (path.relative_to(ROOT).as_posix(), name) for path in FILES for text in texts(path) for name in missing(text)
     }
-    assert found == set()
+    assert actual == set()
 
 
 def test_what_is_nowhere_is_found() -> None:

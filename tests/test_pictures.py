@@ -16,17 +16,17 @@ SCRIPTS = sorted(PICTURES.glob("draw_*.py"))
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_picture_is_what_its_script_draws(script: Path, tmp_path: Path) -> None:
-    drawn = tmp_path / "drawn.svg"
-    subprocess.run([sys.executable, str(script), str(drawn)], check=True)
+    rendered = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, str(script), str(rendered)], check=True)
     stored = script.with_name(f"{script.stem.removeprefix('draw_')}.svg").read_text(encoding="utf-8")
-    assert drawn.read_text(encoding="utf-8") == stored, (
+    assert rendered.read_text(encoding="utf-8") == stored, (
         f"run python docs/pictures/{script.name} and look at the picture"
     )
     assert ElementTree.fromstring(stored).find("{http://www.w3.org/2000/svg}title") is not None
 
 
 def test_every_drawn_picture_has_a_script_and_a_reader() -> None:
-    drawn = {path.stem for path in PICTURES.glob("*.svg")}
-    assert drawn == {script.stem.removeprefix("draw_") for script in SCRIPTS}
+    rendered = {path.stem for path in PICTURES.glob("*.svg")}
+    assert rendered == {script.stem.removeprefix("draw_") for script in SCRIPTS}
     pages = "".join(page.read_text(encoding="utf-8") for page in PICTURES.parent.rglob("*.md"))
-    assert {name for name in drawn if f"pictures/{name}.svg" not in pages} == set()
+    assert {name for name in rendered if f"pictures/{name}.svg" not in pages} == set()

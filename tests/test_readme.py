@@ -59,8 +59,8 @@ def test_the_quickstart_learns_the_answers_that_the_pages_show(tmp_path: Path) -
 def test_the_error_that_it_shows_is_the_error_that_comes() -> None:
     shown = next(block for block in texts("docs/reference/command_line.md", "text") if block.startswith("$ python "))
     command, _, expected = shown.partition("\n")
-    words = command.removeprefix("$ python ").split()
-    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    argv = command.removeprefix("$ python ").split()
+    ended = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr == expected
 
@@ -69,8 +69,8 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
     tree = texts("docs/design/architecture.md", "text")[0]
     room = ""
     for line in tree.splitlines()[1:]:
-        if found := re.match(r"  (\w+)/ ", line):
-            room = found[1]
+        if match := re.match(r"  (\w+)/ ", line):
+            room = match[1]
         for name in re.findall(r"\b\w+\.py\b", line):
             places = [ROOT / "nnxdsl" / name, ROOT / "experiments" / name, *(ROOT / "nnxdsl" / room).rglob(name)]
             assert any(place.is_file() for place in places), name

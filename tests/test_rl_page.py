@@ -53,12 +53,12 @@ def test_its_code_runs() -> None:
 
 def test_its_tables_are_those_of_the_classes() -> None:
     table = PAGE.partition("| field |")[2].partition("\n\n")[0].splitlines()[2:]
-    found = [[cell.strip().strip("`") for cell in line.strip("|").split("|")][:2] for line in table]
+    actual = [[cell.strip().strip("`") for cell in line.strip("|").split("|")][:2] for line in table]
     expected = [
         [name, "" if field.default is attrs.NOTHING else render(field.default).replace('"', "'")]
         for name, field in declared(Objective.GRPO).items()
     ]
-    assert found == expected
+    assert actual == expected
     named = re.findall(r"`(Distance\.\w+)\(", PAGE.partition("| `distance` |")[2].partition("\n\n")[0])
     assert named == [cls.__qualname__ for cls in members(Distance).values()]
     listed = re.findall(r"^\| `(Reward\.\w+)\(", PAGE, re.MULTILINE)

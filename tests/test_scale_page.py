@@ -25,9 +25,9 @@ def test_its_python_runs() -> None:
             exec(compile(source, str(PAGE), "exec"), space)
     assert isinstance(space["sweep"], Sweep)
     assert isinstance(space["search"], Search)
-    found = doctest.testfile(str(PAGE), module_relative=False, globs=space)
-    assert found.attempted >= 1
-    assert not found.failed
+    actual = doctest.testfile(str(PAGE), module_relative=False, globs=space)
+    assert actual.attempted >= 1
+    assert not actual.failed
 
 
 def test_its_commands_print_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_all_launchers_are_in_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "said"),
     [
         (["sweep", "none.py"], "RunError: none.py: no such Python file; a sweep is defined in"),
         (["sweep", "sweep.py", "stepz=3"], "stepz: Experiment has no field 'stepz'; did you mean 'steps'?"),
@@ -56,9 +56,9 @@ def test_all_launchers_are_in_its_table() -> None:
     ],
 )
 def test_what_is_refused(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sweep.py").write_text(texts(PAGE, "python")[0], encoding="utf-8")
-    assert main(words) == 2
+    assert main(argv) == 2
     assert said in capsys.readouterr().err

@@ -42,9 +42,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "train.py").write_text(script.text.replace(BASE, "base"), encoding="utf-8")
     commands = [line.partition("#")[0].split() for line in texts(PAGE, "sh")[0].splitlines()]
     assert len(commands) == 3
-    for program, *words in [*commands, ["python", "train.py", "export", "exact"]]:
+    for program, *argv in [*commands, ["python", "train.py", "export", "exact"]]:
         assert program == "python"
-        ended = subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, check=False)
+        ended = subprocess.run([sys.executable, *argv], cwd=place, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr[-3000:]
     return place
 

@@ -16,10 +16,10 @@ from tests.doc_pages import ROOT
 from tests.waiting import HANG_SECONDS
 
 
-def printed(*words: str | Path, cwd: Path) -> str:
+def printed(*argv: str | Path, cwd: Path) -> str:
     """What a command prints outside of the source tree; its errors where it fails."""
     ended = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False
+        [str(word) for word in argv], cwd=cwd, env=environment(), capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     return ended.stdout

@@ -22,7 +22,7 @@ class Axis:
     steps: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
     places: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
 
-    def at(self, steps: np.ndarray) -> np.ndarray:
+    def values_at(self, steps: np.ndarray) -> np.ndarray:
         """Positions of steps, linearly interpolated."""
         return np.interp(steps, self.steps, self.places) if len(self.steps) else steps
 

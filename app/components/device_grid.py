@@ -13,8 +13,8 @@ import numpy as np
 from nnxdsl.terminal.array_view import blocks
 from nnxdsl.terminal.plan_format import PALETTE, format_axes, format_shape, mesh_axes, pluralize
 
+from ..formatting import size
 from ..html import Html, join, tag
-from ..words import size
 
 MOST = 256
 """Maximum number of devices that are drawn."""
@@ -75,7 +75,7 @@ def chosen(array: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, int]:
 def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
     """Returns the grid of devices with what its blocks are; texts of the array are escaped."""
     shown = chosen(array, mesh)
-    drawn = list(cells(array, mesh, shown))
+    shown_cells = list(cells(array, mesh, shown))
     devices = math.prod(mesh.values())
     blocks = devices // max(1, array["replicas"])
     split = [
@@ -88,23 +88,23 @@ def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
         f"{format_shape(array['device_shape'])}, {size(array['device_bytes'])}; "
         f"{', '.join(split) if blocks > 1 else 'replicated on every device'}."
     )
-    words = f"{len(drawn)} devices and their blocks; use the arrow keys to move between them"
+    label = f"{len(shown_cells)} devices and their blocks; use the arrow keys to move between them"
     return join(
         tag("p", tag("b", f"×{array['replicas']} "), about),
-        tag("div", _panels(drawn, array, shown), cls="devices", role="group", aria_label=words),
+        tag("div", _panels(shown_cells, array, shown), cls="devices", role="group", aria_label=label),
         tag("p", "Point at a device, or focus it, to see its block.", cls="reading-cell"),
-        tag("p", _left_out(len(drawn), devices, blocks)) if len(drawn) < devices else None,
+        tag("p", _left_out(len(shown_cells), devices, blocks)) if len(shown_cells) < devices else None,
     )
 
 
-def _left_out(drawn: int, devices: int, blocks: int) -> str:
-    rest = f"{devices - drawn:,} of {devices:,} devices are not drawn"
-    if drawn == blocks:
+def _left_out(count: int, devices: int, blocks: int) -> str:
+    rest = f"{devices - count:,} of {devices:,} devices are not drawn"
+    if count == blocks:
         return f"One replica group is drawn; {rest} and hold copies of the same blocks."
     return f"A corner of one replica group is drawn; {rest} and continue the pattern."
 
 
-def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
+def _panels(shown_cells: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
     """Returns one grid per index of the leading axes; the last axis runs across, the one before it down."""
     axes = [axis for axis, count in shown.items() if count > 1]
     across = axes[-1] if axes else ""
@@ -113,8 +113,8 @@ def _panels(drawn: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int
     width = columns if columns <= 2 * WIDEST else math.gcd(columns, WIDEST) if columns % WIDEST == 0 else WIDEST
     one = columns * shown.get(down, 1)
     panels: list[Html] = []
-    for begin in range(0, len(drawn), one):
-        part = drawn[begin : begin + one]
+    for begin in range(0, len(shown_cells), one):
+        part = shown_cells[begin : begin + one]
         others = ", ".join(f"{axis} {part[0].place[axis]}" for axis in axes[:-2])
         arrows = [f"{across} →" if across else "", f"{down} ↓" if down else ""]
         caption = " · ".join(filter(None, (others, " ".join(filter(None, arrows)))))
@@ -133,7 +133,7 @@ def _cell(cell: Cell, array: Mapping[str, Any], first: bool) -> Html:
     place = ", ".join(f"{axis} {index}" for axis, index in cell.place.items())
     parts = zip(cell.held, array["shape"], strict=True)
     held = ", ".join(":" if part == (0, length) else f"{part[0]}:{part[1]}" for part, length in parts)
-    words = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, [{held}]"
+    label = f"device {cell.number}{f' ({place})' if place else ''}: block {cell.block}, [{held}]"
     style, index = f"background:{PALETTE[cell.block % len(PALETTE)]}", 0 if first else -1
-    names = {"cls": "device", "data_block": cell.block, "title": words, "aria_label": words}
+    names = {"cls": "device", "data_block": cell.block, "title": label, "aria_label": label}
     return tag("button", cell.block, type="button", style=style, tabindex=index, **names)

@@ -10,7 +10,7 @@ from ..store.series import Columns
 from ..view import Part, Query, Values, View
 from .axes import OVER, offered
 
-TOGETHER = {
+GROUPED = {
     "Loss": ("loss",),
     "Reward": ("reward",),
     "Rewards": ("rewards/chosen", "rewards/rejected"),
@@ -65,19 +65,19 @@ def charted(columns: Collection[str], query: Query, *, is_one_each: bool = False
 
     With `is_one_each` a chart has one metric of training, beside its held-out one.
     """
-    found: dict[str, list[str]] = {}
-    for title, names in TOGETHER.items():
+    groups: dict[str, list[str]] = {}
+    for title, names in GROUPED.items():
         parts = {title_of(name): (name,) for name in names} if is_one_each and len(names) > 1 else {title: names}
         for heading, part in parts.items():
             here = [one for name in part for one in (name, f"eval/{name}") if one in columns]
             if "rewards/accuracies" in here:
                 here = [name for name in here if "token" not in name]
-            found |= {heading: here} if here else {}
-    used = NOT_ALONE.union(*found.values())
+            groups |= {heading: here} if here else {}
+    used = NOT_ALONE.union(*groups.values())
     rest = sorted({name.removeprefix("eval/") for name in columns if name not in used})
     if query.get("all") == "1":
-        found |= {title_of(name): [one for one in (name, f"eval/{name}") if one in columns] for name in rest}
-    return found, len(rest)
+        groups |= {title_of(name): [one for one in (name, f"eval/{name}") if one in columns] for name in rest}
+    return groups, len(rest)
 
 
 def title_of(name: str) -> str:

@@ -93,10 +93,10 @@ def figure(
     """Draws charts, so many beside each other, with marks in each; with legends of their own, or one for all."""
     rows = max(1, -(-len(charts) // columns))
     legends = [_legend_rows(chart, WIDE if columns > 1 else NARROW) if own_legends else [] for chart in charts]
-    above = max(map(len, legends), default=0) * LEGEND_PIXELS
-    gap = GAP_PIXELS + above
+    legend_height = max(map(len, legends), default=0) * LEGEND_PIXELS
+    gap = GAP_PIXELS + legend_height
     inner = rows * ROW_PIXELS + (rows - 1) * gap
-    drawn = make_subplots(
+    subplots = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[_text(chart.title) for chart in charts],
@@ -108,7 +108,7 @@ def figure(
     traces: list[go.Scatter] = []
     for place, chart in enumerate(charts):
         number = str(place + 1) if place else ""
-        y_axis, x_axis = drawn.layout[f"yaxis{number}"], drawn.layout[f"xaxis{number}"]
+        y_axis, x_axis = subplots.layout[f"yaxis{number}"], subplots.layout[f"xaxis{number}"]
         where = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
         legend_of: dict[str, dict[str, str]] = {}
         for row, names in enumerate(reversed(legends[place])):
@@ -123,21 +123,21 @@ def figure(
             traces.append(_texts(marks, chart).update(where))
         y_axis.update(type="log" if chart.is_log else "linear", range=_y_range(chart))
         x_axis.update(title={"text": x_name} if place + columns >= len(charts) else None)
-    drawn.add_traces(traces)
-    drawn.layout.shapes = [
+    subplots.add_traces(traces)
+    subplots.layout.shapes = [
         {"type": "line", "xref": f"x{place + 1 if place else ''}", "yref": f"y{place + 1 if place else ''} domain"}
         | {"x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot", "color": "#888"}}
         for place in range(len(charts))
         for mark in marks
     ]
-    drawn.update_annotations(font={"size": 13}, yshift=above)
-    drawn.update_xaxes(matches="x")
-    drawn.layout.xaxis.matches = None  # the one that the others match
-    drawn.update_layout(hovermode="x unified")
-    styled(drawn, inner + EDGE_PIXELS + BAR_PIXELS + above)
+    subplots.update_annotations(font={"size": 13}, yshift=legend_height)
+    subplots.update_xaxes(matches="x")
+    subplots.layout.xaxis.matches = None  # the one that the others match
+    subplots.update_layout(hovermode="x unified")
+    styled(subplots, inner + EDGE_PIXELS + BAR_PIXELS + legend_height)
     if own_legends:
-        drawn.update_layout(margin={"t": 30 + above}, **placed)
-    return drawn
+        subplots.update_layout(margin={"t": 30 + legend_height}, **placed)
+    return subplots
 
 
 _text = functools.partial(html.escape, quote=False)
@@ -164,9 +164,9 @@ def _legend_rows(chart: Chart, width: float) -> list[list[str]]:
     return rows
 
 
-def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
+def styled(plot: go.Figure, height: int = 320) -> go.Figure:
     """Gives a figure the looks of all: readable on light and dark backgrounds, the legend above."""
-    drawn.update_layout(
+    plot.update_layout(
         height=height,
         margin={"l": 50, "r": 10, "t": 50, "b": BAR_PIXELS + 40},
         legend={"orientation": "h", "y": 1, "yref": "container", "yanchor": "top"},
@@ -175,14 +175,14 @@ def styled(drawn: go.Figure, height: int = 320) -> go.Figure:
         font={"color": "#777", "size": 12},
         uirevision="kept",  # zoom and toggles survive an update
     )
-    drawn.update_xaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
-    drawn.update_yaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False, exponentformat="e")
-    return drawn
+    plot.update_xaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False)
+    plot.update_yaxes(gridcolor="rgba(128,128,128,0.2)", zeroline=False, exponentformat="e")
+    return plot
 
 
 def _y_range(chart: Chart) -> tuple[float, float] | None:
     """0 to 1 for shares; a range about the one value that all curves have, where plotly takes -1 to 1; else None."""
-    values = {*_drawn(chart.lines, chart)}
+    values = {*_values_of(chart.lines, chart)}
     if SHARES.search(chart.title.lower()) and all(0 <= value <= 1 or math.isnan(value) for value in values):
         return 0.0, 1.02
     if len(values) != 1 or 0.0 in values or chart.is_log:
@@ -217,7 +217,7 @@ def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
         **{**group, "showlegend": is_new and not line.is_faint},
     )
     if len(line.missing):
-        y = np.full(len(line.missing), max(_drawn([line], chart), default=1.0))
+        y = np.full(len(line.missing), max(_values_of([line], chart), default=1.0))
         missing = {**group, "name": f"{name}: NaN or infinite"}
         yield go.Scatter(
             x=line.missing, y=y, mode="markers", marker={"symbol": "x", "size": 8, "color": "#c92a2a"}, **missing
@@ -233,9 +233,9 @@ def _polygons(x: np.ndarray, band: Band) -> tuple[np.ndarray, np.ndarray]:
     """The outline of a band, one polygon for each stretch without gaps, with NaN between them."""
     places = np.flatnonzero(np.isfinite(band.low) & np.isfinite(band.high))
     xs, ys = [np.zeros(0)], [np.zeros(0)]
-    for at in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
-        xs += [x[at], x[at][::-1], np.full(1, np.nan)]
-        ys += [band.high[at], band.low[at][::-1], np.full(1, np.nan)]
+    for span in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
+        xs += [x[span], x[span][::-1], np.full(1, np.nan)]
+        ys += [band.high[span], band.low[span][::-1], np.full(1, np.nan)]
     return np.concatenate(xs)[:-1], np.concatenate(ys)[:-1]
 
 
@@ -243,7 +243,7 @@ def _texts(marks: Sequence[Mark], chart: Chart) -> go.Scatter:
     """What happened at marks, at the foot of a chart."""
     return go.Scatter(
         x=[mark.x for mark in marks],
-        y=[min(_drawn(chart.lines, chart), default=1.0)] * len(marks),
+        y=[min(_values_of(chart.lines, chart), default=1.0)] * len(marks),
         text=[mark.text for mark in marks],
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
@@ -252,7 +252,7 @@ def _texts(marks: Sequence[Mark], chart: Chart) -> go.Scatter:
     )
 
 
-def _drawn(lines: Sequence[Line], chart: Chart) -> list[float]:
+def _values_of(lines: Sequence[Line], chart: Chart) -> list[float]:
     """The values of curves that the axis of their chart has."""
     values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
     return values[(values > 0) | (not chart.is_log)].tolist()

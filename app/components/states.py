@@ -22,9 +22,9 @@ def signed(state: str) -> str:
 
 def badge(state: str, run: str) -> Html:
     """A state in its colour, which screen readers announce when it changes."""
-    look = {"refused": "failed"}.get(state, state)
+    shown_state = {"refused": "failed"}.get(state, state)
     spoken = tag("span", f"{run} is ", cls="visually-hidden")
-    return tag("div", spoken, tag("span", signed(state), cls=f"badge {look}"), role="status", cls="state")
+    return tag("div", spoken, tag("span", signed(state), cls=f"badge {shown_state}"), role="status", cls="state")
 
 
 def bar(step: int, total: int) -> Html:

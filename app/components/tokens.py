@@ -41,14 +41,14 @@ def heat_map(tokens: Sequence[Token], scale: float, label: str, prefix: str = ""
 
     Screen readers are told the label; names of tokens in the query are the prefix and a number.
     """
-    parts = [_token(f"{prefix}{at}", one, scale) for at, one in enumerate(tokens)]
+    parts = [_token(f"{prefix}{index}", one, scale) for index, one in enumerate(tokens)]
     return tag("div", parts, cls="heat", role="group", aria_label=label)
 
 
 def legend(scale: float) -> Html:
     """Returns the colours of a scale with their values, and what they mean for log-probs of a policy."""
     values = [scale * part for part in (-1, -0.5, 0, 0.5, 1)]
-    stops = [tag("span", f"{value:+g}" if value else "0", **_look(value, scale)) for value in values]
+    stops = [tag("span", f"{value:+g}" if value else "0", **_style(value, scale)) for value in values]
     colours = tag("p", join(*stops, sep=" "), cls="heat-scale", role="img", aria_label=f"Colours of ±{scale:g} nats")
     meaning = "Orange, dotted: less likely under the policy. Blue, underlined: more likely."
     return join(colours, tag("p", meaning, cls="subdued"))
@@ -57,7 +57,8 @@ def legend(scale: float) -> Html:
 def as_tokenized(pieces: Sequence[str], special: Container[int]) -> Html:
     """Returns a text with its whitespace and markers visible."""
     shown = [
-        tag("span", visible(piece, "·"), cls="special" if at in special else None) for at, piece in enumerate(pieces)
+        tag("span", visible(piece, "·"), cls="special" if index in special else None)
+        for index, piece in enumerate(pieces)
     ]
     return tag("pre", shown, cls="as-tokenized", tabindex=0)
 
@@ -84,12 +85,12 @@ def _token(name: str, one: Token, scale: float) -> Html:
     special = " special" if one.is_special else ""
     if one.is_context:
         return tag("span", visible(one.text), cls=f"context{special}")
-    look = _look(one.value, scale, special)
+    style = _style(one.value, scale, special)
     title = f"{one.text!r}: {signed(one.value)} nats"
-    return tag("span", visible(one.text), **look, role="button", tabindex=-1, title=title, data_token=name)
+    return tag("span", visible(one.text), **style, role="button", tabindex=-1, title=title, data_token=name)
 
 
-def _look(value: float, scale: float, more: str = "") -> dict[str, str]:
+def _style(value: float, scale: float, more: str = "") -> dict[str, str]:
     """Class and style of a value's colour."""
     finite = 0.0 if math.isnan(value) else value
     way = "more" if finite > 0 else "less" if finite < 0 else "even"

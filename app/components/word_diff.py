@@ -7,7 +7,7 @@ import re
 
 from ..html import Child, Html, join, tag
 
-WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+PIECES = re.compile(r"\s+|\w+|[^\w\s]")
 COMPARED = 4_000
 """Words of a text above which nothing is marked."""
 
@@ -18,7 +18,7 @@ def word_diff(left: str, right: str, *, strike: bool = True) -> tuple[Html, Html
     >>> word_diff("a good day", "a bad day")
     ('a <ins>good</ins> day', 'a <del>bad</del> day')
     """
-    one, other = WORDS.findall(left), WORDS.findall(right)
+    one, other = PIECES.findall(left), PIECES.findall(right)
     if max(len(one), len(other)) > COMPARED:
         return join(left), join(right)
     first: list[Child] = []

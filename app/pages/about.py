@@ -16,13 +16,13 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
 from ..components.confirm import Confirmation
+from ..formatting import number, size
 from ..markdown import plain
 from ..page import Page
 from ..processes.usage import disk
 from ..state import Site
 from ..store.index import last_attempt
 from ..view import Done, Query, Values
-from ..words import number, size
 
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
 LOOKED_AT = 20
@@ -80,7 +80,7 @@ class About(Page):
 def clear(site: Site) -> Done:
     """Deletes drafts and cached plans."""
     for name in ("drafts", "plans"):
-        shutil.rmtree(site.settings.own / name, ignore_errors=True)
+        shutil.rmtree(site.settings.app_directory / name, ignore_errors=True)
     site.launcher.audit("clear", "")
     return Done("Drafts and plans are cleared.")
 
@@ -100,7 +100,7 @@ def _here(site: Site) -> dict[str, object]:
         "Working directory": settings.project,
         "Runs": number(len(site.index.rows())),
         "Disk": f"{size(free * 2**30)} free of {size(total * 2**30)}",
-        "The app's own files": f"{size(_bytes(settings.own))} in {settings.own}",
+        "The app's own files": f"{size(_bytes(settings.app_directory))} in {settings.app_directory}",
         "Changes": "not allowed (read-only)" if settings.read_only else "allowed: start, stop and delete runs",
         "Authentication": "password" if settings.password else "token in the printed address",
         "Host names": ", ".join(settings.hosts),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from nnxdsl.errors import RunError
 
+from ..formatting import number
 from ..html import link
 from ..markdown import link as markdown_link
 from ..markdown import plain
@@ -16,7 +17,6 @@ from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site
 from ..view import Done, Query, Values, if_any
-from ..words import number
 from .outputs.request import steps_of, with_checkpoints
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -111,21 +111,21 @@ def _place(site: Site, query: Query) -> Path:
 def _status(place: Path, job: Job | None) -> str:
     """Where an export will be written, how far it is, or what came of it."""
     if job is None:
-        there = f" {plain(str(place))} is not empty." if place.exists() else ""
-        return f"Will be written to {plain(str(place))}.{there}"
+        warning = f" {plain(str(place))} is not empty." if place.exists() else ""
+        return f"Will be written to {plain(str(place))}.{warning}"
     if not job.is_over:
         return f"Exporting to {plain(str(place))}, {job.seconds:.0f} s so far ..."
     if job.result is None:
         return f"**{plain(job.error or job.state)}**"
-    found = job.result
-    run = markdown_link(found["run"], link("/run", id=found["run"]))
+    result = job.result
+    run = markdown_link(result["run"], link("/run", id=result["run"]))
     lines = [
-        f"**{plain(found['directory'])}**: {plain(found['kind'])} of {run} "
-        f"after {found['step']:,} steps, in {plain(found['dtype'])}, in {job.seconds:.0f} s",
-        f"Read back, logits differ by at most {number(found['difference'])} from the run's, of which the largest is "
-        f"{number(found['largest'])}.",
-        f"Tokenizer: {plain(str(found['tokenizer']))}",
-        *([f"Base: {plain(str(found['base']))}"] if found.get("base") else []),
-        *(plain(str(note)) for note in found.get("notes") or ()),
+        f"**{plain(result['directory'])}**: {plain(result['kind'])} of {run} "
+        f"after {result['step']:,} steps, in {plain(result['dtype'])}, in {job.seconds:.0f} s",
+        f"Read back, logits differ by at most {number(result['difference'])} from the run's, of which the largest is "
+        f"{number(result['largest'])}.",
+        f"Tokenizer: {plain(str(result['tokenizer']))}",
+        *([f"Base: {plain(str(result['base']))}"] if result.get("base") else []),
+        *(plain(str(note)) for note in result.get("notes") or ()),
     ]
     return "\n\n".join(lines)

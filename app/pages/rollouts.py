@@ -15,13 +15,13 @@ import plotly.graph_objects as go
 
 from ..components.metrics import title_of
 from ..components.plots import Chart, Line, Mark, figure
+from ..formatting import whole
 from ..markdown import plain
 from ..page import Page
 from ..state import Site
 from ..store.index import Row
 from ..store.rollouts import NAME
 from ..view import Done, Query, Values, is_narrow
-from ..words import whole
 
 EMPTY = (
     "Shows what a run with online rewards samples: prompts, groups of completions, rewards and advantages. There is no "
@@ -79,13 +79,15 @@ class Rollouts(Page):
         steps = site.rollouts.steps(file)
         if not steps:
             return {**values, self.about: NONE_YET}
-        given = whole(query.get("step", ""))
-        at = max((one for one in steps if given is None or one <= given), default=steps[0])
-        groups = site.rollouts.groups(file, at)
+        step = whole(query.get("step", ""))
+        shown_step = max((one for one in steps if step is None or one <= step), default=steps[0])
+        groups = site.rollouts.groups(file, shown_step)
         values |= {
-            self.step: _slider(steps, at),
-            self.about: _about(row, at, groups),
-            self.plot: gr.update(value=_curves(site, file.parent, at, 1 if is_narrow(query) else 2), visible=True),
+            self.step: _slider(steps, shown_step),
+            self.about: _about(row, shown_step, groups),
+            self.plot: gr.update(
+                value=_curves(site, file.parent, shown_step, 1 if is_narrow(query) else 2), visible=True
+            ),
         }
         group = next((one for one in groups if str(one["group"] + 1) == query.get("group")), next(iter(groups), None))
         if group is None:
@@ -105,10 +107,12 @@ def _selected(part: str, query: Query, event: gr.SelectData) -> Done:
     return Done(query={"completion": "", part: str(event.row_value[0])})
 
 
-def _slider(steps: Sequence[int], at: int) -> Any:
+def _slider(steps: Sequence[int], current: int) -> Any:
     """A slider over the recorded steps; between two of them it shows the one before."""
     gap = math.gcd(*(step - steps[0] for step in steps)) or 1
-    return gr.update(minimum=steps[0], maximum=max(steps[-1], steps[0] + 1), step=gap, value=at, visible=len(steps) > 1)
+    return gr.update(
+        minimum=steps[0], maximum=max(steps[-1], steps[0] + 1), step=gap, value=current, visible=len(steps) > 1
+    )
 
 
 def _about(row: Row, step: int, groups: Sequence[Group]) -> str:
@@ -194,7 +198,9 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
 
     def lines(*names: str) -> list[Line]:
         both = [(one, colour) for colour, name in enumerate(names) for one in (name, f"eval/{name}") if one in series]
-        return [Line.of(one, *series[one].arrays(), colour=at, is_dashed=one.startswith("eval/")) for one, at in both]
+        return [
+            Line.of(one, *series[one].arrays(), colour=index, is_dashed=one.startswith("eval/")) for one, index in both
+        ]
 
     charts = [Chart("Mean reward", lines(*rewards)), *(Chart(title_of(name), lines(name)) for name in SAMPLED)]
     charts = [chart for chart in charts if chart.lines]

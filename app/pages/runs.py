@@ -22,6 +22,7 @@ from nnxdsl.terminal.sparkline import sparkline
 
 from ..components.confirm import Confirmation
 from ..components.states import signed
+from ..formatting import age, duration, local_time, whole
 from ..html import link
 from ..page import Page
 from ..processes.launch import TRASH, Launch
@@ -32,14 +33,13 @@ from ..store.series import sampled
 from ..store.sweeps import sweeps_by_run
 from ..store.tags import parse_tags
 from ..view import Done, Query, Values
-from ..words import age, duration, local_time, whole
 from .compare.runs import LEAST, MOST, filtered
 from .demo import Offer
 
 SHOWN = 50
 """Runs of a page of the table."""
 STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged", "missing")
-FEW = 200
+MANY = 200
 LAUNCHES = 20
 REFUSED_SECONDS = 24 * 3600.0
 TICK, RUN = 0, 1
@@ -102,8 +102,8 @@ class Runs(Page):
         """Shows the runs that the query finds."""
         site, tags_of, wanted = self.site, self.site.tags.by_run(), _filter(query)
         rows = [*_without_directory(site), *site.index.rows()]
-        found = [row for row in rows if is_found(row, tags_of.get(row.id, ()), wanted)]
-        listed = Listed(site, found, tags_of, query)
+        matching = [row for row in rows if is_found(row, tags_of.get(row.id, ()), wanted)]
+        listed = Listed(site, matching, tags_of, query)
         counts = Counter(kind_of(row) for row in rows)
         states = [one for one in STATES if counts[one] or query.get("state") == one]
         ids = {row.id for row in rows}
@@ -130,11 +130,11 @@ class Runs(Page):
             self.table: gr.update(
                 value=frame,
                 column_widths=widths(frame),
-                label=f"{pluralize(len(found), 'run')} in {site.settings.home}{page}",
+                label=f"{pluralize(len(matching), 'run')} in {site.settings.home}{page}",
             ),
             self.turn["Previous"]: gr.update(visible=listed.pages > 1, interactive=listed.page > 0),
             self.turn["Next"]: gr.update(visible=listed.pages > 1, interactive=listed.page + 1 < listed.pages),
-            self.timer: gr.update(value=2 if is_live else 4 if len(rows) <= FEW else 12),
+            self.timer: gr.update(value=2 if is_live else 4 if len(rows) <= MANY else 12),
             **{button: gr.update(visible=bool(counts["queued"])) for button in self.queue_buttons},
             **({} if self.question is None else self.question.fill(query)),
         }
@@ -213,11 +213,11 @@ def _stop(site: Site, query: Query) -> Done:
 
 def retag(site: Site, query: Query, text: str) -> Done:
     """Adds tags to all ticked runs; `-tag` removes one."""
-    ids, given = _ids(query), (text or "").replace(",", " ").split()
-    if not ids or not given:
+    ids, new_tags = _ids(query), (text or "").replace(",", " ").split()
+    if not ids or not new_tags:
         raise RunError("Tick runs, and enter a tag (or -tag to remove it).")
-    removed = {tag[1:] for tag in given if tag.startswith("-")}
-    added = parse_tags(" ".join(tag for tag in given if not tag.startswith("-")))
+    removed = {tag[1:] for tag in new_tags if tag.startswith("-")}
+    added = parse_tags(" ".join(tag for tag in new_tags if not tag.startswith("-")))
     changed = {
         run: parse_tags(" ".join(tag for tag in (*site.tags.of(run), *added) if tag not in removed)) for run in ids
     }
@@ -281,13 +281,13 @@ def _without_directory(site: Site) -> list[Row]:
     newest: dict[str, Launch] = {}
     for launch in itertools.islice(site.launcher.launches(), LAUNCHES):
         newest.setdefault(launch.run, launch)
-    found = [
+    rows = [
         Row(id=run, path=home / run, state=launch.state)
         for run, launch in newest.items()
         if run not in queued and site.index.row(run) is None and (launch.is_alive or _is_refused(launch))
     ]
     places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
-    return found + [Row(id=run, path=home / run, state="queued", inconsistency=place) for run, place in places]
+    return rows + [Row(id=run, path=home / run, state="queued", inconsistency=place) for run, place in places]
 
 
 def _is_refused(launch: Launch) -> bool:
@@ -307,25 +307,25 @@ class Listed:
         rows: The runs of the page.
     """
 
-    def __init__(self, site: Site, found: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
+    def __init__(self, site: Site, matching: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
         """Sorts the runs and cuts the page."""
         self._tags, self._query, self._sweeps = tags, query, sweeps_by_run(site.settings.home)
-        differing = {name for row in found for name, _ in row.settings.items() ^ found[0].settings.items()}
-        paths = list(dict.fromkeys(name for row in found[:1] for name in row.settings))
+        differing = {name for row in matching for name, _ in row.settings.items() ^ matching[0].settings.items()}
+        paths = list(dict.fromkeys(name for row in matching[:1] for name in row.settings))
         paths += sorted(differing - set(paths))
         self.offered = [*BEFORE, *FACTS, *paths, *AFTER]
-        own = [name for name in paths if name in differing and not OF_FACTS.fullmatch(name)][:MOST_DIFFERING]
-        facts = [name for name, key in FACTS.items() if len({row.facts.get(key) for row in found}) > 1]
-        filled = [name for name, keys in METRICS.items() if any(key in row.metrics for row in found for key in keys)]
-        is_live = any(row.is_live for row in found)
+        columns = [name for name in paths if name in differing and not OF_FACTS.fullmatch(name)][:MOST_DIFFERING]
+        facts = [name for name, key in FACTS.items() if len({row.facts.get(key) for row in matching}) > 1]
+        filled = [name for name, keys in METRICS.items() if any(key in row.metrics for row in matching for key in keys)]
+        is_live = any(row.is_live for row in matching)
         usual = [name for name in BEFORE if name not in METRICS or name in filled or name == "Loss"]
         hidden = {"Heartbeat"} if not is_live else set()
-        hidden |= {"Sweep"} if all(row.id not in self._sweeps for row in found) else set()
-        usual += [*facts, *own, *(name for name in AFTER if name not in hidden)]
+        hidden |= {"Sweep"} if all(row.id not in self._sweeps for row in matching) else set()
+        usual += [*facts, *columns, *(name for name in AFTER if name not in hidden)]
         chosen = [name for name in query.get("columns", "").split(",") if name in self.offered]
         self.columns = tuple(chosen or usual)
         self.sort, self.group = (query[name] if query.get(name) in self.offered else "" for name in ("sort", "group"))
-        rows = list(found)
+        rows = list(matching)
         for name, is_reversed in ((self.sort, query.get("desc") == "1"), (self.group, False)):  # both sorts are stable
             if name:
                 rows = self._sorted(rows, name, is_reversed)
@@ -345,9 +345,9 @@ class Listed:
     def _sorted(self, rows: list[Row], name: str, is_reversed: bool) -> list[Row]:
         """Sorts numbers before texts, and rows without a value last."""
         keyed = [(self._key(row, name), row) for row in rows]
-        there = [one for one in keyed if one[0] is not None]
-        numbers = sorted((one for one in there if not isinstance(one[0], str)), key=_first, reverse=is_reversed)
-        texts = sorted((one for one in there if isinstance(one[0], str)), key=_first, reverse=is_reversed)
+        present = [one for one in keyed if one[0] is not None]
+        numbers = sorted((one for one in present if not isinstance(one[0], str)), key=_first, reverse=is_reversed)
+        texts = sorted((one for one in present if isinstance(one[0], str)), key=_first, reverse=is_reversed)
         return [row for _, row in [*numbers, *texts, *(one for one in keyed if one[0] is None)]]
 
     def _key(self, row: Row, name: str) -> float | str | None:

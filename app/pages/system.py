@@ -66,7 +66,7 @@ def _gpus(last: Sample) -> pd.DataFrame:
 
 def _run(row: Row, last: Sample) -> dict[str, str]:
     used, device = last.runs.get(row.id), row.metrics.get("peak_memory_gib")
-    found = {
+    figures = {
         "Run": row.id,
         "State": row.state,
         "Process": f"{row.status.get('host')}:{row.status.get('pid')}",
@@ -75,11 +75,11 @@ def _run(row: Row, last: Sample) -> dict[str, str]:
         "Peak of its device, GiB": "" if device is None else f"{device:.2f}",
     }
     if last.gpus:
-        own = {} if used is None else used.gpus
-        busy = [f"{gpu.utilization:.0f} %" for gpu in last.gpus if gpu.name in own and gpu.utilization is not None]
-        told = [f"{memory:.1f} of {name}" for name, memory in own.items() if memory == memory]
-        found |= {"GPU memory, GiB": ", ".join(told), "Utilization of its GPUs": ", ".join(busy)}
-    return found
+        gpus = {} if used is None else used.gpus
+        busy = [f"{gpu.utilization:.0f} %" for gpu in last.gpus if gpu.name in gpus and gpu.utilization is not None]
+        labels = [f"{memory:.1f} of {name}" for name, memory in gpus.items() if memory == memory]
+        figures |= {"GPU memory, GiB": ", ".join(labels), "Utilization of its GPUs": ", ".join(busy)}
+    return figures
 
 
 def _charts(samples: Sequence[Sample]) -> list[Chart]:

@@ -74,7 +74,7 @@ class Alerts:
 
     def __init__(self, settings: Settings, index: Index) -> None:
         """Notes which runs have ended already."""
-        self._index, self._path = index, settings.own / "alerts.jsonl"
+        self._index, self._path = index, settings.app_directory / "alerts.jsonl"
         self._history = GrowingFiles(_History, _add_alerts)
         self._progress = GrowingFiles(Progress, _add_rows, FOLLOWED)
         self._seen: dict[str, tuple[tuple[int, int], float]] = {}
@@ -113,13 +113,13 @@ class Alerts:
                     ended = [row for row in rows if row.state in (*ENDED, "stopped")]
                     file.append({"earlier": [[row.id, _attempt(row)] for row in ended]})
                 history = self._history.of(self._path)
-                told = {(alert.run, alert.attempt, alert.kind) for alert in history.alerts}
+                sent = {(alert.run, alert.attempt, alert.kind) for alert in history.alerts}
                 for row in (row for row in rows if (row.id, _attempt(row)) not in history.earlier):
-                    if not row.is_live and (row.state not in ENDED or (row.id, _attempt(row), row.state) in told):
+                    if not row.is_live and (row.state not in ENDED or (row.id, _attempt(row), row.state) in sent):
                         continue  # its metrics are not read
                     with contextlib.suppress(RunError):  # metrics that cannot be read
                         progress = self._progress.of(row.path / "metrics.jsonl")
-                        for alert in alerts_on(row, progress, self._quiet(row, progress), told):
+                        for alert in alerts_on(row, progress, self._quiet(row, progress), sent):
                             file.append(attrs.asdict(alert))
             finally:
                 file.close()
@@ -132,17 +132,17 @@ class Alerts:
         return now - self._seen[row.id][1]
 
 
-def alerts_on(row: Row, progress: Progress, quiet: float, told: Container[tuple[str, int, str]]) -> Iterator[Alert]:
+def alerts_on(row: Row, progress: Progress, quiet: float, sent: Container[tuple[str, int, str]]) -> Iterator[Alert]:
     """Yields what there is to alert to of a run.
 
     Args:
         row: The run.
         progress: What its metrics say.
         quiet: The seconds since the last new row of them.
-        told: Run, attempt and kind of earlier alerts.
+        sent: Run, attempt and kind of earlier alerts.
     """
     attempt, step = _attempt(row), row.status.get("step")
-    found = {
+    alerts = {
         "non_finite": progress.non_finite.get(attempt),
         "stalled": _stall(row, progress, quiet),
         row.state: {
@@ -151,8 +151,8 @@ def alerts_on(row: Row, progress: Progress, quiet: float, told: Container[tuple[
             "lost": f"was lost at step {step}: {row.inconsistency or 'its process is gone'}",
         }.get(row.state),
     }
-    for kind, text in found.items():
-        if text and (row.id, attempt, kind) not in told:
+    for kind, text in alerts.items():
+        if text and (row.id, attempt, kind) not in sent:
             yield Alert(
                 time=process_info.utc(),
                 kind=kind,

@@ -41,10 +41,10 @@ def write(place: Path) -> None:
         "preferences_held_out": [_pair(question, fact, way) for way, (question, fact) in enumerate(held_out)],
     }
     place.mkdir(parents=True, exist_ok=True)
-    for name, found in rows.items():
+    for name, values in rows.items():
         file = place / f"{name}.jsonl"
         if not file.exists():
-            file.write_text("".join(f"{json.dumps(row)}\n" for row in found), encoding="utf-8")
+            file.write_text("".join(f"{json.dumps(row)}\n" for row in values), encoding="utf-8")
 
 
 def _questions() -> list[tuple[str, str]]:

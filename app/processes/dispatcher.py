@@ -36,9 +36,9 @@ class Dispatcher:
         self._thread.join(5)
 
     def _keep(self) -> None:
-        self._settings.own.mkdir(parents=True, exist_ok=True)
+        self._settings.app_directory.mkdir(parents=True, exist_ok=True)
         # Another app of this home may run the queue: then this one waits for its end.
-        with file_lock(self._settings.own / "queue.lock", lambda: None, self._ended.is_set) as is_ours:
+        with file_lock(self._settings.app_directory / "queue.lock", lambda: None, self._ended.is_set) as is_ours:
             while is_ours and not self._ended.wait(EVERY_SECONDS):
                 try:
                     self.start_next()

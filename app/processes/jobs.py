@@ -181,7 +181,7 @@ def run(
     variables: Mapping[str, str],
     seconds: float,
     begun: Callable[[subprocess.Popen[bytes]], object],
-    given: bytes = b"",
+    stdin: bytes = b"",
 ) -> tuple[int | None, str, str]:
     """Runs a command in a process group of its own, and kills that after a time; `begun` is told its process.
 
@@ -192,7 +192,7 @@ def run(
         OSError: It cannot be started.
     """
     with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        inputs.write(given)
+        inputs.write(stdin)
         inputs.seek(0)
         child = subprocess.Popen(
             argv, cwd=cwd, env=variables, stdin=inputs, stdout=out, stderr=err, start_new_session=True

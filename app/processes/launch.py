@@ -33,11 +33,11 @@ from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json, replace, write_json
 
 from ..client import CLIENT
+from ..formatting import whole
 from ..settings import Settings
 from ..store.experiments import stored
 from ..store.own_files import require_no_own_files
 from ..store.run_paths import run_path
-from ..words import whole
 from .jobs import environment
 from .presets import Presets
 
@@ -122,7 +122,7 @@ class Launcher:
         """Creates a launcher for the app's home."""
         self._settings = settings
         self._presets = presets or Presets(settings.recipes, settings.project)
-        self._home, self._own = settings.home, settings.own
+        self._home, self._app_directory = settings.home, settings.app_directory
         self._lock = threading.RLock()
 
     # Starting
@@ -146,8 +146,8 @@ class Launcher:
 
     def resume(self, run: str) -> Launch:
         """Resumes a run as `nnxdsl resume RUN` would, or through its recipe's file; raises as `launch` does."""
-        found, recipe = RunDirectory(run_path(self._home, run)), self.recipe_of(run)
-        experiment = stored(found.path / "experiment.json") if recipe else None
+        run_directory, recipe = RunDirectory(run_path(self._home, run)), self.recipe_of(run)
+        experiment = stored(run_directory.path / "experiment.json") if recipe else None
         if experiment is not None:
             # Its file may have been changed or deleted: then the run's own experiment may be enough.
             with contextlib.suppress(NnxdslError):
@@ -155,7 +155,7 @@ class Launcher:
         with self._lock:
             self._require_free(run)
             directory = self._new_directory("launches", run)
-            return self._start(directory, run, ("-m", "nnxdsl", "resume", str(found.path)), recipe, "resume")
+            return self._start(directory, run, ("-m", "nnxdsl", "resume", str(run_directory.path)), recipe, "resume")
 
     def sweep(self, directory: Path, *, parallel: int = 1, retry_failed: bool = False) -> Launch:
         """Starts or resumes a sweep as `nnxdsl sweep DIRECTORY` would; raises if the app drives it already."""
@@ -243,7 +243,7 @@ class Launcher:
 
     def _entries(self, kind: str) -> list[Path]:
         """Directories of one kind, whose names begin with the time at which they were made, oldest first."""
-        place = self._own / kind
+        place = self._app_directory / kind
         return [place / name for name in sorted(os.listdir(place))] if place.is_dir() else []
 
     # Stopping
@@ -320,14 +320,14 @@ class Launcher:
         """Swaps a queued run with the one before (negative) or after it; returns a message, raises if it is none."""
         with self._lock:
             waiting = self.waiting()
-            at = next((n for n, one in enumerate(waiting) if one.run == run), None)
-            if at is None:
+            index = next((n for n, one in enumerate(waiting) if one.run == run), None)
+            if index is None:
                 raise RunError(f"{run} is not queued")
-            to = at + (1 if places > 0 else -1)
+            to = index + (1 if places > 0 else -1)
             if not 0 <= to < len(waiting):
                 return f"{run} is already {'last' if places > 0 else 'first'} in the queue."
             # Time stamps in the names define the order; both entries exist between the two renames, so none is lost.
-            pair = waiting[at], waiting[to]
+            pair = waiting[index], waiting[to]
             stamps = [one.directory.name.partition("-")[0] for one in pair]
             try:
                 for one, stamp in zip(pair, reversed(stamps), strict=True):
@@ -339,10 +339,10 @@ class Launcher:
 
     def unqueue(self, run: str) -> str:
         """Removes a run from the queue; returns a message, raises if it is not queued."""
-        found = [one for one in self.waiting() if one.run == run]
-        if not found:
+        matching = [one for one in self.waiting() if one.run == run]
+        if not matching:
             raise RunError(f"{run} is not queued")
-        for one in found:
+        for one in matching:
             shutil.rmtree(one.directory, ignore_errors=True)
         self.audit("unqueue", run)
         return f"{run} was removed from the queue."
@@ -351,9 +351,9 @@ class Launcher:
 
     def audit(self, what: str, run: str) -> None:
         """Appends an action to the audit log."""
-        self._own.mkdir(parents=True, exist_ok=True)
+        self._app_directory.mkdir(parents=True, exist_ok=True)
         with self._lock:
-            lines = JsonLines(self._own / "audit.jsonl")
+            lines = JsonLines(self._app_directory / "audit.jsonl")
             lines.append(
                 {"time": process_info.utc(), "action": what, "run": run, "by": CLIENT.get(), "app": os.getpid()}
             )
@@ -362,12 +362,12 @@ class Launcher:
     def audited(self, run: str) -> list[dict[str, Any]]:
         """Returns the audit log's entries on a run."""
         try:
-            return [row for row in JsonLines(self._own / "audit.jsonl").read() if row.get("run") == run]
+            return [row for row in JsonLines(self._app_directory / "audit.jsonl").read() if row.get("run") == run]
         except RunError:
             return []
 
     def _new_directory(self, kind: str, run: str) -> Path:
-        directory = self._own / kind / f"{time.time_ns()}-{run}"
+        directory = self._app_directory / kind / f"{time.time_ns()}-{run}"
         try:
             directory.mkdir(parents=True)
         except OSError as error:

@@ -33,9 +33,9 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import read_json, replace
 
+from ..formatting import whole
 from ..settings import Settings
 from ..store.run_paths import run_path
-from ..words import whole
 from .jobs import SHOWN, Task, environment, kill_group
 from .launch import tail
 
@@ -125,7 +125,7 @@ class Answers:
 
     def __init__(self, settings: Settings, argv: Sequence[str] = COMMAND) -> None:
         """Creates an empty queue; run directory, step and the other side are appended to the arguments of `python`."""
-        self._settings, self._argv, self.place = settings, tuple(argv), settings.own / "outputs"
+        self._settings, self._argv, self.place = settings, tuple(argv), settings.app_directory / "outputs"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._child: subprocess.Popen[bytes] | None = None
         self._loaded: Model | None = None
@@ -176,19 +176,19 @@ class Answers:
             return None
         try:
             stored = read_json(self.place / f"{key}.json")
-            found = Request(key, Model(**stored["model"]), stored["request"], state="done", result=stored["result"])
+            request = Request(key, Model(**stored["model"]), stored["request"], state="done", result=stored["result"])
         except (RunError, KeyError, TypeError):
             return None
-        found.ended = found.began + float(stored.get("seconds", 0.0))
+        request.ended = request.began + float(stored.get("seconds", 0.0))
         with self._lock:
-            return self._remember(found)
+            return self._remember(request)
 
     def ask(self, model: Model, request: dict[str, Any]) -> Request:
         """Returns the existing request; submits it if there is none, or if it failed or was cancelled."""
         key = self.key(model, request)
-        found = self.find(key)
-        if found is not None and found.state not in ("failed", "cancelled"):
-            return found
+        stored = self.find(key)
+        if stored is not None and stored.state not in ("failed", "cancelled"):
+            return stored
         with self._lock:
             queued = self._requests[key] = Request(key, model, request)
             self._remember(queued)

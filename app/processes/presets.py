@@ -36,11 +36,11 @@ class Presets:
 
     def names(self) -> list[str]:
         """Names of the files that look like experiments, without `.py`."""
-        found: list[str] = []
+        names: list[str] = []
         for path in sorted(self.place.glob("*.py")):
             with contextlib.suppress(OSError, UnicodeError):
-                found += [path.stem] if "Experiment(" in path.read_text("utf-8")[:READ] else []
-        return found[:MOST]
+                names += [path.stem] if "Experiment(" in path.read_text("utf-8")[:READ] else []
+        return names[:MOST]
 
     def summary(self, name: str) -> str:
         """The first line of a preset's docstring; empty without one. The file is parsed, not executed."""
@@ -62,9 +62,9 @@ class Presets:
         # Recipes import each other, so any file may change any of them.
         stats = [(path.name, path.stat()) for path in sorted(self.place.glob("*.py")) if path.is_file()]
         key = f"{name} {[(file, stat.st_mtime_ns, stat.st_size) for file, stat in stats]}"
-        found = self._jobs.get(key)
-        if found is not None and not again:
-            return found
+        job = self._jobs.get(key)
+        if job is not None and not again:
+            return job
         return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
 
     def experiment(self, name: str) -> Experiment | None:
@@ -101,8 +101,8 @@ class Presets:
     def named_in(self, argv: Iterable[object], cwd: Path) -> str:
         """Name of the recipe whose file is in a command line; empty if there is none."""
         files = {self.file(name).resolve(): name for name in self.names()}
-        words = [word for word in argv if isinstance(word, str) and word.endswith(".py")]
-        return next((files[path] for word in words if (path := (cwd / word).resolve()) in files), "")
+        scripts = [word for word in argv if isinstance(word, str) and word.endswith(".py")]
+        return next((files[path] for word in scripts if (path := (cwd / word).resolve()) in files), "")
 
     def close(self) -> None:
         """Cancels running jobs."""

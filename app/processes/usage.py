@@ -104,8 +104,8 @@ class Usage:
                 self._samples.append(self._sample(self._pids))
 
     def _sample(self, pids: Mapping[str, int]) -> Sample:
-        memory, count, there = psutil.virtual_memory(), psutil.cpu_count() or 1, gpus()
-        runs = {run: found for run, pid in pids.items() if (found := self._process(pid, there)) is not None}
+        memory, count, devices = psutil.virtual_memory(), psutil.cpu_count() or 1, gpus()
+        runs = {run: usage for run, pid in pids.items() if (usage := self._process(pid, devices)) is not None}
         self._processes = {pid: process for pid, process in self._processes.items() if process.is_running()}
         return Sample(
             time=time.time(),
@@ -114,10 +114,10 @@ class Usage:
             memory=(memory.total - memory.available) / GIB,
             total=memory.total / GIB,
             runs=runs,
-            gpus=there,
+            gpus=devices,
         )
 
-    def _process(self, pid: int, there: Sequence[GPU]) -> Process | None:
+    def _process(self, pid: int, devices: Sequence[GPU]) -> Process | None:
         used = share = 0.0
         try:
             root = self._processes.setdefault(pid, psutil.Process(pid))
@@ -132,7 +132,7 @@ class Usage:
         numbers = {process.pid for process in tree}
         on_gpus = {
             gpu.name: sum(memory for number, memory in gpu.processes.items() if number in numbers)
-            for gpu in there
+            for gpu in devices
             if numbers & gpu.processes.keys()
         }
         return Process(used, share, on_gpus)
@@ -167,19 +167,19 @@ def parsed(devices: str, processes: str) -> tuple[GPU, ...]:
         with contextlib.suppress(ValueError):
             uuid, pid, used = row
             on_gpus.setdefault(uuid, {})[int(pid)] = math.nan if used.startswith("[") else float(used) / 1024
-    found: list[GPU] = []
+    parsed_gpus: list[GPU] = []
     for row in csv.reader(devices.splitlines(), skipinitialspace=True):
         with contextlib.suppress(ValueError):
             number, name, used, total, busy, uuid = row
             utilization = None if busy.startswith("[") else float(busy)
             sizes = float(used) / 1024, float(total) / 1024
-            found.append(GPU(f"{number}: {name}", *sizes, utilization, on_gpus.get(uuid, {})))
-    return tuple(found)
+            parsed_gpus.append(GPU(f"{number}: {name}", *sizes, utilization, on_gpus.get(uuid, {})))
+    return tuple(parsed_gpus)
 
 
 def disk(place: Path) -> tuple[float, float]:
     """Free and total GiB of the file system of a directory, or of its nearest existing parent."""
     while not place.is_dir():
         place = place.parent
-    found = shutil.disk_usage(place)
-    return found.free / GIB, found.total / GIB
+    usage = shutil.disk_usage(place)
+    return usage.free / GIB, usage.total / GIB

@@ -47,7 +47,7 @@ class _Guesses:
 
     failures: int = 0
     pending: int = 0
-    answered: float = 0.0  # monotonic
+    answered_at: float = 0.0  # monotonic
 
 
 @attrs.define
@@ -93,21 +93,21 @@ class Access:
         pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         if any(self._is_signed(value) for name, _, value in pairs if name == self.cookie):
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.is_token(given.strip())
-        password = _basic_password(given) if scheme.lower() == "basic" else None
+            return self.is_token(credentials.strip())
+        password = _basic_password(credentials) if scheme.lower() == "basic" else None
         return password is not None and await self._is_password(password, address)
 
-    async def is_secret(self, given: str, address: str) -> bool:
+    async def is_secret(self, secret: str, address: str) -> bool:
         """Whether a text from an address is the token or the password; raises `BusyError`."""
-        return self.is_token(given) or await self._is_password(given, address)
+        return self.is_token(secret) or await self._is_password(secret, address)
 
-    def is_token(self, given: str) -> bool:
+    def is_token(self, secret: str) -> bool:
         """Whether a text is the token, which is too long to be guessed, so there is no delay."""
-        return hmac.compare_digest(given.encode(), self.token.encode())
+        return hmac.compare_digest(secret.encode(), self.token.encode())
 
-    async def _is_password(self, given: str, address: str) -> bool:
+    async def _is_password(self, secret: str, address: str) -> bool:
         """Compares at once; wrong ones of an address are answered one after another, each later than the one before."""
         if self.password is None:
             return False
@@ -117,15 +117,15 @@ class Access:
             self._guesses.popitem(last=False)
         if guesses.pending >= MOST_GUESSES:
             raise BusyError
-        if hmac.compare_digest(given.encode(), self.password.encode()):
+        if hmac.compare_digest(secret.encode(), self.password.encode()):
             guesses.failures = 0
             return True
         guesses.failures += 1
         guesses.pending += 1
         now = time.monotonic()
-        guesses.answered = max(now, guesses.answered) + min(SLOWEST, 0.25 * 2 ** min(guesses.failures, 10))
+        guesses.answered_at = max(now, guesses.answered_at) + min(SLOWEST, 0.25 * 2 ** min(guesses.failures, 10))
         try:
-            await self._delay(guesses.answered - now)
+            await self._delay(guesses.answered_at - now)
         finally:
             guesses.pending -= 1
         return False
@@ -152,9 +152,9 @@ class Access:
     def new_cookie(self) -> str:
         """Returns the `Set-Cookie` value of an authenticated client."""
         issued = str(int(time.time()))
-        words = [f"{self.cookie}={issued}-{self._signature(issued)}", f"Path={self.path}", "HttpOnly"]
-        words += ["SameSite=Strict", f"Max-Age={COOKIE_SECONDS}", *(("Secure",) if self.is_secure else ())]
-        return "; ".join(words)
+        attributes = [f"{self.cookie}={issued}-{self._signature(issued)}", f"Path={self.path}", "HttpOnly"]
+        attributes += ["SameSite=Strict", f"Max-Age={COOKIE_SECONDS}", *(("Secure",) if self.is_secure else ())]
+        return "; ".join(attributes)
 
     def _is_signed(self, value: str) -> bool:
         issued, _, signature = value.partition("-")
@@ -177,9 +177,9 @@ def session_key(place: Path) -> bytes:
         place.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(place / "session.key", flags, 0o600), "r+b") as file:
-            found = os.fstat(file.fileno())
-            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-            if is_ours and not found.st_mode & 0o077:
+            status = os.fstat(file.fileno())
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
+            if is_ours and not status.st_mode & 0o077:
                 key = file.read()
                 if len(key) == _KEY_BYTES:
                     return key

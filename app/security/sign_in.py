@@ -32,8 +32,8 @@ _HEADER = (
 
 def refusal(status: int, has_password: bool) -> str:
     """JSON error for a program."""
-    how = "send the password as 'Authorization: Basic ...' with any user name, or " if has_password else ""
-    message = _WRONG[429] if status == 429 else f"authentication required: {how}{_HEADER}"
+    hint = "send the password as 'Authorization: Basic ...' with any user name, or " if has_password else ""
+    message = _WRONG[429] if status == 429 else f"authentication required: {hint}{_HEADER}"
     return json.dumps({"error": message, "detail": message})
 
 
@@ -54,7 +54,7 @@ def page(status: int, has_password: bool, root: str, next_url: str, *, again: bo
 </main></body></html>"""
 
 
-def given(body: bytes) -> tuple[str, str]:
+def password_in(body: bytes) -> tuple[str, str]:
     """Parses a submitted form: the secret, and the path to open, which is below this app's root."""
     fields = parse_qs(body.decode("utf-8", errors="replace"))
     path, _, query = fields.get("next", ["/"])[-1].partition("?")

@@ -61,8 +61,8 @@ class Drafts:
             if draft.texts == texts:
                 return draft
             if tab and draft.tab not in ("", tab) and str(draft.revision) != revision:
-                own = hashlib.sha256(f"{name} {tab}".encode()).hexdigest()[:12]
-                draft = attrs.evolve(draft, id=own)
+                digest = hashlib.sha256(f"{name} {tab}".encode()).hexdigest()[:12]
+                draft = attrs.evolve(draft, id=digest)
             return self._saved(attrs.evolve(draft, texts=texts, tab=tab, revision=draft.revision + 1))
 
     def text(self, name: str) -> str:

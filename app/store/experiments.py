@@ -75,20 +75,20 @@ def facts_of(tree: Any) -> dict[str, str]:
     """Objective, model, mesh and adapter of an experiment's JSON, for the list of runs."""
     if not isinstance(tree, dict):
         return {}
-    found = {name: str(part.get("type")) for name in ("objective", "model") if isinstance(part := tree.get(name), dict)}
+    facts = {name: str(part.get("type")) for name in ("objective", "model") if isinstance(part := tree.get(name), dict)}
     model, mesh = tree.get("model"), tree.get("mesh")
     if isinstance(model, dict) and isinstance(model.get("size"), str):
-        found["model"] += f" {model['size']}"
+        facts["model"] += f" {model['size']}"
     if isinstance(mesh, dict):
         sizes = [f"{name} {mesh[name]}" for name in MESH_AXES if isinstance(mesh.get(name), int) and mesh[name] > 1]
-        found["mesh"] = " x ".join(sizes) or "1 device"
-    found["adapter"] = str(tree["adapter"].get("type")) if isinstance(tree.get("adapter"), dict) else "all weights"
-    return found
+        facts["mesh"] = " x ".join(sizes) or "1 device"
+    facts["adapter"] = str(tree["adapter"].get("type")) if isinstance(tree.get("adapter"), dict) else "all weights"
+    return facts
 
 
 def settings_of(tree: Any) -> dict[str, str]:
     """The settings of an experiment's JSON as texts by path; those of another experiment in it are left out."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
 
     def add(path: str, value: Any) -> None:
         if isinstance(value, dict):
@@ -98,10 +98,10 @@ def settings_of(tree: Any) -> dict[str, str]:
                 add(f"{path}.{name}" if path else str(name), one)
         else:
             text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
-            found[sys.intern(path)] = sys.intern(text)
+            settings[sys.intern(path)] = sys.intern(text)
 
     add("", tree)
-    return {path: text for path, text in found.items() if path not in ("type", "name", "notes")}
+    return {path: text for path, text in settings.items() if path not in ("type", "name", "notes")}
 
 
 class _Reader(Reader):
@@ -144,11 +144,11 @@ def read_python(text: str) -> Experiment:
         raise SpecError([Problem(f"line {error.lineno}", f"is no Python: {error.msg}")]) from error
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise SpecError([Problem("", f"is no Python: {error}")]) from error
-    found = reader.names.get("experiment")
-    if not isinstance(found, Experiment):
+    value = reader.names.get("experiment")
+    if not isinstance(value, Experiment):
         wrong = "there is no `experiment = Experiment(...)`"
-        raise SpecError([Problem("", wrong if found is None else f"{wrong}: it is {type(found).__name__}")])
-    return found
+        raise SpecError([Problem("", wrong if value is None else f"{wrong}: it is {type(value).__name__}")])
+    return value
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -18,7 +18,7 @@ from nnxdsl.runs.status import Status, liveness_of
 from nnxdsl.storage import process_info
 from nnxdsl.storage.jsonl import JsonLines, read_json
 
-from ..words import parsed
+from ..formatting import parsed
 from .experiments import facts_of, settings_of
 from .growing import row_of
 from .run_paths import directory_path, run_path

@@ -28,8 +28,8 @@ class LastRows:
         """Opens nothing."""
         self._file, self._lock = JsonLines(path), threading.Lock()
 
-        def add(found: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:
-            found.update({str(row.get(key)): row for row in map(row_of, lines) if field in row})
+        def add(rows: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:
+            rows.update({str(row.get(key)): row for row in map(row_of, lines) if field in row})
 
         self._rows = GrowingFiles[dict[str, dict[str, Any]]](dict, add)
 

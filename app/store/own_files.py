@@ -21,10 +21,10 @@ def require_no_own_files(settings: Settings, experiment: Experiment) -> None:
     Raises:
         RunError: It names one. The rows of the demo, which lie among them, are data.
     """
-    own, demo = settings.own.resolve(), settings.demo.resolve()
+    app_directory, demo = settings.app_directory.resolve(), settings.demo.resolve()
     for field, text in _texts(to_dict(experiment)):
         for path in _paths(settings.project, field, text):
-            if path.is_relative_to(own) and not path.is_relative_to(demo):
+            if path.is_relative_to(app_directory) and not path.is_relative_to(demo):
                 raise RunError(f"{text[:200]} is a file of the app itself")
 
 

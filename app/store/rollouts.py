@@ -35,16 +35,16 @@ class Rollouts:
     def groups(self, path: Path, step: int) -> list[dict[str, Any]]:
         """Rows of a step, as `nnxdsl.storage.records.ROLLOUT` describes them; invalid ones are left out."""
         places = [*self._places.of(path).get(step, ())]
-        found: list[dict[str, Any]] = []
+        groups: list[dict[str, Any]] = []
         try:
             with open(open_plain(path), "rb") as file:
                 for offset, length in places:
                     file.seek(offset)
                     if (row := _row(file.read(length))) is not None:
-                        found.append(row)
+                        groups.append(row)
         except FileNotFoundError:
             return []
-        return sorted(found, key=lambda row: row["group"])
+        return sorted(groups, key=lambda row: row["group"])
 
 
 def _add(places: Places, lines: list[bytes], offset: int) -> None:

@@ -63,7 +63,7 @@ def _holds(value: object, sign: str, wanted: str) -> bool:
     return {"=": one == other, "<": one < other, ">": one > other, "<=": one <= other, ">=": one >= other}[sign]
 
 
-def filter_text(words: str, state: str = "", tag: str = "") -> str:
+def filter_text(text: str, state: str = "", tag: str = "") -> str:
     """Joins words, a state and a tag to one filter; `*` if all are empty."""
-    parts = [f"state:{state}" if state else "", f"tag:{tag}" if tag else "", words.strip()]
+    parts = [f"state:{state}" if state else "", f"tag:{tag}" if tag else "", text.strip()]
     return " ".join(filter(None, parts)) or EVERYTHING

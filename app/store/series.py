@@ -146,11 +146,11 @@ def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:
     """
     x = np.unique(np.concatenate([x for x, _ in runs])) if runs else np.zeros(0)
     values = np.full((len(x), len(runs)), np.nan)
-    for column, (own, given) in zip(values.T, runs, strict=True):
-        if len(own):
-            finite = np.where(np.isfinite(given), given, np.nan)
-            column[:] = np.interp(x, own, finite, left=np.nan, right=np.nan)
-            column[np.searchsorted(x, own)] = finite
+    for column, (steps, series) in zip(values.T, runs, strict=True):
+        if len(steps):
+            finite = np.where(np.isfinite(series), series, np.nan)
+            column[:] = np.interp(x, steps, finite, left=np.nan, right=np.nan)
+            column[np.searchsorted(x, steps)] = finite
     table = pd.DataFrame(values)
     figures = (table.mean(axis=1), table.std(axis=1), table.min(axis=1), table.max(axis=1), table.count(axis=1))
     return Average(x, *(each.to_numpy() for each in figures))
@@ -179,5 +179,5 @@ def _sampled(path: Path, name: str, size: int, _changed: int) -> np.ndarray:
             for place in range(SAMPLES):
                 file.seek(size * place // SAMPLES)
                 lines.append(file.read(4_096).partition(b"\n")[2].partition(b"\n")[0])
-    found = [float(value) for line in lines if isinstance(value := row_of(line).get(name), int | float)]
-    return thinned(np.arange(len(found)), np.asarray(found), SAMPLES)[1]
+    values = [float(value) for line in lines if isinstance(value := row_of(line).get(name), int | float)]
+    return thinned(np.arange(len(values)), np.asarray(values), SAMPLES)[1]

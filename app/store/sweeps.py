@@ -44,7 +44,7 @@ class Point:
 
 
 @attrs.frozen
-class Found:
+class OpenedSweep:
     """A sweep or search."""
 
     path: Path
@@ -72,8 +72,8 @@ class Found:
 
     def ranked(self, metric: str) -> list[Point]:
         """Points with a finite value of a metric, the best first."""
-        there = [point for point in self.points if math.isfinite(point.metrics.get(metric, math.nan))]
-        return sorted(there, key=lambda point: point.metrics[metric], reverse=not self.is_minimized(metric))
+        finite = [point for point in self.points if math.isfinite(point.metrics.get(metric, math.nan))]
+        return sorted(finite, key=lambda point: point.metrics[metric], reverse=not self.is_minimized(metric))
 
     @property
     def fields(self) -> list[str]:
@@ -93,12 +93,12 @@ def names(home: Path) -> list[str]:
 
 def sweeps_by_run(home: Path) -> dict[str, str]:
     """Returns the newest sweep or search of each run of one."""
-    found: dict[str, str] = {}
+    sweeps: dict[str, str] = {}
     for name in reversed(names(home)):
         place = home / DIRECTORY / name
         stats = [path.stat() if path.is_file() else None for path in (place / FILE, place / RESULTS)]
-        found |= dict.fromkeys(_runs_of(place, *(stat and stat.st_mtime_ns for stat in stats)), name)
-    return found
+        sweeps |= dict.fromkeys(_runs_of(place, *(stat and stat.st_mtime_ns for stat in stats)), name)
+    return sweeps
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -111,13 +111,13 @@ def _runs_of(place: Path, *_changed: int | None) -> list[str]:
     return [str(point.get("run")) for point in points if isinstance(point, dict)]
 
 
-def opened(home: Path, index: Index, series: Series, name: str) -> Found:
+def opened(home: Path, index: Index, series: Series, name: str) -> OpenedSweep:
     """Reads a sweep; raises `RunError` if there is none with this name, or if its file is damaged."""
     path = directory_path(home / DIRECTORY, name)
     if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
-    described, found = _object(path / FILE), _object(path / RESULTS)
-    ended = [one for one in found.get("rows") or () if isinstance(one, dict)]
+    described, results = _object(path / FILE), _object(path / RESULTS)
+    ended = [one for one in results.get("rows") or () if isinstance(one, dict)]
     states = {one.get("run"): str(one.get("state")) for one in ended}
     rows = {row.id: row for row in index.rows()}
     points: list[Point] = []
@@ -129,7 +129,7 @@ def opened(home: Path, index: Index, series: Series, name: str) -> Found:
         state = states.get(run, NOT_RUN) if row is None else row.state
         points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
     metric, direction = described.get("metric"), described.get("direction")
-    return Found(path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
+    return OpenedSweep(path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
 
 
 def created(settings: Settings, base: Experiment, text: str, *, zipped_values: bool) -> Path:
@@ -162,13 +162,13 @@ def created(settings: Settings, base: Experiment, text: str, *, zipped_values: b
 
 def _values(text: str) -> list[object]:
     """Values between commas, each as on the command line: a literal, a constructor call, else the text."""
-    found = parse_value(f"({text},)")
-    return list(found) if isinstance(found, tuple) else [parse_value(one.strip()) for one in text.split(",")]
+    values = parse_value(f"({text},)")
+    return list(values) if isinstance(values, tuple) else [parse_value(one.strip()) for one in text.split(",")]
 
 
-def ask_to_stop(found: Found) -> None:
+def ask_to_stop(sweep: OpenedSweep) -> None:
     """Has the command that drives a sweep stop all of its runs and end."""
-    write_json(found.path / STOP, {"time": process_info.utc()})
+    write_json(sweep.path / STOP, {"time": process_info.utc()})
 
 
 def _object(path: Path) -> dict[str, Any]:

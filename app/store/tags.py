@@ -17,15 +17,15 @@ _ALLOWED = re.compile(r"[\w.:/+-]+")
 
 def parse_tags(text: str) -> tuple[str, ...]:
     """Parses tags separated by commas or spaces; raises if there are too many, or one has invalid characters."""
-    found = tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
-    wrong = [word for word in found if len(word) > LONGEST or not _ALLOWED.fullmatch(word)]
+    tags = tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
+    wrong = [word for word in tags if len(word) > LONGEST or not _ALLOWED.fullmatch(word)]
     if wrong:
         raise RunError(
             f"'{wrong[0][:40]}' is not a valid tag: use letters, digits and . : / + - _, at most {LONGEST} characters"
         )
-    if len(found) > MOST:
-        raise RunError(f"{len(found)} tags; a run can have at most {MOST}")
-    return found
+    if len(tags) > MOST:
+        raise RunError(f"{len(tags)} tags; a run can have at most {MOST}")
+    return tags
 
 
 class Tags:
@@ -41,8 +41,8 @@ class Tags:
 
     def by_run(self) -> dict[str, tuple[str, ...]]:
         """Returns the tags of all runs that have some: the file is looked at once."""
-        found = {run: row.get("tags") for run, row in self._rows.all().items()}
-        return {run: tuple(map(str, tags)) for run, tags in found.items() if isinstance(tags, list) and tags}
+        stored = {run: row.get("tags") for run, row in self._rows.all().items()}
+        return {run: tuple(map(str, tags)) for run, tags in stored.items() if isinstance(tags, list) and tags}
 
     def set(self, run: str, tags: Iterable[str]) -> None:
         """Replaces the tags of a run; raises `RunError` if the file cannot be written."""

@@ -46,11 +46,11 @@ def predictions(batch: PairBatch, slots: int) -> dict[int, list[tuple[int, int]]
     """The tokens that each slot predicts, and that count, with the branch of each."""
     numbers = jnp.arange(slots)[None, :, None]  # [B, T, D]: a slot's hidden state is its number
     targets = PairKind().targets(numbers, batch)
-    found: dict[int, list[tuple[int, int]]] = {}
+    result: dict[int, list[tuple[int, int]]] = {}
     for number, (slot, token, counts) in enumerate(zip(*(np.ravel(part) for part in targets), strict=True)):
         if counts:
-            found.setdefault(int(slot), []).append((int(token), 1 + number // batch.chosen.shape[1]))
-    return found
+            result.setdefault(int(slot), []).append((int(token), 1 + number // batch.chosen.shape[1]))
+    return result
 
 
 def draw() -> Drawing:
@@ -91,8 +91,8 @@ def draw() -> Drawing:
         for number, (token, branch) in enumerate(predicted.get(query, [])):
             drawing.text(right + 14 + 20 * number, y + 14, shown(token), size=12, fill=COLORS[branch], mono=True)
     for begin in np.flatnonzero(np.diff(branches)) + 1:
-        at = X + begin * CELL
-        drawing.path(f"M{at} {GRID - 2}v{size * CELL + 4}", stroke=FAINT, line=1, dash="3 3")
+        index = X + begin * CELL
+        drawing.path(f"M{index} {GRID - 2}v{size * CELL + 4}", stroke=FAINT, line=1, dash="3 3")
         drawing.path(f"M{X - 2} {GRID + begin * CELL}h{size * CELL + 4}", stroke=FAINT, line=1, dash="3 3")
 
     x = right + 90

@@ -69,11 +69,11 @@ def center(column: float, rank: float) -> Point:
 
 def imports() -> dict[str, set[str]]:
     """Which packages each package imports."""
-    found: dict[str, set[str]] = {room: set() for room in RANKS}
+    result: dict[str, set[str]] = {room: set() for room in RANKS}
     for file in HOUSE["FILES"]:
         if HOUSE["room"](file) in RANKS:
-            found[HOUSE["room"](file)] |= HOUSE["rooms_known"](file)
-    return found
+            result[HOUSE["room"](file)] |= HOUSE["rooms_known"](file)
+    return result
 
 
 def reduced(edges: dict[str, set[str]]) -> list[tuple[str, str]]:

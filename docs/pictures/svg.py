@@ -119,11 +119,11 @@ def main(script: str, draw: Callable[[], Drawing]) -> None:
 
 def _rounded(points: Sequence[Point], radius: float = 10) -> str:
     """The commands of a line through the points whose corners are cut off by curves."""
-    found = [f"M{_n(points[0][0])} {_n(points[0][1])}"]
+    result = [f"M{_n(points[0][0])} {_n(points[0][1])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         enter, leave = _toward(corner, before, radius), _toward(corner, after, radius)
-        found.append(f"L{_n(enter[0])} {_n(enter[1])}Q{_n(corner[0])} {_n(corner[1])} {_n(leave[0])} {_n(leave[1])}")
-    return "".join([*found, f"L{_n(points[-1][0])} {_n(points[-1][1])}"])
+        result.append(f"L{_n(enter[0])} {_n(enter[1])}Q{_n(corner[0])} {_n(corner[1])} {_n(leave[0])} {_n(leave[1])}")
+    return "".join([*result, f"L{_n(points[-1][0])} {_n(points[-1][1])}"])
 
 
 def _toward(start: Point, end: Point, distance: float) -> Point:

@@ -70,8 +70,8 @@ def prepare(project: Path) -> None:
     shutil.copytree(ROOT / "experiments", project / "experiments", ignore=shutil.ignore_patterns("__pycache__"))
     (project / "experiments" / "rates.py").write_text(SWEEP.lstrip(), encoding="utf-8")
     (project / "experiments" / "dpo_gemma_12b.py").write_text(LARGE.lstrip(), encoding="utf-8")
-    for words in RUNS:
-        subprocess.run([sys.executable, *words], cwd=project, env=environment(), check=True)
+    for argv in RUNS:
+        subprocess.run([sys.executable, *argv], cwd=project, env=environment(), check=True)
     subprocess.run([sys.executable, *FAILS], cwd=project, env=environment(), check=False)
 
 

@@ -21,7 +21,7 @@ from nnxdsl import (
     save_rows,
 )
 
-WORDS = {"left": 0, "down": 1, "right": 2, "up": 3}
+DIRECTIONS = {"left": 0, "down": 1, "right": 2, "up": 3}
 RULES = "Cross the frozen lake from row 0, column 0 to row 3, column 3. Say left, down, right or up."
 
 
@@ -34,7 +34,7 @@ class FrozenLake:
         self.game.reset(seed=seed)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        action = WORDS.get(text.strip().lower())
+        action = DIRECTIONS.get(text.strip().lower())
         if action is None:
             return "Say left, down, right or up.", 0.0, False
         field, reward, terminated, truncated, _ = self.game.step(action)

@@ -89,12 +89,12 @@ def norm(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Arr
         `[..., out]` float32.
     """
     high: dict = {"precision": "highest", "preferred_element_type": jnp.float32}
-    own = jnp.sum(jnp.square(weight.astype(jnp.float32)), axis=-2)
+    norm_squares = jnp.sum(jnp.square(weight.astype(jnp.float32)), axis=-2)
     across = jnp.einsum("...ir,...io->...ro", a, weight.astype(a.dtype), **high)
     within = jnp.einsum("...ir,...is->...rs", a, a, **high)
     low = b.astype(jnp.float32)
     with_within = jnp.einsum("...rs,...so->...ro", within, low, **high)
-    square = own + jnp.sum(low * (2 * scale * across + scale**2 * with_within), axis=-2)
+    square = norm_squares + jnp.sum(low * (2 * scale * across + scale**2 * with_within), axis=-2)
     # A zero column has no direction; its outputs stay zero.
     return jnp.sqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
 

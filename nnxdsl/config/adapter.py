@@ -251,11 +251,13 @@ def adapter_differences(ours: LowRank, theirs: LowRank) -> Iterator[Problem]:
     if type(ours) is not type(theirs):
         message = f"expected {type(theirs).__qualname__}, which adapter.start holds, got {type(ours).__qualname__}"
         yield Problem("adapter", message)
-    own, other = ({name: getattr(one, name) for name in SAME} | dict(one.identity_values()) for one in (ours, theirs))
+    fields, other = (
+        {name: getattr(one, name) for name in SAME} | dict(one.identity_values()) for one in (ours, theirs)
+    )
     for name in SAME:
-        if own[name] != other[name]:
-            wanted, found = getattr(theirs, name), getattr(ours, name)
-            message = f"expected {wanted!r}, which adapter.start was trained with, got {found!r}"
+        if fields[name] != other[name]:
+            wanted, actual = getattr(theirs, name), getattr(ours, name)
+            message = f"expected {wanted!r}, which adapter.start was trained with, got {actual!r}"
             yield Problem(f"adapter.{name}", message)
 
 

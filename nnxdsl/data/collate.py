@@ -88,7 +88,10 @@ class _Bucketed(_Padded):
 @make_collator.register
 def _(batching: Bucketed, dataset: Dataset, batch_size: int, blocks: int, sample: Sample) -> Collator:
     needed = dataset.axis_lengths()
-    lengths = {axis: buckets(own, dataset.shapes[axis], batching.buckets, batch_size) for axis, own in needed.items()}
+    lengths = {
+        axis: buckets(needed_lengths, dataset.shapes[axis], batching.buckets, batch_size)
+        for axis, needed_lengths in needed.items()
+    }
     return _Bucketed(dataset, batch_size, needed, lengths)
 
 

@@ -45,7 +45,7 @@ class MixedRows:
         self._order = functools.lru_cache(maxsize=2 * len(rows))(permutation)
         self._block = functools.lru_cache(maxsize=4)(self._sources_of_block)
 
-    def at(self, places: Rows) -> Rows:
+    def rows_at(self, places: Rows) -> Rows:
         """[n] the row at each of some places, which may be of any epoch."""
         out = np.empty(len(places), np.int64)
         blocks, within = np.divmod(places, BLOCK)

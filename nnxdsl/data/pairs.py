@@ -79,8 +79,8 @@ class Pairs(Dataset):
         part = self._parts.get("margin")
         if part is None:
             return None
-        found = part.right_padded(np.maximum(rows, 0).ravel().tolist(), 4).astype(np.uint8).view(np.float32)
-        return np.where(rows >= 0, found.reshape(rows.shape), np.float32(0))
+        margins = part.right_padded(np.maximum(rows, 0).ravel().tolist(), 4).astype(np.uint8).view(np.float32)
+        return np.where(rows >= 0, margins.reshape(rows.shape), np.float32(0))
 
     def targets(self, name: str) -> Int32:
         """[rows] targets of the completions `name`."""

@@ -145,14 +145,14 @@ class Prompts(Dataset):
 
 
 def _padded_top_k(
-    found: Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]]], shape: tuple[int, ...]
+    top_k: Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]]], shape: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """A teacher's top k, padded to the shape of completions; filled up with the first."""
-    k = found[0][0].shape[1]
+    k = top_k[0][0].shape[1]
     ids, logps = np.zeros((*shape, k), np.int32), np.zeros((*shape, k + 1), np.float32)
     for place in range(shape[0]):
-        own = found[place if place < len(found) else 0]
-        ids[place, : len(own[0])], logps[place, : len(own[1])] = own
+        completion_top_k = top_k[place if place < len(top_k) else 0]
+        ids[place, : len(completion_top_k[0])], logps[place, : len(completion_top_k[1])] = completion_top_k
     return ids, logps
 
 

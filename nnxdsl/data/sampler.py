@@ -121,7 +121,7 @@ class BatchSampler:
         """[batch_size] rows of the dataset in step `step` (from 0)."""
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         if self._mixed is not None:
-            return self._mixed.at(places)
+            return self._mixed.rows_at(places)
         epochs, within = np.divmod(places, len(self.dataset))
         return np.concatenate([self._permutation(int(e))[within[epochs == e]] for e in np.unique(epochs)])
 
@@ -145,7 +145,7 @@ class BatchSampler:
             shuffled=not isinstance(self.order, Order.AsInFile),
         )
 
-    def at(self, step: int, reads: Reads | None = None) -> Batch:
+    def batch_at(self, step: int, reads: Reads | None = None) -> Batch:
         """The batch of step `step` (from 0).
 
         Args:

@@ -252,7 +252,7 @@ def _uncut(data: FileData, tokenizer: TokenizerBase, names: set[str]) -> dict[st
 def _single(parts: Mapping[str, Int32]) -> dict[str, Int32]:
     """A labelled answer, without the mismatched one beside it."""
     names = {"prompt": "prompt", "completion": "chosen", "completion_mask": "chosen_mask"}
-    return {name: parts[own] for name, own in names.items() if own in parts}
+    return {name: parts[part] for name, part in names.items() if part in parts}
 
 
 def _untruncated(part: Int32, whole: Int32) -> npt.NDArray[np.bool_] | None:

@@ -245,12 +245,12 @@ class HubReader:
 
     def _differs(self, copy: StoredTensor, name: str) -> bool:
         """Whether a tensor holds other bytes than the tensor `name`; False if one of them is reported already."""
-        own = self._tensors.get(name)
-        if own is None or not (own.readable and copy.readable):
+        tensor = self._tensors.get(name)
+        if tensor is None or not (tensor.readable and copy.readable):
             return False
-        if copy.shape != own.shape or copy.dtype != own.dtype:
+        if copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             return True
-        return not np.array_equal(copy.read().view(np.uint8), own.read().view(np.uint8))
+        return not np.array_equal(copy.read().view(np.uint8), tensor.read().view(np.uint8))
 
     def _full(self, name: str) -> str:
         return name if is_auxiliary(name) else self._prefix + name

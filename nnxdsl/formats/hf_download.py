@@ -16,7 +16,7 @@ _FILES = [*_CONFIGS, "*.safetensors", "*.jinja", "tokenizer.model"]
 _SECONDS = 5.0
 """Timeout of the first request; without a network a run is refused after about this time."""
 
-_found: dict[tuple[str, bool], Path] = {}
+_snapshots: dict[tuple[str, bool], Path] = {}
 """Repositories that this process has located, and whether only their JSON files: each is opened as it was then."""
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -40,8 +40,8 @@ def locate(path: str, *, configs_only: bool = False, report: Callable[[int, int]
     if not _NAME.fullmatch(path):
         raise WeightsError(f"{path}: no such directory (relative to {Path.cwd()}), nor the name of a repository")
     for key in ((path, False), (path, configs_only)):
-        if key in _found and _found[key].is_dir():
-            return _found[key]
+        if key in _snapshots and _snapshots[key].is_dir():
+            return _snapshots[key]
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
@@ -49,15 +49,15 @@ def locate(path: str, *, configs_only: bool = False, report: Callable[[int, int]
     try:
         files = _CONFIGS if configs_only else _FILES
         bars = {} if report is None else {"tqdm_class": _reporting(report)}
-        found = Path(hub.snapshot_download(path, allow_patterns=files, etag_timeout=_SECONDS, **bars))
+        snapshot = Path(hub.snapshot_download(path, allow_patterns=files, etag_timeout=_SECONDS, **bars))
     except Exception as error:  # of many types: no network, no such repository, licence not accepted
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
             f"{path}: no such directory (relative to {Path.cwd()}), and it cannot be downloaded: {reason}; "
             f"without a network, copy the repository's files to a directory and name that"
         ) from error
-    _found[path, configs_only] = found
-    return found
+    _snapshots[path, configs_only] = snapshot
+    return snapshot
 
 
 def _reporting(report: Callable[[int, int], object]) -> type:

@@ -110,8 +110,10 @@ def _mtp(config: DecoderConfig, model_type: str | None) -> dict[str, TensorSourc
     prefix, block_prefix = (before.format(config.layers.num_layers) for before in (names.prefix, names.block_prefix))
     sources: dict[str, TensorSource] = {}
     for kind in config.mtp_layer_kinds:
-        for ours, own in _layer(config, kind, model_type, dense=False).items():
-            sources[f"mtp.block.{ours}"] = attrs.evolve(own, names=tuple(block_prefix + name for name in own.names))
+        for ours, source in _layer(config, kind, model_type, dense=False).items():
+            sources[f"mtp.block.{ours}"] = attrs.evolve(
+                source, names=tuple(block_prefix + name for name in source.names)
+            )
         for ours, name in zip(_AROUND_MTP, names.around, strict=True):
             sources[f"mtp.{ours}"] = TensorSource((f"{prefix}{name}.weight",), transposed=ours == "join.kernel")
     return sources
@@ -171,10 +173,10 @@ def tensor_sources(config: DecoderConfig, model_type: str | None = None) -> dict
         blocks[path, position is not None].append(layer)
     for (path, is_stacked), (layer, *others) in blocks.items():
         shares_kv = path.startswith("kv_sharing.")
-        for ours, own in _layer(config, kinds[layer], model_type, dense=dense[layer], shares_kv=shares_kv).items():
-            names = tuple(f"layers.{number}.{name}" for number in (layer, *others) for name in own.names)
-            leading = (1 + len(others), *own.leading) if is_stacked else own.leading
-            sources[f"{path}.{ours}"] = attrs.evolve(own, names=names, leading=leading)
+        for ours, source in _layer(config, kinds[layer], model_type, dense=dense[layer], shares_kv=shares_kv).items():
+            names = tuple(f"layers.{number}.{name}" for number in (layer, *others) for name in source.names)
+            leading = (1 + len(others), *source.leading) if is_stacked else source.leading
+            sources[f"{path}.{ours}"] = attrs.evolve(source, names=names, leading=leading)
     return sources | _mtp(config, model_type)
 
 

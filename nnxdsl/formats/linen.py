@@ -151,15 +151,15 @@ def assemble(path: str, sources: tuple[Name, ...], read: Callable[[Name], Any]) 
     return np.stack([np.asarray(read(name)) for name in sources])
 
 
-def flat_tree(tree: Mapping[str, Any], above: Name = ()) -> Iterator[tuple[Name, Any]]:
+def flat_tree(tree: Mapping[str, Any], prefix: Name = ()) -> Iterator[tuple[Name, Any]]:
     """The arrays of a tree by name, without its collection "params", which MaxText nests twice."""
-    while not above and set(tree) == {PARAMS} and isinstance(tree[PARAMS], Mapping):
+    while not prefix and set(tree) == {PARAMS} and isinstance(tree[PARAMS], Mapping):
         tree = tree[PARAMS]
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from flat_tree(value, (*above, str(key)))
+            yield from flat_tree(value, (*prefix, str(key)))
         else:
-            yield (*above, str(key)), value
+            yield (*prefix, str(key)), value
 
 
 def put(tree: dict[str, Any], name: Name, value: Any) -> None:

@@ -56,9 +56,9 @@ class MappedArray:
     def layers(self, first: int, stop: int) -> MappedArray:
         """The slice `[first:stop]` along the first axis."""
         each = len(self.parts) // self.shape[0]
-        own = slice(first * each, stop * each)
+        span = slice(first * each, stop * each)
         shape = stop - first, *self.shape[1:]
-        return attrs.evolve(self, shape=shape, parts=self.parts[own], guards=self.guards[own])
+        return attrs.evolve(self, shape=shape, parts=self.parts[span], guards=self.guards[span])
 
     def read(
         self, index: Index | None = None, dtype: DTypeLike | None = None, memory: Memory | None = None

@@ -142,12 +142,12 @@ def read(
         match = _TENSOR.fullmatch(name)
         side = "" if match is None else match["side"] or match["size"]
         module = "" if match is None else match["module"]
-        own = _without_prefix(module)
-        hub_name = parameter_of(own, parts, fields) or own + ".weight"
+        module_name = _without_prefix(module)
+        hub_name = parameter_of(module_name, parts, fields) or module_name + ".weight"
         if match is None or hub_name not in parts or side not in sides:
             problems.append(Problem(name, f"is no adapter of a linear layer of this model, shape {tensor.shape}"))
             continue
-        names[hub_name] = module.removesuffix(own) + hub_name.removesuffix(".weight")
+        names[hub_name] = module.removesuffix(module_name) + hub_name.removesuffix(".weight")
         for part in parts[hub_name]:
             by_side.setdefault((part.path, side), {})[part.number] = tensor
     modules = [(_in_period(part.path), module) for hub_name, module in names.items() for part in parts[hub_name]]
@@ -210,7 +210,7 @@ def write(
     family = family_named(model_type)
     is_multimodal |= family is not None and family.written_in is not None
     prefix = PREFIXES[0] if is_multimodal else "model."
-    own: dict[str, list[_Part]] = {}  # the parts of each module
+    by_module: dict[str, list[_Part]] = {}  # the parts of each module
     for path in leaves:
         side = next((side for side, ending in _SUFFIXES.items() if path.endswith(ending)), None)
         kernel = path if side is None else path.removesuffix(_SUFFIXES[side])
@@ -218,20 +218,20 @@ def write(
         if source is None or not _is_linear(kernel, source) or _is_unsupported(source, adapter):
             raise WeightsError(f"{path}: PEFT does not support this layer; export the model with its adapter merged")
         for number, name in enumerate(source.names if side == "A" else ()):
-            own.setdefault(tensor_name(name, prefix).removesuffix(".weight"), []).append(_Part(kernel, number))
-    matrices = {module: _matrices(module, parts, leaves, sources, adapter) for module, parts in own.items()}
+            by_module.setdefault(tensor_name(name, prefix).removesuffix(".weight"), []).append(_Part(kernel, number))
+    matrices = {module: _matrices(module, parts, leaves, sources, adapter) for module, parts in by_module.items()}
     # A layer that its adapter leaves out has zeros in the stack of those that it does not, see `read`.
     if any(np.any(each.a) for each in matrices.values()):
         matrices = {module: each for module, each in matrices.items() if np.any(each.a) or np.any(each.b)}
     linears = {tensor_name(name, prefix).removesuffix(".weight") for name in _parts(sources)}
-    parameters = {module for module, parts in own.items() if isinstance(sources[parts[0].path], ExpertParameter)}
+    parameters = {module for module, parts in by_module.items() if isinstance(sources[parts[0].path], ExpertParameter)}
     nested = nested_modules(module for module in matrices if module in parameters)
     whole = whole or {}
     heads = {module: whole[path] for module, path in _WHOLE.items() if path in whole}
     tensors = {
         f"base_model.model.{nested.get(module, module)}.lora_{side}{'.weight' if side in 'AB' else ''}": matrix
         for module, each in matrices.items()
-        for side, matrix in _to_peft(each, sources[own[module][0].path])
+        for side, matrix in _to_peft(each, sources[by_module[module][0].path])
     }
     tensors |= {f"base_model.model.{module}.weight": head for module, head in heads.items()}
     shapes = {name: (array.shape, array.dtype) for name, array in tensors.items()}
@@ -275,13 +275,13 @@ def _whole(
     problems: list[Problem],
 ) -> tuple[dict[str, safetensors.Tensor], dict[str, safetensors.Tensor]]:
     """The tensors of embedding and head by our path, and all others by name; `problems` are appended to."""
-    found, others = {}, dict(tensors)
+    merged, others = {}, dict(tensors)
     is_tied = "lm_head.kernel" not in sources and "score.kernel" not in sources
     for module in WHOLE_MODULES:
         path = "embed.embedding" if is_tied and module == "lm_head" else _WHOLE[module]
         names = [name for name in tensors if re.fullmatch(rf"base_model\.model\.(.+\.)?{module}\.weight", name)]
         for name in names:
-            tensor = found[path] = others.pop(name)
+            tensor = merged[path] = others.pop(name)
             if path not in base:
                 problems.append(Problem(path, f"{name}: this model has no such head"))
             elif tensor.shape != base[path].shape:
@@ -293,9 +293,9 @@ def _whole(
         if is_named and not names and not is_tied and path in base:
             message = f"expected a tensor base_model.model.(...){module}.weight, there is none"
             problems.append(Problem(path, message))
-    if found and is_tied and not fields.get("ensure_weight_tying"):
+    if merged and is_tied and not fields.get("ensure_weight_tying"):
         problems.append(Problem(f"{CONFIG}: modules_to_save", _TIED))
-    return found, others
+    return merged, others
 
 
 def _sources(
@@ -390,18 +390,20 @@ def _reduce_blocks(
         if len(paths) < 2 or each[0].number or any(one is None for one in b):
             continue
         rank, alpha = stored[_in_period(paths[0])]
-        own, rest = divmod(rank, len(paths))
+        block_rank, rest = divmod(rank, len(paths))
         used = [
-            np.flatnonzero(np.any(one, axis=(*range(one.ndim - 2), -1))) // max(own, 1) for one in b if one is not None
+            np.flatnonzero(np.any(one, axis=(*range(one.ndim - 2), -1))) // max(block_rank, 1)
+            for one in b
+            if one is not None
         ]
         if rest or not any(map(len, used)) or any(np.any(rows != number) for number, rows in enumerate(used)):
             continue
         ratio = len(paths) if scaling == "rank" else math.sqrt(len(paths))
         for number, path in enumerate(paths):
-            rows = slice(number * own, (number + 1) * own)
+            rows = slice(number * block_rank, (number + 1) * block_rank)
             leaves[path + _SUFFIXES["A"]] = leaves[path + _SUFFIXES["A"]][..., rows]
             leaves[path + _SUFFIXES["B"]] = leaves[path + _SUFFIXES["B"]][..., rows, :]
-            scales[_in_period(path)] = own, float(f"{alpha / ratio:.12g}")
+            scales[_in_period(path)] = block_rank, float(f"{alpha / ratio:.12g}")
 
 
 def targets_of(paths: Iterable[str], base: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -440,11 +442,11 @@ def _is_linear(path: str, source: TensorSource) -> bool:
 
 def _parts(sources: Mapping[str, TensorSource]) -> dict[str, list[_Part]]:
     """The positions of each tensor of a linear layer, by its name without prefix."""
-    found: dict[str, list[_Part]] = {}
+    parts: dict[str, list[_Part]] = {}
     for path, source in sources.items():
         for number, name in enumerate(source.names if _is_linear(path, source) else ()):
-            found.setdefault(name, []).append(_Part(path, number))
-    return found
+            parts.setdefault(name, []).append(_Part(path, number))
+    return parts
 
 
 def _index(directory: Path) -> dict[str, safetensors.Tensor]:

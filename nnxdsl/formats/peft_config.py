@@ -124,11 +124,11 @@ def scales_of(
     scales: dict[str, Scale] = {}
     first: dict[str, str] = {}
     for path, module in modules:
-        own = pattern_value(patterns[0], module, rank), float(pattern_value(patterns[1], module, alpha))
-        if scales.setdefault(path, own) != own:
+        module_scale = pattern_value(patterns[0], module, rank), float(pattern_value(patterns[1], module, alpha))
+        if scales.setdefault(path, module_scale) != module_scale:
             message = (
-                f"{first[path]} has r={scales[path][0]}, alpha={scales[path][1]:g}, {module} has r={own[0]}, "
-                f"alpha={own[1]:g}; layers that are stacked must share rank and alpha"
+                f"{first[path]} has r={scales[path][0]}, alpha={scales[path][1]:g}, {module} has r={module_scale[0]}, "
+                f"alpha={module_scale[1]:g}; layers that are stacked must share rank and alpha"
             )
             problems.append(Problem(f"{CONFIG}: rank_pattern, alpha_pattern", message))
             return None

@@ -63,7 +63,7 @@ def expert_parameters(
         sources: Of all arrays of the base model.
         shapes: The numbers of experts and of outputs of kernels, of all whose arrays are read or written.
     """
-    found: dict[str, ExpertParameter] = {}
+    parameters: dict[str, ExpertParameter] = {}
     for path, source in sources.items():
         match = _TENSOR.fullmatch(source.names[0])
         if match is None or not path.endswith(".kernel") or ".feed_forward." in source.names[0]:
@@ -77,14 +77,14 @@ def expert_parameters(
             start = 0 if is_gate else width
             columns, matrix = (start, start + width, 2 * width), "gate_up_proj"
         modules = (one[: one.rindex(".experts.")].replace("block_sparse_moe", "mlp") for one in names)
-        found[path] = ExpertParameter(
+        parameters[path] = ExpertParameter(
             tuple(f"{module}.experts.{matrix}" for module in modules),
             source.leading[: int(is_stacked(path))],
             share=source.share,
             columns=columns,
             experts=experts,
         )
-    return found
+    return parameters
 
 
 def parameter_of(module: str, parameters: Iterable[str], settings: Mapping[str, Any]) -> str | None:
@@ -112,9 +112,9 @@ def is_targeted_parameter(settings: Mapping[str, Any], name: str) -> bool:
 
 def nested_modules(parameters: Iterable[str]) -> dict[str, str]:
     """The module that has a parameter's tensors, by the name of the parameter, for all that are adapted in a model."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for name in parameters:
         module = name.rpartition(".")[0]
-        found = {one: own + _NESTED * one.startswith(module + ".") for one, own in found.items()}
-        found[name] = module
-    return found
+        modules = {one: path + _NESTED * one.startswith(module + ".") for one, path in modules.items()}
+        modules[name] = module
+    return modules

@@ -186,7 +186,8 @@ def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str
         rewards = models.rewards(policy.loss_inputs, other.loss_inputs)
         policy_logps, other_logps = jax.device_get((policy.loss_inputs, other.loss_inputs))
         rows += [
-            _pair_row(models, data, index, at, policy_logps, other_logps, rewards) for at, index in enumerate(here)
+            _pair_row(models, data, index, position, policy_logps, other_logps, rewards)
+            for position, index in enumerate(here)
         ]
         if start < FIRST_ROWS:
             first = models.program.score(models.first, batch).token_stats if models.step else policy.token_stats
@@ -215,7 +216,7 @@ def pairs(models: ModelPair, request: Mapping[str, Any], tell: Tell) -> dict[str
 
 def pieces(tokenizer: TokenizerBase, ids: Sequence[int]) -> list[str]:
     """Decode each token in its context; a token that is not printable by itself becomes `<0xC3>` or `<id 1234>`."""
-    return [_piece(tokenizer, ids[max(0, at - CONTEXT) : at], token) for at, token in enumerate(ids)]
+    return [_piece(tokenizer, ids[max(0, position - CONTEXT) : position], token) for position, token in enumerate(ids)]
 
 
 def _piece(tokenizer: TokenizerBase, before: Sequence[int], token: int) -> str:
@@ -240,20 +241,20 @@ def _who(models: ModelPair) -> dict[str, Any]:
 
 def _recorded(models: ModelPair) -> dict[str, float]:
     """Evaluation metrics that the run logged at this step."""
-    found = [row for row in RunDirectory(models.directory).evaluations() if row.get("step") == models.step]
-    return {name: value for name, value in (found[-1] if found else {}).items() if name.startswith("eval/")}
+    rows = [row for row in RunDirectory(models.directory).evaluations() if row.get("step") == models.step]
+    return {name: value for name, value in (rows[-1] if rows else {}).items() if name.startswith("eval/")}
 
 
 def _specials(models: ModelPair, ids: Sequence[int]) -> list[int]:
     """Indices of special tokens."""
-    return [at for at, token in enumerate(ids) if token in models.tokenizer.special_ids]
+    return [index for index, token in enumerate(ids) if token in models.tokenizer.special_ids]
 
 
-def _ids(models: ModelPair, given: Any) -> list[int]:
+def _ids(models: ModelPair, value: Any) -> list[int]:
     vocab_size = models.program.blueprint.config.vocab_size
-    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < vocab_size for one in given):
+    if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < vocab_size for one in value):
         raise RunError(f"expected token ids below {vocab_size:,}")
-    return given
+    return value
 
 
 def _index(data: Dataset, where: str) -> int:
@@ -267,16 +268,16 @@ def _chat_or_text(models: ModelPair, request: Mapping[str, Any], text: str) -> A
     return [{"role": "user", "content": text}] if is_chat else text
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def _messages(value: Any) -> list[dict[str, Any]]:
     """The messages of a chat, the last of which is a user's, or the assistant's to be continued."""
 
     def is_message(one: Any) -> bool:
         return isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
 
-    if not isinstance(given, list) or not given or not all(map(is_message, given)) or given[-1]["role"] == "system":
+    if not isinstance(value, list) or not value or not all(map(is_message, value)) or value[-1]["role"] == "system":
         roles = ", ".join(ROLES)
         raise RunError(f"messages: expected roles ({roles}) with contents, the last one of the user or the assistant")
-    return [{"role": one["role"], "content": one["content"]} for one in given]
+    return [{"role": one["role"], "content": one["content"]} for one in value]
 
 
 def _prompt(models: ModelPair, request: Mapping[str, Any]) -> list[int]:
@@ -317,12 +318,12 @@ def _text_side(models: ModelPair, request: Mapping[str, Any]) -> dict[str, Any]:
     prompt, text = str(request.get("prompt", "")), str(request.get("text", ""))
     if not text:
         raise RunError("the completion is empty; enter the text to compute log-probs of")
-    given = _chat_or_text(models, request, prompt)
+    rendered = _chat_or_text(models, request, prompt)
     try:
-        if isinstance(given, str):
+        if isinstance(rendered, str):
             split = models.encoder.split_text(prompt, (text,))
         else:
-            split = models.encoder.split_chat(given, [{"role": "assistant", "content": text}])
+            split = models.encoder.split_chat(rendered, [{"role": "assistant", "content": text}])
     except RowError as error:
         raise RunError(f"the text: {error}") from error
     ids, begin = [*split.prompt, *split.completions[0]], len(split.prompt)
@@ -363,14 +364,20 @@ def _side(
 
 def _with_alternatives(models: ModelPair, side: dict[str, Any]) -> dict[str, Any]:
     ids, begin = side["ids"], side["begin"]
-    found, table = models.alternatives(ids), {}
-    for name, (best, policy, other) in found.items():
+    alternatives, table = models.alternatives(ids), {}
+    for name, (best, policy, other) in alternatives.items():
         table[name] = [
             [
-                [_piece(models.tokenizer, ids[max(0, at - CONTEXT) : at], int(token)), float(logp), float(other_logp)]
-                for token, logp, other_logp in zip(best[at - 1], policy[at - 1], other[at - 1], strict=True)
+                [
+                    _piece(models.tokenizer, ids[max(0, position - CONTEXT) : position], int(token)),
+                    float(logp),
+                    float(other_logp),
+                ]
+                for token, logp, other_logp in zip(
+                    best[position - 1], policy[position - 1], other[position - 1], strict=True
+                )
             ]
-            for at in range(begin, len(ids))
+            for position in range(begin, len(ids))
         ]
     return {**side, "likeliest": table}
 
@@ -379,7 +386,7 @@ def _pair_row(
     models: ModelPair,
     data: Pairs,
     index: int,
-    at: int,
+    position: int,
     policy: PairLogps,
     other: PairLogps,
     rewards: Mapping[str, np.ndarray],
@@ -390,9 +397,9 @@ def _pair_row(
         **{name: models.tokenizer.decode(row[name])[:SHOWN] for name in ("prompt", *SIDES)},
         "prompt_tokens": len(row["prompt"]),
         **{f"{name}_tokens": int(data.mask(name, index).sum()) for name in SIDES},
-        "policy": [float(policy.chosen_logps[at]), float(policy.rejected_logps[at])],
-        "other": [float(other.chosen_logps[at]), float(other.rejected_logps[at])],
-        "rewards": {name.removeprefix("rewards/"): _number(value[at]) for name, value in rewards.items()},
+        "policy": [float(policy.chosen_logps[position]), float(policy.rejected_logps[position])],
+        "other": [float(other.chosen_logps[position]), float(other.rejected_logps[position])],
+        "rewards": {name.removeprefix("rewards/"): _number(value[position]) for name, value in rewards.items()},
     }
 
 

@@ -51,11 +51,11 @@ class Weights(NamedTuple):
 
     Attributes:
         shared: Those shared by all models.
-        own: Those of each model, stacked along a leading axis if there is more than one.
+        per_model: Those of each model, stacked along a leading axis if there is more than one.
     """
 
     shared: dict[str, Any]
-    own: dict[str, Any]
+    per_model: dict[str, Any]
 
 
 class Prefilled(NamedTuple):
@@ -86,7 +86,7 @@ class Fill(NamedTuple):
         prefix: The place of each new prefix `[U]`.
         prefix_prompt: Its prompt's row among those prefilled `[U]`.
         rows: The slots of each prefix, see `PrefixRows`, `[U, G]`.
-        at: The place of each slot in `rows`, `[B]`.
+        place: The place of each slot in `rows`, `[B]`.
     """
 
     size: ArrayLike
@@ -99,7 +99,7 @@ class Fill(NamedTuple):
     prefix: ArrayLike
     prefix_prompt: ArrayLike
     rows: ArrayLike
-    at: ArrayLike
+    place: ArrayLike
 
 
 class Slots(NamedTuple):
@@ -150,36 +150,38 @@ class DecodeLoop:
     row_sharding: Callable[[int], jax.sharding.NamedSharding] | None = None
 
     def prefill(
-        self, shared: Leaves, own: list[Leaves], tokens: jax.Array, lengths: jax.Array, *, drafts: int
+        self, shared: Leaves, per_model: list[Leaves], tokens: jax.Array, lengths: jax.Array, *, drafts: int
     ) -> Prefilled:
         """Computes prompts.
 
         Args:
             shared: Arrays shared by all models.
-            own: Arrays of each model.
+            per_model: Arrays of each model.
             tokens: Prompts `[U, P]`, padded on the left.
             lengths: Their tokens `[U]`.
             drafts: Drafts of a pass.
         """
-        axes = {path: int(is_stacked(path)) for path in own[0]}
-        joined = own[0]
-        if len(own) > 1:  # after the axis of the scanned layers, so that the scan needs no transpose
-            joined = {path: jnp.stack([leaves[path] for leaves in own], axis) for path, axis in axes.items()}
-        found = self._each(len(own), axes, partial(self._prefill, tokens, lengths, drafts), Weights(shared, joined))
-        return self._sharded(found, len(own))
+        axes = {path: int(is_stacked(path)) for path in per_model[0]}
+        joined = per_model[0]
+        if len(per_model) > 1:  # after the axis of the scanned layers, so that the scan needs no transpose
+            joined = {path: jnp.stack([leaves[path] for leaves in per_model], axis) for path, axis in axes.items()}
+        prefilled = self._each(
+            len(per_model), axes, partial(self._prefill, tokens, lengths, drafts), Weights(shared, joined)
+        )
+        return self._sharded(prefilled, len(per_model))
 
     def _prefill(self, tokens: jax.Array, lengths: jax.Array, drafts: int, decoder: Decoder) -> Prefilled:
         rows, size = tokens.shape
         positions = positions_left_padded(lengths, size)
-        given = {"return_kv": True, "dtype": self.dtype, "method": AttentionMethod("chunked", sequence(size))}
-        out = decoder(tokens, positions, **given)
+        options = {"return_kv": True, "dtype": self.dtype, "method": AttentionMethod("chunked", sequence(size))}
+        out = decoder(tokens, positions, **options)
         assert out.cache_update is not None  # return_kv=True
         cache = append(init_cache(self.config, rows, size, self.dtype, spare=drafts), out.cache_update)
         if not drafts:
             return Prefilled(cache, None, out.hidden[:, -1])
         # Of the last token the following one is not chosen yet: the slots replace its keys and values.
         following = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
-        _, _, update = decoder.mtp_states(out.hidden, following, positions, **given)
+        _, _, update = decoder.mtp_states(out.hidden, following, positions, **options)
         assert update is not None
         return Prefilled(cache, append(mtp_cache(self.config, rows, size, self.dtype), update), out.hidden[:, -1])
 
@@ -203,7 +205,7 @@ class DecodeLoop:
         ahead = mtp_cache(self.config, slots, room, self.dtype)._replace(length=none) if drafts else None
         hidden = jnp.zeros((slots, 1 + drafts, self.config.embed_dim), self.dtype)
         update = init_cache(self.config, slots, 1 + drafts, self.dtype)
-        found = Slots(
+        empty_slots = Slots(
             cache,
             CacheUpdate(update.layers, update.positions),
             ahead,
@@ -220,7 +222,7 @@ class DecodeLoop:
             none,
         )
         return self._sharded(
-            found if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), found), models
+            empty_slots if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), empty_slots), models
         )
 
     def grown(self, slots: Slots, *, room: int, models: int, prefixes: tuple[int, int, int]) -> Slots:
@@ -244,12 +246,14 @@ class DecodeLoop:
         def take(tree: TreeT, numbers: jax.Array) -> TreeT:
             return jax.tree.map(lambda part: jnp.take(part, numbers, axis), tree)
 
-        found = take(slots._replace(cache=slots.cache._replace(prefixes=None)), rows)
+        fewer_slots = take(slots._replace(cache=slots.cache._replace(prefixes=None)), rows)
         if shared is not None:
-            taken = take(shared._replace(members=shared.members._replace(at=rows)), prefixes)
-            members = taken.members._replace(at=take(shared.members.at, rows))
-            found = found._replace(cache=found.cache._replace(prefixes=taken._replace(members=members)))
-        return self._sharded(found, models)
+            taken = take(shared._replace(members=shared.members._replace(place=rows)), prefixes)
+            members = taken.members._replace(place=take(shared.members.place, rows))
+            fewer_slots = fewer_slots._replace(
+                cache=fewer_slots.cache._replace(prefixes=taken._replace(members=members))
+            )
+        return self._sharded(fewer_slots, models)
 
     def advance(
         self,
@@ -283,13 +287,13 @@ class DecodeLoop:
         fill = jax.tree.map(jnp.asarray, fill)
         each = (lambda function: jax.vmap(function, (0, 0, None))) if models > 1 else lambda function: function
 
-        def put(at: jax.Array, slots: Slots) -> Slots:
+        def put(index: jax.Array, slots: Slots) -> Slots:
             names = ("slot", "prompt", "length", "numbers", "limit")
-            return each(_filled)(slots, prompts, fill._replace(**{name: getattr(fill, name)[at] for name in names}))
+            return each(_filled)(slots, prompts, fill._replace(**{name: getattr(fill, name)[index] for name in names}))
 
         slots = each(_with_prefixes)(slots, prompts, fill)
         slots = jax.lax.fori_loop(0, fill.size, put, slots)
-        axes, choose = dict.fromkeys(weights.own, 0), partial(select, selection, top_k, is_greedy=is_greedy)
+        axes, choose = dict.fromkeys(weights.per_model, 0), partial(select, selection, top_k, is_greedy=is_greedy)
 
         def step(turn: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
             return turn[0] + 1, self._each(models, axes, partial(self._pass, choose), weights, turn[1])
@@ -304,13 +308,13 @@ class DecodeLoop:
         """Chooses from the hidden states, and computes the next ones."""
         drafts = slots.drafts.shape[-1]
         steps, base = jnp.arange(1 + drafts), slots.cache.length
-        at = slots.length[:, None] + steps  # [B, 1 + k] the positions of the chosen tokens in their completions
-        found = choose(slots.numbers, decoder.logits(slots.hidden), at)
-        accepted = accept(found.ids, slots.drafts, ~slots.done, at < slots.limit[:, None], self.stop_ids)
-        row, column = jnp.arange(len(base))[:, None], jnp.where(accepted.is_in, at, slots.out.shape[-1])
+        positions = slots.length[:, None] + steps  # [B, 1 + k] the positions of the chosen tokens in their completions
+        chosen = choose(slots.numbers, decoder.logits(slots.hidden), positions)
+        accepted = accept(chosen.ids, slots.drafts, ~slots.done, positions < slots.limit[:, None], self.stop_ids)
+        row, column = jnp.arange(len(base))[:, None], jnp.where(accepted.is_in, positions, slots.out.shape[-1])
         out, logps, log_mass = (
             old.at[row, column].set(new, mode="drop")  # out of bounds: dropped
-            for old, new in zip((slots.out, slots.logps, slots.log_mass), found, strict=True)
+            for old, new in zip((slots.out, slots.logps, slots.log_mass), chosen, strict=True)
         )
         length = slots.length + accepted.added
         cache = rewind(append(slots.cache, slots.update), base + accepted.added)
@@ -327,7 +331,7 @@ class DecodeLoop:
         if slots.mtp_cache is not None:
             places = partial(_places, slots.padding)
             new, ahead = draft(
-                decoder, partial(choose, slots.numbers), places, slots.hidden, found.ids, accepted, slots.mtp_cache,
+                decoder, partial(choose, slots.numbers), places, slots.hidden, chosen.ids, accepted, slots.mtp_cache,
                 length, self.dtype,
             )  # fmt: skip
             slots, tokens = slots._replace(drafts=new, mtp_cache=ahead), jnp.concatenate([tokens, new], axis=1)
@@ -358,28 +362,28 @@ class DecodeLoop:
     ) -> TreeT:
         """What a function of a decoder and of a state gives for each model."""
 
-        def one(own: dict[str, Any], *carried: Any) -> TreeT:
-            decoder = self.template.merge({**weights.shared, **own})
+        def one(per_model: dict[str, Any], *carried: Any) -> TreeT:
+            decoder = self.template.merge({**weights.shared, **per_model})
             assert isinstance(decoder, Decoder)
             return function(decoder, *carried)
 
         if models == 1:
-            return one(weights.own, *carried)
-        return jax.vmap(one, (axes, *(0 for _ in carried)), axis_size=models)(weights.own, *carried)
+            return one(weights.per_model, *carried)
+        return jax.vmap(one, (axes, *(0 for _ in carried)), axis_size=models)(weights.per_model, *carried)
 
 
-def unstacked(shared: Leaves, own: list[Leaves]) -> Weights:
+def unstacked(shared: Leaves, per_model: list[Leaves]) -> Weights:
     """Arrays for `DecodeLoop.advance`: of stacks of layers a tuple with an array for each, so that a pass copies none.
 
     Args:
         shared: Arrays shared by all models.
-        own: Arrays of each model.
+        per_model: Arrays of each model.
     """
 
     def per_period(path: str, leaf: jax.Array) -> Any:
-        return tuple(leaf[at] for at in range(len(leaf))) if is_stacked(path) else leaf
+        return tuple(leaf[index] for index in range(len(leaf))) if is_stacked(path) else leaf
 
-    each = [{path: per_period(path, leaf) for path, leaf in leaves.items()} for leaves in own]
+    each = [{path: per_period(path, leaf) for path, leaf in leaves.items()} for leaves in per_model]
     joined = each[0] if len(each) == 1 else jax.tree.map(lambda *parts: jnp.stack(parts), *each)
     return Weights({path: per_period(path, leaf) for path, leaf in shared.items()}, joined)
 
@@ -391,18 +395,18 @@ def _with_prefixes(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
         return slots
     # The last token of a prompt is with each row's own.
     tokens = prompts.cache.positions.segment_ids.at[:, -1].set(0) > 0
-    given = tuple(None if old is None else new for old, new in zip(prefixes.layers, prompts.cache.layers, strict=True))
+    layers = tuple(None if old is None else new for old, new in zip(prefixes.layers, prompts.cache.layers, strict=True))
 
-    def put(at: jax.Array, old: Any) -> Any:
+    def put(index: jax.Array, old: Any) -> Any:
         def one(old: jax.Array, new: jax.Array) -> jax.Array:
-            row = jax.lax.dynamic_index_in_dim(new, jnp.asarray(fill.prefix_prompt)[at], 0)
-            return jax.lax.dynamic_update_slice_in_dim(old, row.astype(old.dtype), jnp.asarray(fill.prefix)[at], 0)
+            row = jax.lax.dynamic_index_in_dim(new, jnp.asarray(fill.prefix_prompt)[index], 0)
+            return jax.lax.dynamic_update_slice_in_dim(old, row.astype(old.dtype), jnp.asarray(fill.prefix)[index], 0)
 
-        return jax.tree.map(one, old, (given, tokens))
+        return jax.tree.map(one, old, (layers, tokens))
 
-    found = jax.lax.fori_loop(0, fill.prefixes, put, (prefixes.layers, prefixes.members.is_token))
-    members = PrefixRows(jnp.asarray(fill.rows), jnp.asarray(fill.at), found[1])
-    return slots._replace(cache=slots.cache._replace(prefixes=Prefixes(found[0], members)))
+    updated = jax.lax.fori_loop(0, fill.prefixes, put, (prefixes.layers, prefixes.members.is_token))
+    members = PrefixRows(jnp.asarray(fill.rows), jnp.asarray(fill.place), updated[1])
+    return slots._replace(cache=slots.cache._replace(prefixes=Prefixes(updated[0], members)))
 
 
 def _filled(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
@@ -434,8 +438,8 @@ def _filled(slots: Slots, prompts: Prefilled, fill: Fill) -> Slots:
             width = old.shape[2]
             if width < slots.hidden.shape[1]:  # a window that is shorter than the tokens of a pass
                 return jnp.zeros((len(new), *old.shape[1:]), old.dtype)
-            at = (size - 1) % new.shape[2]
-            return jnp.pad(new[:, :, at : at + 1], ((0, 0), (0, 0), (0, width - 1), (0, 0)))
+            last_slot = (size - 1) % new.shape[2]
+            return jnp.pad(new[:, :, last_slot : last_slot + 1], ((0, 0), (0, 0), (0, width - 1), (0, 0)))
 
         return jax.tree.map(keep, old, new)
 

@@ -209,10 +209,10 @@ class ModelPair:
 
         if "rewards" not in self._jitted:
             self._jitted["rewards"] = jax.jit(each)
-        found = {name: np.asarray(value) for name, value in self._jitted["rewards"](policy, other).items()}
-        if {"rewards/chosen", "rewards/rejected"} <= found.keys() and "rewards/margins" not in found:
-            found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
-        return found
+        rewards = {name: np.asarray(value) for name, value in self._jitted["rewards"](policy, other).items()}
+        if {"rewards/chosen", "rewards/rejected"} <= rewards.keys() and "rewards/margins" not in rewards:
+            rewards["rewards/margins"] = rewards["rewards/chosen"] - rewards["rewards/rejected"]
+        return rewards
 
     def alternatives(self, ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Compute the top 5 next tokens at each position under each model.
@@ -245,11 +245,11 @@ class ModelPair:
                     name: jax.nn.log_softmax(models[name].logits(part).astype(jnp.float32) / temperature)
                     for name, part in states.items()
                 }
-                found = {}
+                pieces = {}
                 for name, own_logp in logp.items():
                     _, best = jax.lax.top_k(own_logp, count)
-                    found[name] = (best, *(jnp.take_along_axis(logp[side], best, -1) for side in ("policy", "other")))
-                return found
+                    pieces[name] = (best, *(jnp.take_along_axis(logp[side], best, -1) for side in ("policy", "other")))
+                return pieces
 
             whole = jax.lax.map(piece, hidden)
             return jax.tree.map(lambda x: x.reshape(-1, count), whole)
@@ -259,8 +259,8 @@ class ModelPair:
         tokens = np.zeros((1, -(-len(ids) // PIECE) * PIECE), np.int32)
         tokens[0, : len(ids)] = ids
         leaves = {name: part for name, (_, part) in self.models().items()}
-        found = self._jitted["alternatives"](leaves, tokens, np.array([len(ids)], np.int32))
-        return {name: tuple(np.asarray(part)[: len(ids)] for part in parts) for name, parts in found.items()}  # pyright: ignore[reportReturnType]
+        alternatives = self._jitted["alternatives"](leaves, tokens, np.array([len(ids)], np.int32))
+        return {name: tuple(np.asarray(part)[: len(ids)] for part in parts) for name, parts in alternatives.items()}  # pyright: ignore[reportReturnType]
 
 
 @attrs.frozen(eq=False)
@@ -288,8 +288,8 @@ class _Saved:
         return cls(directory, program, checkpoints, trainable, frozen, tell)
 
     def state(self, number: int, leaves: Leaves) -> TrainState:
-        at = jnp.asarray(number, jnp.int32)
-        return TrainState(at, init.sort_like(leaves, self.program.blueprint.trainable), None, self.frozen, {})
+        index = jnp.asarray(number, jnp.int32)
+        return TrainState(index, init.sort_like(leaves, self.program.blueprint.trainable), None, self.frozen, {})
 
     def at_step(self, number: int, group: str = "trainable") -> TrainState:
         steps = self.checkpoints.steps()
@@ -298,8 +298,8 @@ class _Saved:
         if number not in steps:
             raise RunError(f"{self.directory} has no checkpoint of step {number}; there are {steps}")
         self.tell(f"reading the checkpoint of step {number} of {self.directory.name}")
-        found = self.checkpoints.restore(number, {group: checkpoint_targets(self.program)[group]})[group]
-        return self.state(number, found)
+        arrays = self.checkpoints.restore(number, {group: checkpoint_targets(self.program)[group]})[group]
+        return self.state(number, arrays)
 
 
 def _of_run(mine: Program, home: Path, against: str, tell: Callable[[str], object]) -> Comparison:

@@ -191,7 +191,7 @@ class Pretrained:
             raise WeightsError(f"{self._directory}: {NOT_A_REWARD_MODEL}")
         encoder, pairs = Encoder(self.tokenizer), zip(prompts, completions, strict=True)
         rows = [self._encoded(encoder, index, *pair) for index, pair in enumerate(pairs)]
-        found = np.zeros(len(rows), np.float32)
+        rewards = np.zeros(len(rows), np.float32)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # rows of a batch are about as long
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
@@ -199,8 +199,8 @@ class Pretrained:
             tokens, lengths = np.zeros((batch_size, width), np.int32), np.ones(batch_size, np.int32)
             for line, index in enumerate(chosen):
                 tokens[line, : len(rows[index])], lengths[line] = rows[index], len(rows[index])
-            found[chosen] = self._rewards(self.leaves, jnp.asarray(tokens), jnp.asarray(lengths))[: len(chosen)]
-        return found
+            rewards[chosen] = self._rewards(self.leaves, jnp.asarray(tokens), jnp.asarray(lengths))[: len(chosen)]
+        return rewards
 
     def generate(
         self,
@@ -266,8 +266,8 @@ class Pretrained:
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(ids)] = ids
         options = np.array([len(ids)], np.int32), np.float32(temperature), max(top, 1)
-        found = (np.asarray(part)[: len(ids) - 1] for part in self._token_logps(self.leaves, tokens, *options))
-        logps, top_ids, top_logps = found
+        by_option = (np.asarray(part)[: len(ids) - 1] for part in self._token_logps(self.leaves, tokens, *options))
+        logps, top_ids, top_logps = by_option
         return TokenLogps(logps, top_ids[:, :top], top_logps[:, :top])
 
     def _encoded(self, encoder: Encoder, index: int, prompt: Prompt, completion: Prompt) -> list[int]:
@@ -350,15 +350,15 @@ def load(
     """
     if (run := Path(directory).expanduser()).is_dir() and is_run(run):
         return _of_run(run, dtype, tokenizer, allow_non_finite=allow_non_finite, mtp=mtp)
-    found = locate(str(directory))
-    reader = HubReader(found, allow_non_finite=allow_non_finite)
-    config, template = _template(reader.config, dtype, found, mtp=mtp)
+    resolved = locate(str(directory))
+    reader = HubReader(resolved, allow_non_finite=allow_non_finite)
+    config, template = _template(reader.config, dtype, resolved, mtp=mtp)
     if problems := reader.check(template):
-        raise WeightsError("\n  ".join([f"{found}: {len(problems)} tensors do not fit:", *map(str, problems)]))
+        raise WeightsError("\n  ".join([f"{resolved}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
     leaves = {path: place(reader.mapped(path), dtype, here) for path in template.variables}
-    kind = text_fields(read_fields(found)).get("model_type")
-    return Pretrained(template, config, leaves, dtype, found, tokenizer or Auto(), found, kind)
+    kind = text_fields(read_fields(resolved)).get("model_type")
+    return Pretrained(template, config, leaves, dtype, resolved, tokenizer or Auto(), resolved, kind)
 
 
 def _of_run(
@@ -369,10 +369,10 @@ def _of_run(
     (config, template), here = _template(saved.config, dtype, path, mtp=mtp), jnp.zeros(()).sharding
 
     def leaf(name: str) -> np.ndarray:
-        found = saved.merged(name)
+        leaf = saved.merged(name)
         if not allow_non_finite:
-            require_finite({name: found}, path)
-        return found
+            require_finite({name: leaf}, path)
+        return leaf
 
     leaves = {name: place(leaf(name), dtype, here) for name in template.variables}
     owner = tokenizer_owner(saved.experiment)

@@ -172,8 +172,8 @@ class Sampler:
         Raises:
             ValueError: see `__call__`; a limit is out of range.
         """
-        (found,) = self._complete([leaves], prompts, sampling, prompt_length, limits)
-        return found
+        (completions,) = self._complete([leaves], prompts, sampling, prompt_length, limits)
+        return completions
 
     def stream(
         self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling, every: int = CHECK_EVERY
@@ -236,13 +236,13 @@ class Sampler:
         seen = np.zeros(len(prompts), np.int64)
         for now in self._decode([leaves], prompts, sampling, prompt_length, limits, every, numbers):
             out, logps, *_ = (part[0] for part in now.read())
-            found = list[Piece]()
+            pieces = list[Piece]()
             for slot in np.flatnonzero(now.rows >= 0):
                 row, length = int(now.rows[slot]), now.length[0, slot]
                 new, seen[row] = slice(seen[row], length), length
-                found.append(Piece(row, out[slot, new].tolist(), logps[slot, new], bool(now.done[0, slot])))
-            yield found
-            now.drop([piece.row for piece in found if is_unwanted(piece.row)])
+                pieces.append(Piece(row, out[slot, new].tolist(), logps[slot, new], bool(now.done[0, slot])))
+            yield pieces
+            now.drop([piece.row for piece in pieces if is_unwanted(piece.row)])
 
     def sample_models(
         self, models: Sequence[Leaves], prompts: Sequence[Sequence[int]], sampling: Sampling
@@ -278,7 +278,7 @@ class Sampler:
         limits: Sequence[int] | None = None,
     ) -> list[list[Completion]]:
         """Completions of each model and prompt."""
-        found: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         for now in self._decode(models, prompts, sampling, prompt_length, limits, CHECK_EVERY):
             ended = np.flatnonzero((now.rows >= 0) & now.done.all(axis=0))
             if not len(ended):
@@ -286,11 +286,11 @@ class Sampler:
             out, logps, log_mass, passes = now.read()
             for model in range(len(models)):
                 for slot in ended:
-                    end, at = now.length[model, slot], (model, slot)
-                    found[model, now.rows[slot]] = Completion(
-                        out[at][:end].tolist(), logps[at][:end], log_mass[at][:end], int(passes[at])
+                    end, key = now.length[model, slot], (model, slot)
+                    completions[model, now.rows[slot]] = Completion(
+                        out[key][:end].tolist(), logps[key][:end], log_mass[key][:end], int(passes[key])
                     )
-        return [[found[model, row] for row in range(len(prompts))] for model in range(len(models))]
+        return [[completions[model, row] for row in range(len(prompts))] for model in range(len(models))]
 
     def _decode(
         self,
@@ -308,8 +308,8 @@ class Sampler:
             return
         first, *others = models
         shared = {path: leaf for path, leaf in first.items() if all(leaf is other[path] for other in others)}
-        own = [{path: leaf for path, leaf in model.items() if path not in shared} for model in models]
-        weights, selection = self._unstacked(shared, own), Selection.of(sampling)
+        per_model = [{path: leaf for path, leaf in model.items() if path not in shared} for model in models]
+        weights, selection = self._unstacked(shared, per_model), Selection.of(sampling)
         drafts, count, settings = (
             sampling.num_speculative_tokens,
             min(len(prompts), self._slots),
@@ -325,7 +325,7 @@ class Sampler:
         while queue.can_fill(table) or table.is_busy:
             if queue.can_fill(table) and not queue.group and queue.next_block(at_once) != block:
                 block = queue.next_block(at_once)
-                prefilled = self._prefill(shared, own, *queue.block(block, at_once), drafts=drafts)
+                prefilled = self._prefill(shared, per_model, *queue.block(block, at_once), drafts=drafts)
             fill = queue.take(table, block, at_once)
             needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
             prefixes = (*table.members.shape, size)
@@ -349,8 +349,8 @@ class Sampler:
                 slots = self._shrunk(slots, *table.shrink(wanted), **settings)
 
     def _arrays(self, slots: Slots, models: int) -> list[np.ndarray]:
-        found = map(np.asarray, self._read(slots))
-        return [part if models > 1 else part[None] for part in found]
+        arrays = map(np.asarray, self._read(slots))
+        return [part if models > 1 else part[None] for part in arrays]
 
     def _queue(
         self,
@@ -393,14 +393,14 @@ class _Table:
     Attributes:
         rows: The row of each slot, -1 for none `[B]`.
         length: Tokens of each completion `[M, B]`.
-        at: The place of each slot among those of prefixes, `prefix * places + place`, `[B]`.
+        place: The place of each slot among those of prefixes, `prefix * places + place`, `[B]`.
         left: Rows of each prefix that have not ended, those that wait for a slot included `[U]`.
         places: Most rows of a prefix.
     """
 
     rows: np.ndarray
     length: np.ndarray
-    at: np.ndarray
+    place: np.ndarray
     left: np.ndarray
     places: int
 
@@ -423,15 +423,15 @@ class _Table:
     @property
     def members(self) -> np.ndarray:
         """The slots of each prefix, `[U, G]`."""
-        found, used = np.zeros(len(self.left) * self.places, np.int32), np.flatnonzero(self.rows >= 0)
-        found[self.at[used]] = used
-        return found.reshape(-1, self.places)
+        members, used = np.zeros(len(self.left) * self.places, np.int32), np.flatnonzero(self.rows >= 0)
+        members[self.place[used]] = used
+        return members.reshape(-1, self.places)
 
     def end(self, is_done: np.ndarray) -> None:
         """Frees the slots whose rows have ended, and the prefixes that have no others."""
         ended = is_done & (self.rows >= 0)
-        np.subtract.at(self.left, self.at[ended] // self.places, 1)
-        self.rows[is_done], self.length[:, is_done], self.at[is_done] = -1, 0, 0
+        np.subtract.at(self.left, self.place[ended] // self.places, 1)
+        self.rows[is_done], self.length[:, is_done], self.place[is_done] = -1, 0, 0
 
     def shrink(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Keeps so many slots, those with rows first; returns the numbers of the slots and of the prefixes kept."""
@@ -439,9 +439,9 @@ class _Table:
         prefixes = np.argsort(self.left == 0, kind="stable")[:size].astype(np.int32)
         place = np.zeros(len(self.left), np.int32)
         place[prefixes] = np.arange(len(prefixes))
-        at = self.at[slots]
+        places = self.place[slots]
         self.rows, self.length, self.left = self.rows[slots], self.length[:, slots], self.left[prefixes]
-        self.at = place[at // self.places] * self.places + at % self.places
+        self.place = place[places // self.places] * self.places + places % self.places
         return slots, prefixes
 
 
@@ -515,7 +515,7 @@ class _Queue:
                 self.group, self.prefix = self.waiting.popleft(), int(free[0])
                 table.left[self.prefix] = len(self.group)
                 prefixes.append((self.prefix, int(self.prompt[self.group[0]]) % size))
-            table.at[slot] = (self.prefix + 1) * self.group_size - len(self.group)
+            table.place[slot] = (self.prefix + 1) * self.group_size - len(self.group)
             table.rows[slot] = self.group.popleft()
             taken.append((int(slot), int(table.rows[slot])))
         slot, row = _columns(taken, len(table.rows))
@@ -532,12 +532,12 @@ class _Queue:
             prefix=prefix,
             prefix_prompt=prefix_prompt,
             rows=members,
-            at=table.at.copy(),
+            at=table.place.copy(),
         )
 
 
 def _columns(pairs: Sequence[tuple[int, int]], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Pairs as two columns `[size]`, int32, filled up with zeros."""
-    found = np.zeros((2, size), np.int32)
-    found[:, : len(pairs)] = np.array(pairs, np.int32).reshape(-1, 2).T
-    return found[0], found[1]
+    columns = np.zeros((2, size), np.int32)
+    columns[:, : len(pairs)] = np.array(pairs, np.int32).reshape(-1, 2).T
+    return columns[0], columns[1]

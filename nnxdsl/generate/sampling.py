@@ -69,12 +69,12 @@ def numbers_of(prompts: Sequence[Sequence[int]]) -> np.ndarray:
     a batch, and repeated prompts get different completions.
     """
     seen: Counter[int] = Counter()
-    found = np.zeros((len(prompts), 2), np.uint32)
+    numbers = np.zeros((len(prompts), 2), np.uint32)
     for row, prompt in enumerate(prompts):
         number = zlib.crc32(np.asarray(prompt, "<i4").tobytes())
-        found[row] = number, seen[number]
+        numbers[row] = number, seen[number]
         seen[number] += 1
-    return found
+    return numbers
 
 
 def streams(key: jax.Array, numbers: jax.Array) -> jax.Array:
@@ -96,15 +96,15 @@ def filter_logits(
         min_p: See `Sampling`.
     """
     largest = jnp.max(logits, axis=-1, keepdims=True)
-    found = logits
+    filtered = logits
     if top_k is not None:
-        found = _heaviest(found, jnp.ones_like(logits), jnp.asarray(top_k, logits.dtype))
+        filtered = _heaviest(filtered, jnp.ones_like(logits), jnp.asarray(top_k, logits.dtype))
     if top_p is not None:
-        mass = jnp.exp(found - largest)
-        found = _heaviest(found, mass, top_p * jnp.sum(mass, axis=-1, keepdims=True))
+        mass = jnp.exp(filtered - largest)
+        filtered = _heaviest(filtered, mass, top_p * jnp.sum(mass, axis=-1, keepdims=True))
     if min_p is not None:
-        found = jnp.where(logits >= largest + jnp.log(min_p), found, -jnp.inf)
-    return found
+        filtered = jnp.where(logits >= largest + jnp.log(min_p), filtered, -jnp.inf)
+    return filtered
 
 
 def _heaviest(logits: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:
@@ -169,7 +169,7 @@ class Selection(NamedTuple):
 def greedy(logits: jax.Array) -> Draws:
     """The most likely tokens of logits `[..., V]`."""
     ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logps = _at(logits, ids) - jax.nn.logsumexp(logits, axis=-1)
+    logps = _take_at(logits, ids) - jax.nn.logsumexp(logits, axis=-1)
     return Draws(ids, logps, jnp.zeros_like(logps))
 
 
@@ -185,10 +185,10 @@ def draw(
     logits = logits / temperature
     if top_k is None and top_p is None and min_p is None:
         ids, total = _categorical(keys, logits)
-        return Draws(ids, _at(logits, ids) - total, jnp.zeros_like(total))
+        return Draws(ids, _take_at(logits, ids) - total, jnp.zeros_like(total))
     ids, mass = _categorical(keys, filter_logits(logits, top_k, top_p, min_p))
     total = jax.nn.logsumexp(logits, axis=-1)
-    return Draws(ids, _at(logits, ids) - total, jnp.minimum(mass - total, 0.0))  # not above 0 by rounding
+    return Draws(ids, _take_at(logits, ids) - total, jnp.minimum(mass - total, 0.0))  # not above 0 by rounding
 
 
 def _categorical(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -211,7 +211,13 @@ def _categorical(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def select(
-    selection: Selection, top_k: int | None, numbers: jax.Array, logits: jax.Array, at: jax.Array, *, is_greedy: bool
+    selection: Selection,
+    top_k: int | None,
+    numbers: jax.Array,
+    logits: jax.Array,
+    positions: jax.Array,
+    *,
+    is_greedy: bool,
 ) -> Draws:
     """Chosen tokens of rows, which depend on the key, the row's numbers and the position alone.
 
@@ -220,18 +226,18 @@ def select(
         top_k: See `Sampling`.
         numbers: `[B, 2]`, from `numbers_of`.
         logits: `[B, T, V]`.
-        at: `[B, T]`, positions of the tokens in their completions.
+        positions: `[B, T]`, positions of the tokens in their completions.
         is_greedy: Whether to take the argmax instead of sampling.
     """
     if is_greedy:
         return greedy(logits)
     keys = streams(jax.random.wrap_key_data(jnp.asarray(selection.key)), numbers)
-    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, at)  # [B, T]
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)  # [B, T]
     top_p, min_p = (None if one is None else jnp.asarray(one) for one in (selection.top_p, selection.min_p))
     temperature = jnp.asarray(selection.temperature)
     return jax.vmap(lambda keys, logits: draw(keys, logits, temperature, top_k, top_p, min_p))(keys, logits)
 
 
-def _at(values: jax.Array, index: jax.Array) -> jax.Array:
+def _take_at(values: jax.Array, index: jax.Array) -> jax.Array:
     """`values[..., index]` of `[..., V]` and `[...]`."""
     return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]

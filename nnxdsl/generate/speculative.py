@@ -84,17 +84,17 @@ def draft(
     count, settings = chosen.shape[1] - 1, {"return_kv": True, "dtype": dtype}
     end = cache.length + accepted.added
     # The layer reads each token's state with the token that was chosen after it.
-    given = places(cache.length[:, None] + jnp.arange(count + 1))
-    states, _, update = model.mtp_states(hidden, chosen, given, cache=cache, **settings)
+    inputs = places(cache.length[:, None] + jnp.arange(count + 1))
+    states, _, update = model.mtp_states(hidden, chosen, inputs, cache=cache, **settings)
     assert update is not None  # return_kv=True
     cache = rewind(append(cache, update), end)
     last = jnp.maximum(accepted.added - 1, 0)[:, None, None]
-    states, ahead, found = jnp.take_along_axis(states, last, axis=1), cache, list[jax.Array]()
+    states, ahead, tokens = jnp.take_along_axis(states, last, axis=1), cache, list[jax.Array]()
     for number in range(count):
         if number:  # after the first, each is predicted from the layer's own state of the one before
-            given = places(ahead.length[:, None])
-            states, _, update = model.mtp_states(states, found[-1], given, cache=ahead, **settings)
+            inputs = places(ahead.length[:, None])
+            states, _, update = model.mtp_states(states, tokens[-1], inputs, cache=ahead, **settings)
             assert update is not None  # return_kv=True
             ahead = append(ahead, update)
-        found.append(choose(model.logits(states), length[:, None] + number).ids)
-    return jnp.concatenate(found, axis=1), rewind(ahead, end)
+        tokens.append(choose(model.logits(states), length[:, None] + number).ids)
+    return jnp.concatenate(tokens, axis=1), rewind(ahead, end)

@@ -100,14 +100,14 @@ def policy_gradient(
     def loss(policy: RolloutOutputs, reference: RolloutOutputs | None, weight: jax.Array) -> LossTerms:
         logps, mask = policy.stats.logp, policy.stats.mask * weight[:, None]
         old_logps = jax.lax.stop_gradient(logps) if policy.old_logps is None else policy.old_logps
-        found = sampler_weights(objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask)
-        in_ratio, factor = (found.correction, None) if reads_correction else (None, found.correction)
+        corrections = sampler_weights(objective, policy.sampler_logps, logps, old_logps, policy.advantages, mask)
+        in_ratio, factor = (corrections.correction, None) if reads_correction else (None, corrections.correction)
         tokens = Tokens(logps, old_logps, policy.advantages, mask, in_ratio)
         log_ratios = log_ratio(tokens)
         per_token, metrics = surrogate(log_ratios, tokens)
-        for weights in (factor, found.row_mask, policy.entropy_mask):
+        for weights in (factor, corrections.row_mask, policy.entropy_mask):
             per_token = per_token if weights is None else per_token * weights
-        metrics = {**({} if policy.old_logps is None else metrics), **found.metrics}
+        metrics = {**({} if policy.old_logps is None else metrics), **corrections.metrics}
         if reference is not None:
             metrics["kl"], term = _kl_terms(objective, logps - reference.stats.logp, log_ratios)
             per_token = per_token + term
@@ -115,7 +115,7 @@ def policy_gradient(
         total = aggregated(objective.mean_over, per_token * mask, mask, policy, weight)
         if objective.entropy_coef:
             means["policy_loss"] = total
-        return LossTerms(total, means, maxima=found.maxima)
+        return LossTerms(total, means, maxima=corrections.maxima)
 
     return loss
 

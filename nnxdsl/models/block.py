@@ -92,7 +92,7 @@ class Block(nnx.Module):
         self.scalar = nnx.Param(jnp.ones((1,), param_dtype), axes=(None,)) if config.layer_scalar else None
 
     def __call__(
-        self, x: jax.Array, context: Context, past: Any, own: jax.Array | None = None
+        self, x: jax.Array, context: Context, past: Any, layer_embedding: jax.Array | None = None
     ) -> tuple[jax.Array, Any, LayerStats]:
         """The layer's output, the update of its cache, and its statistics.
 
@@ -100,7 +100,7 @@ class Block(nnx.Module):
             x: the residual stream, `[B, T, D]`.
             context: the positions and masks of this call.
             past: this layer's cache, or None; the keys and values of another layer where it shares those.
-            own: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
+            layer_embedding: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
         """
         view, new, stats = context.views[self.kind], None, None
         x = named(x, "layer_input")
@@ -115,8 +115,8 @@ class Block(nnx.Module):
         if self.mlp is not None:
             mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
             x = x + self._added(self.post_mlp_norm, mixed)
-        if self.per_layer is not None and own is not None:
-            x = x + self.per_layer(x, own)
+        if self.per_layer is not None and layer_embedding is not None:
+            x = x + self.per_layer(x, layer_embedding)
         if self.scalar is not None:
             x = x * jax.lax.stop_gradient(self.scalar[...]).astype(x.dtype)
         x = constrain(x, "batch", "length", "activation_embed")

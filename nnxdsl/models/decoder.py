@@ -87,14 +87,14 @@ class LayerGroup(nnx.Module):
             return_kv: also return this call's keys and values; of layers with a window those within it.
         """
         news: list[Any] = []
-        routing, indexing, given, last, max_logits = None, None, context.per_layer, {}, []
+        routing, indexing, embeddings, last, max_logits = None, None, context.per_layer, {}, []
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
         context = context._replace(per_layer=None, shared_kv=None)
         selected = context.views  # those of a layer that shares its tokens have the selection of the last that selects
         for number, (block, run) in enumerate(zip(self.blocks, _runners(self.blocks), strict=True)):
             cached = None if past is None else past[number]
-            vectors = None if given is None else given[:, :, number]
+            vectors = None if embeddings is None else embeddings[:, :, number]
             seen = context._replace(views=selected) if block.kind == "shared_index" else context
             with SELECTIONS.recording(self.shares_index):
                 x, new, stats = run(x, seen, shared.get(block.kind, cached), vectors)
@@ -138,8 +138,8 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
     parts = [nnx.split(block) for block in blocks]
     times = Counter(graphdef for graphdef, _ in parts)
 
-    def run(graphdef: nnx.GraphDef, state: nnx.State, *given: Any) -> Any:
-        return nnx.merge(graphdef, state)(*given)
+    def run(graphdef: nnx.GraphDef, state: nnx.State, *inputs: Any) -> Any:
+        return nnx.merge(graphdef, state)(*inputs)
 
     shared = {graphdef: jax.jit(partial(run, graphdef)) for graphdef, count in times.items() if count > 1}
     return [
@@ -151,15 +151,15 @@ def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
 def example_inputs(config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> tuple[jax.Array, Context]:
     """The smallest inputs of a LayerGroup, with which qwix traces it."""
     positions = positions_right_padded(jnp.ones((1,), jnp.int32), 1)
-    found = context(config, positions)
+    view = context(config, positions)
     if config.per_layer_embedding is not None:
         vectors = jnp.zeros((1, 1, config.layers.num_layers, config.per_layer_embedding.dim), dtype)
-        found = found._replace(per_layer=vectors)
+        view = view._replace(per_layer=vectors)
     if config.layers.num_kv_shared_layers:
         kinds = dict.fromkeys(config.layers.kv_shared)
         shared = {kind: SharedKV(None, empty_kv(config.of(kind), 1, 1, dtype)) for kind in kinds}
-        found = found._replace(shared_kv=shared)
-    return jnp.zeros((1, 1, config.embed_dim), dtype), found
+        view = view._replace(shared_kv=shared)
+    return jnp.zeros((1, 1, config.embed_dim), dtype), view
 
 
 class DecoderOutput(NamedTuple):
@@ -310,47 +310,49 @@ class Decoder(nnx.Module):
         last_kv: dict[LayerKind, KV] = {}
         max_logits: dict[str, jax.Array] = {}
 
-        def note(group: str, found: tuple[jax.Array | None, ...]) -> None:
-            named = ((f"{group}.blocks.{number}", part) for number, part in enumerate(found))
+        def note(group: str, logit_maxima: tuple[jax.Array | None, ...]) -> None:
+            named = ((f"{group}.blocks.{number}", part) for number, part in enumerate(logit_maxima))
             max_logits.update((path, part) for path, part in named if part is not None)
 
         if self.lead is not None:
             with at_layer(LEAD):
                 run = _group_runner(self.lead, remat, return_kv)
-                given, cached = of_layers(0, lead), own_past(0, lead)
-                x, new, first, _, found, indexing = run(nnx.state(self.lead), x, given, cached)
+                per_layer, cached = of_layers(0, lead), own_past(0, lead)
+                x, new, first, _, maxima, indexing = run(nnx.state(self.lead), x, per_layer, cached)
                 updates += new or ()
-                note("lead", found)
+                note("lead", maxima)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
         elif self.layers is not None:
             scanned = lead, layers.periods * layers.period
-            given = of_layers(*scanned)
+            per_layer = of_layers(*scanned)
             rows, length = tokens.shape
             for kind in self.layers.gives_kv:
                 if kind in layers.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
-            out = _run_stack(self.layers, x, given, own_past(*scanned), remat, return_kv, last_kv)
-            x, new, routing, last_kv, found, more = out
+            out = _run_stack(self.layers, x, per_layer, own_past(*scanned), remat, return_kv, last_kv)
+            x, new, routing, last_kv, maxima, more = out
             updates += new or ()
             indexing = add_stats(indexing, more)
-            note("layers", found)
+            note("layers", maxima)
         if self.tail is not None:
             with at_layer(TAIL):
                 suffix = layers.own_layers - len(layers.suffix), len(layers.suffix)
                 run = _group_runner(self.tail, remat, return_kv)
-                x, new, last, tail_kv, found, more = run(nnx.state(self.tail), x, of_layers(*suffix), own_past(*suffix))
+                x, new, last, tail_kv, maxima, more = run(
+                    nnx.state(self.tail), x, of_layers(*suffix), own_past(*suffix)
+                )
                 updates += new or ()
                 indexing = add_stats(indexing, more)
-                note("tail", found)
+                note("tail", maxima)
                 last_kv |= tail_kv
         if self.kv_sharing is not None:
             shares = {} if cache is None else shared_past(config, cache)
-            given = of_layers(layers.own_layers, len(layers.kv_shared))._replace(
+            per_layer = of_layers(layers.own_layers, len(layers.kv_shared))._replace(
                 shared_kv={kind: SharedKV(shares.get(kind), new) for kind, new in last_kv.items()}
             )
             no_caches = None if cache is None else (None,) * len(layers.kv_shared)
-            x = _run_stack(self.kv_sharing, x, given, no_caches, remat, False, {}, "kv_sharing", layers.periods).x
+            x = _run_stack(self.kv_sharing, x, per_layer, no_caches, remat, False, {}, "kv_sharing", layers.periods).x
         x = self.norm(x)
         if self.config.head.logits_scaling != 1.0 and self.score is None:
             x = x / self.config.head.logits_scaling  # the head is linear
@@ -390,8 +392,8 @@ class Decoder(nnx.Module):
         has_next = (after(positions.segment_ids) == positions.segment_ids) & (
             after(positions.branch_ids) == positions.branch_ids
         )
-        given = {"dtype": dtype, "remat": remat, "method": method}
-        states, stats, _ = self.mtp_states(hidden, jnp.where(has_next, after(tokens), 0), positions, **given)
+        options = {"dtype": dtype, "remat": remat, "method": method}
+        states, stats, _ = self.mtp_states(hidden, jnp.where(has_next, after(tokens), 0), positions, **options)
         return states, stats
 
     def mtp_states(
@@ -426,8 +428,8 @@ class Decoder(nnx.Module):
         vectors = constrain(self.embed(following, dtype), "batch", "length", "activation_embed")  # [B, T, D]
         past = None if cache is None else cache.layers[0]
 
-        def run(state: nnx.State, *given: Any) -> tuple[jax.Array, LayerStats, Any]:
-            states, stats, new = nnx.merge(graphdef, state)(*given)
+        def run(state: nnx.State, *inputs: Any) -> tuple[jax.Array, LayerStats, Any]:
+            states, stats, new = nnx.merge(graphdef, state)(*inputs)
             return states, stats, new if return_kv else None
 
         shared = context(self.config, positions, cache, method)
@@ -506,10 +508,12 @@ def _run_stack(
         vectors = jnp.moveaxis(vectors.reshape(*vectors.shape[:2], count, -1, vectors.shape[-1]), 2, 0)
 
     def step(carry: tuple[jax.Array, dict[LayerKind, KV]], each: Any) -> tuple[Any, Any]:
-        state, past, number, own = each
+        state, past, number, embedding = each
         with at_layer(number):
-            given = context._replace(per_layer=own)
-            x, caches, routing, last_kv, max_logits, indexing = run(shard_weights(state, path), carry[0], given, past)
+            layer_context = context._replace(per_layer=embedding)
+            x, caches, routing, last_kv, max_logits, indexing = run(
+                shard_weights(state, path), carry[0], layer_context, past
+            )
         return (x, last_kv), (caches, (routing, indexing), max_logits)
 
     # They are carried from one period to the next: only those of the last one are read.
@@ -518,18 +522,18 @@ def _run_stack(
     numbers, carry = layer_numbers(count, first), (x, zeros)
     if past is None and not is_unstacked:
         carry, (stacked, stats, max_logits) = jax.lax.scan(step, carry, (state, None, numbers, vectors))
-        caches = [jax.tree.map(lambda part, at=at: part[at], stacked) for at in range(count)]
+        caches = [jax.tree.map(lambda part, row=index: part[row], stacked) for index in range(count)]
     else:
-        size, found = len(layers.blocks), []
-        for at in range(count):
-            own = None if past is None else past[at * size : (at + 1) * size]
+        size, maxima = len(layers.blocks), []
+        for index in range(count):
+            layer_inputs = None if past is None else past[index * size : (index + 1) * size]
             state_at, number, vector = (
-                jax.tree.map(lambda part, at=at: part[at], parts, is_leaf=_is_tuple)
+                jax.tree.map(lambda part, row=index: part[row], parts, is_leaf=_is_tuple)
                 for parts in (state, numbers, vectors)
             )
-            carry, out = step(carry, (state_at, own, number, vector))
-            found.append(out)
-        caches, stats, max_logits = zip(*found, strict=True)
+            carry, out = step(carry, (state_at, layer_inputs, number, vector))
+            maxima.append(out)
+        caches, stats, max_logits = zip(*maxima, strict=True)
         stats, max_logits = (jax.tree.map(lambda *parts: jnp.stack(parts), *parts) for parts in (stats, max_logits))
     (x, last_kv), (routing, indexing) = carry, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
     update = tuple(new for period in caches for new in period) if return_kv and not layers.shares_kv else None

@@ -50,10 +50,12 @@ def dropping(rows: jax.Array | None, is_on: jax.Array | bool = True) -> Iterator
 
 def stamp(places: TokenPositions) -> None:
     """Sets the positions of a decoder's tokens `[B, T]`; no effect outside of `dropping`."""
-    found = _current.get()
-    if found is not None:
-        own = places.branch_ids * BRANCHES + places.positions
-        found.tokens = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(found.rows, own.astype(jnp.uint32))
+    dropout = _current.get()
+    if dropout is not None:
+        token_numbers = places.branch_ids * BRANCHES + places.positions
+        dropout.tokens = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(
+            dropout.rows, token_numbers.astype(jnp.uint32)
+        )
 
 
 def layer_numbers(count: int, first: int = 0) -> jax.Array | None:
@@ -64,15 +66,15 @@ def layer_numbers(count: int, first: int = 0) -> jax.Array | None:
 @contextmanager
 def at_layer(number: jax.Array | int | None) -> Iterator[None]:
     """Sets the number of the current layer within the context."""
-    found = _current.get()
-    if found is None or number is None:
+    dropout = _current.get()
+    if dropout is None or number is None:
         yield
         return
-    before, found.layer = found.layer, number
+    before, dropout.layer = dropout.layer, number
     try:
         yield
     finally:
-        found.layer = before
+        dropout.layer = before
 
 
 def dropped(x: jax.Array, rate: float, salt: int) -> jax.Array:
@@ -86,22 +88,22 @@ def dropped(x: jax.Array, rate: float, salt: int) -> jax.Array:
     Raises:
         ValueError: the shape of `x` does not match the decoder's tokens.
     """
-    found = _current.get()
-    if found is None or not rate:
+    dropout = _current.get()
+    if dropout is None or not rate:
         return x
-    if found.tokens is None or found.tokens.size * x.shape[-1] != x.size:
+    if dropout.tokens is None or dropout.tokens.size * x.shape[-1] != x.size:
         raise ValueError(f"dropout of activations {x.shape} that are not those of the decoder's tokens")
-    where = jnp.uint32(salt), jnp.asarray(found.layer, jnp.uint32)
+    where = jnp.uint32(salt), jnp.asarray(dropout.layer, jnp.uint32)
 
     def bits(key: jax.Array) -> jax.Array:
         for number in where:
             key = jax.random.fold_in(key, number)
         return jax.random.bits(key, x.shape[-1:], jnp.uint32)
 
-    keys = found.tokens if x.ndim == 3 else found.tokens.reshape(-1)
+    keys = dropout.tokens if x.ndim == 3 else dropout.tokens.reshape(-1)
     for _ in range(x.ndim - 1):
         bits = jax.vmap(bits)
-    is_on = jnp.asarray(found.is_on)
+    is_on = jnp.asarray(dropout.is_on)
     keep_mask = (bits(keys) >= jnp.uint32(round(rate * 2**32))) | ~is_on
     factor = jnp.where(is_on, 1 / (1 - rate), 1.0).astype(x.dtype)
     return jnp.where(keep_mask, x * factor, jnp.zeros((), x.dtype))

@@ -76,8 +76,8 @@ def shard_map_call(
     Returns:
         The result; a plain call outside of `sharding_hooks`.
     """
-    found = _shard_map.get()
-    return function(*arrays) if found is None else found(function, arrays, axes, out)
+    hooks = _shard_map.get()
+    return function(*arrays) if hooks is None else hooks(function, arrays, axes, out)
 
 
 def axis_size(mesh_axis: str) -> int:

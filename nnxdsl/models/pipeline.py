@@ -54,15 +54,15 @@ def run_stages(
         return jnp.moveaxis(rows.reshape(len(rows) // parts, parts, *rows.shape[1:]), 1, 0)
 
     def part_of(number: jax.Array, rows: Any) -> Any:
-        at = jnp.clip(number, 0, parts - 1)
-        return jax.tree.map(lambda all_parts: jax.lax.dynamic_index_in_dim(all_parts, at, keepdims=False), rows)
+        index = jnp.clip(number, 0, parts - 1)
+        return jax.tree.map(lambda all_parts: jax.lax.dynamic_index_in_dim(all_parts, index, keepdims=False), rows)
 
     entering, contexts = split(x), jax.tree.map(split, context)
 
     def tick(before: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
         inputs = jnp.concatenate([part_of(time, entering)[None], before[:-1]])  # [S, b, T, D]
-        own = jax.vmap(lambda stage: part_of(time - stage, contexts))(jnp.arange(count))
-        after = jax.vmap(run, spmd_axis_name=stages.axis)(cut, inputs, own)
+        stage_contexts = jax.vmap(lambda stage: part_of(time - stage, contexts))(jnp.arange(count))
+        after = jax.vmap(run, spmd_axis_name=stages.axis)(cut, inputs, stage_contexts)
         return after, after[-1]
 
     nothing = jnp.zeros((count, *entering.shape[1:]), x.dtype)

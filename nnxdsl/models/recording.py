@@ -33,10 +33,10 @@ class Recorder(Generic[ValueT]):
     @contextmanager
     def layer(self) -> Iterator[list[ValueT]]:
         """A list that `record` of one layer adds to; it stays empty outside of `recording`."""
-        found: list[ValueT] = []
-        token = self._layer.set(found if self._is_on.get() else None)
+        values: list[ValueT] = []
+        token = self._layer.set(values if self._is_on.get() else None)
         try:
-            yield found
+            yield values
         finally:
             self._layer.reset(token)
 
@@ -47,6 +47,6 @@ class Recorder(Generic[ValueT]):
 
     def record(self, value: Callable[[], ValueT]) -> None:
         """Computes the value of the layer that is traced, if it is read."""
-        found = self._layer.get()
-        if found is not None:
-            found.append(value())
+        layer = self._layer.get()
+        if layer is not None:
+            layer.append(value())

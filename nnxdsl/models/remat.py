@@ -48,12 +48,12 @@ def from_inputs(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         function: of positional float arrays; everything else in it is static.
     """
 
-    def back(given: tuple[jax.Array, ...], toward: jax.Array) -> tuple[jax.Array, ...]:
+    def back(inputs: tuple[jax.Array, ...], toward: jax.Array) -> tuple[jax.Array, ...]:
         # Without the barrier XLA merges this with the forward pass, and saves the intermediate values after all.
-        return jax.vjp(function, *jax.lax.optimization_barrier(given))[1](toward)
+        return jax.vjp(function, *jax.lax.optimization_barrier(inputs))[1](toward)
 
     run = jax.custom_vjp(function)
-    run.defvjp(lambda *given: (function(*given), given), back)
+    run.defvjp(lambda *inputs: (function(*inputs), inputs), back)
     return run
 
 

@@ -224,11 +224,13 @@ def executed(
     labels = heads if objective.hard_weight else 1
     if blueprint.teacher.is_precomputed:  # the student's logits, computed again in the backward pass
         return layers, 2 * targets * counts.head * (labels + 3 + is_trained)
-    there = teacher.config
+    teacher_config = teacher.config
     length = teacher_length or padded.trunk
     layers += 2 * _trunk(teacher) * rows * length
-    layers += 2 * there.num_heads * _widths(there, there.layers.kinds) * length * rows * length
-    teacher_head = there.vocab_size * there.embed_dim
+    layers += (
+        2 * teacher_config.num_heads * _widths(teacher_config, teacher_config.layers.kinds) * length * rows * length
+    )
+    teacher_head = teacher_config.vocab_size * teacher_config.embed_dim
     if not teacher.has_distributions:
         return layers, 2 * targets * (counts.head * heads + teacher_head)
     # The divergence computes both heads' logits twice, and once more in the backward pass (`losses/distillation.py`).

@@ -34,5 +34,5 @@ def plan(experiment: Experiment, device: str | None = None) -> Plan:
     Raises:
         PlanError: Names everything that is inconsistent.
     """
-    found = None if device is None else hardware.device(device)
-    return Plan(planner.plan(experiment, xla_flags.platform() if found is None else found.platform, found))
+    target = None if device is None else hardware.device(device)
+    return Plan(planner.plan(experiment, xla_flags.platform() if target is None else target.platform, target))

@@ -96,10 +96,10 @@ class Kernels:
         """
         capability = getattr(device, "compute_capability", None)
         target = attrs.evolve(self.target, capability=None if capability is None else float(capability))
-        found = attrs.evolve(self, target=target)
-        if problems := found.problems():
+        kernels = attrs.evolve(self, target=target)
+        if problems := kernels.problems():
             raise PlanError(problems, f"Experiment '{name}'")
-        return found
+        return kernels
 
     def _refusal(self, kernel: AttentionKernel, row: RowLayout) -> str | None:
         target = self.target

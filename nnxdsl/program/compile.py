@@ -171,8 +171,8 @@ class Program:
 
     def _local_rows(self, places: Rows) -> list[int]:
         indices = self.batch_sharding(len(places)).addressable_devices_indices_map(places.shape)
-        found = [places[index].ravel() for index in indices.values()]
-        return [row for row in np.unique(np.concatenate(found)).tolist() if row >= 0]
+        local = [places[index].ravel() for index in indices.values()]
+        return [row for row in np.unique(np.concatenate(local)).tolist() if row >= 0]
 
     @property
     def replicated(self) -> NamedSharding:

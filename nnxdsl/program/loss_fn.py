@@ -176,11 +176,11 @@ def aux_losses(experiment: Experiment) -> tuple[AuxLoss, ...]:
         RouterLoss(experiment.router_aux_loss_coef),
         IndexerLoss(experiment.indexer_loss_coef),
     )
-    found = tuple(aux for aux in every if aux.coef)
+    terms = tuple(aux for aux in every if aux.coef)
     objective = experiment.objective
     if isinstance(objective, PolicyGradient) and objective.has_entropy_bonus:
-        return *found, EntropyBonus(-objective.entropy_coef, mean_over=objective.mean_over)
-    return found
+        return *terms, EntropyBonus(-objective.entropy_coef, mean_over=objective.mean_over)
+    return terms
 
 
 @attrs.frozen

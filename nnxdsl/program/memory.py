@@ -57,14 +57,14 @@ class Part:
         name: The purpose.
         bytes: On one device, or in the host's memory for one device.
         tag: "exact" or "estimated".
-        how: An explanation of the figure.
+        formula: An explanation of the figure.
         memory: "device" or "host".
     """
 
     name: str
     bytes: int
     tag: str
-    how: str
+    formula: str
     memory: str = "device"
 
 
@@ -101,8 +101,8 @@ def memory(blueprint: Blueprint, trace: Trace | None = None) -> list[Part]:
         part: layout.device_bytes("host" if part in layout.offload else "device").get(part, 0) for part in _ARRAYS
     }
     parts = [
-        Part(name, array_bytes[part], "exact", how, "host" if part in layout.offload else "device")
-        for part, (name, how) in _ARRAYS.items()
+        Part(name, array_bytes[part], "exact", description, "host" if part in layout.offload else "device")
+        for part, (name, description) in _ARRAYS.items()
     ]
     gradients, copies = gradient_bytes(blueprint)
     if (copied := _transposed_bytes(blueprint)) and "frozen" not in layout.offload:
@@ -473,13 +473,13 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
 
     def caches() -> Any:
         shared = empty_prefixes(config, on_device(prefixes), places, on_device(slots), prompt, compute)
-        found = [init_cache(config, on_device(slots), room, compute, drafts, shared)]
-        found.append(init_cache(config, on_device(at_once), prompt, compute, drafts))
+        caches = [init_cache(config, on_device(slots), room, compute, drafts, shared)]
+        caches.append(init_cache(config, on_device(at_once), prompt, compute, drafts))
         if drafts:
-            found += [
+            caches += [
                 mtp_cache(config, on_device(rows), size, compute) for rows, size in ((slots, room), (at_once, prompt))
             ]
-        return found
+        return caches
 
     arrays = jax.tree.leaves(jax.eval_shape(caches))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
@@ -491,13 +491,13 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
 
 def _weight_copies(blueprint: Blueprint) -> int:
     """Bytes of the policy's weights on one device that a sampler copies."""
-    compute, found = blueprint.compute, 0
+    compute, copies = blueprint.compute, 0
     for part in ("trainable", "frozen"):
         for path, placed in blueprint.layout.arrays.get(part, {}).items():
             is_cast = part == "trainable" and compute.itemsize != 4
             size = placed.device_bytes * compute.itemsize // 4 if is_cast else placed.device_bytes
-            found += size * (int(is_cast) + int(is_stacked(path)))
-    return found
+            copies += size * (int(is_cast) + int(is_stacked(path)))
+    return copies
 
 
 @attrs.frozen
@@ -519,7 +519,7 @@ def reward_memory(blueprint: Blueprint) -> list[RewardMemory]:
     Raises:
         PlanError: The network of one is not known.
     """
-    experiment, found = blueprint.experiment, list[RewardMemory]()
+    experiment, models = blueprint.experiment, list[RewardMemory]()
     rewards = experiment.objective.rewards if isinstance(experiment.objective, Online) else ()
     for index, reward in enumerate(rewards):
         if isinstance(reward, reward_library.Model):
@@ -528,8 +528,8 @@ def reward_memory(blueprint: Blueprint) -> list[RewardMemory]:
             except WeightsError as error:
                 problem = Problem(f"objective.rewards.{index}.weights", str(error))
                 raise PlanError([problem], f"Experiment '{experiment.name}'") from error
-            found.append(_reward_memory(config, reward, power_of_two(lengths(experiment.data).trunk)))
-    return found
+            models.append(_reward_memory(config, reward, power_of_two(lengths(experiment.data).trunk)))
+    return models
 
 
 def _reward_memory(config: DecoderConfig, reward: reward_library.Model, length: int) -> RewardMemory:
@@ -566,7 +566,7 @@ def require_fit(blueprint: Blueprint, usable: int | None) -> None:
     if needed <= MARGIN * usable:
         return
     width = max(len(part.name) for part in parts)
-    table = [f"    {part.name:{width}}  {part.bytes / _GIB:12,.4f} GiB  {part.tag}: {part.how}" for part in parts]
+    table = [f"    {part.name:{width}}  {part.bytes / _GIB:12,.4f} GiB  {part.tag}: {part.formula}" for part in parts]
     message = (
         f"a step takes {needed / _GIB:,.4f} GiB on each device, of which {usable / _GIB:,.4f} GiB are usable:\n"
         + "\n".join(table)

@@ -117,8 +117,8 @@ class TrainStep:
         self, trainable: Leaves, frozen: Leaves, reference: Leaves, batch: Batch, keys: jax.Array | None
     ) -> GradsAndTerms:
         """Gradients of the mean loss over a batch (float32), and its terms; `keys` as of `row_keys`."""
-        given = trainable, frozen, reference, batch, keys
-        return mean_grads(self.loss, self.microbatches, *given, uses_gradcache=self.uses_gradcache)
+        inputs = trainable, frozen, reference, batch, keys
+        return mean_grads(self.loss, self.microbatches, *inputs, uses_gradcache=self.uses_gradcache)
 
     def row_keys(self, step: jax.Array, rows: int) -> jax.Array | None:
         """A key for each row of a step's batch `[B]`; None for no dropout."""

@@ -101,7 +101,7 @@ class Asynchronous:
         self._thread.shutdown(cancel_futures=True)
 
     def _next(self, step: int, weights: Any, version: int) -> Sampled:
-        found = self.sample(step, weights, self._extra_batches)
-        self._extra_batches = found.extra_batches
+        rollout = self.sample(step, weights, self._extra_batches)
+        self._extra_batches = rollout.extra_batches
         staleness = (step - version) / self.stride
-        return found._replace(metrics={**found.metrics, "sampling/staleness": staleness})
+        return rollout._replace(metrics={**rollout.metrics, "sampling/staleness": staleness})

@@ -115,15 +115,17 @@ class OwnEngine:
         if self._sampler is None:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
             self._sampler = Sampler(template, *arrays)
-        drawn = objective.temperature, objective.top_k, objective.top_p
+        settings = objective.temperature, objective.top_k, objective.top_p
         drafts = objective.num_speculative_tokens
-        sampling = Sampling(requests.max_completion_length, *drawn, requests.seed, drafts)
+        sampling = Sampling(requests.max_completion_length, *settings, requests.seed, drafts)
         count = len(requests.prompts)
         fill = requests.batch_size - count
         rows = [*requests.prompts, *[requests.prompts[0]] * fill]
         limits = [*requests.limits, *[requests.limits[0]] * fill]
-        found = self._sampler.complete(leaves, rows, sampling, prompt_length=requests.prompt_length, limits=limits)
-        return found[:count]
+        completions = self._sampler.complete(
+            leaves, rows, sampling, prompt_length=requests.prompt_length, limits=limits
+        )
+        return completions[:count]
 
     def close(self) -> None:
         """Does nothing."""

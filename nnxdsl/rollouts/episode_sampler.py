@@ -122,20 +122,22 @@ class EpisodeSampler:
         return self._scored(prompts, rows, self.turns.play(prompts, rows, draw))
 
     def _scored(
-        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory]
+        self, prompts: Prompts, rows: Sequence[int], trajectories: Sequence[Trajectory]
     ) -> tuple[list[Episode], Mapping[str, list[float]]]:
         """Episodes with their rewards."""
         columns, environments = [prompts.columns[row] for row in rows], self.turns.environments
         has_tools = environments is not None and bool(environments.tools)
-        turns = [one.turns for one in found] if environments is not None else ()
+        turns = [one.turns for one in trajectories] if environments is not None else ()
         if turns:
-            columns = [_with_episode(row, one) for row, one in zip(columns, found, strict=True)]
+            columns = [_with_episode(row, one) for row, one in zip(columns, trajectories, strict=True)]
         row_ids = [prompts.row_ids[row] for row in rows]
-        sampled = Sampled([one.text for one in found], [one.ids for one in found], columns, row_ids, turns)
+        sampled = Sampled(
+            [one.text for one in trajectories], [one.ids for one in trajectories], columns, row_ids, turns
+        )
         # A user's function may return other values in each process.
         scores = Scores(**distributed.on_process_0(lambda: self.rewards.score(sampled)._asdict()))
         teacher_ids = [None if self.teachers is None else self.teachers.name(prompts.columns[row]) for row in rows]
-        scored = self._teacher_scores(prompts, rows, found, teacher_ids)
+        scored = self._teacher_scores(prompts, rows, trajectories, teacher_ids)
         episodes = [
             Episode(
                 row=row,
@@ -152,19 +154,19 @@ class EpisodeSampler:
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
             )
-            for index, (row, one) in enumerate(zip(rows, found, strict=True))
+            for index, (row, one) in enumerate(zip(rows, trajectories, strict=True))
         ]
         return episodes, scores.metrics
 
     def _teacher_scores(
-        self, prompts: Prompts, rows: Sequence[int], found: Sequence[Trajectory], names: Sequence[Any]
+        self, prompts: Prompts, rows: Sequence[int], trajectories: Sequence[Trajectory], names: Sequence[Any]
     ) -> Sequence[Mapping[str, Any]]:
         """The fields of each episode that its teacher, of that name, gives; empty without one."""
         if self.teachers is None:
             return [{}] * len(rows)
         found_rows = [prompts.row(row) for row in rows]
         ask, before = self.teachers.scores, [row.get("teacher_prompt", row["prompt"]).tolist() for row in found_rows]
-        scores = distributed.on_process_0(lambda: ask(names, before, [one.ids for one in found]))
+        scores = distributed.on_process_0(lambda: ask(names, before, [one.ids for one in trajectories]))
         if self.program.experiment.objective.teacher_top_k is None:
             return [{"teacher_logps": np.asarray(logps, np.float32)} for logps in scores]
         return [{"teacher_top_k": (np.asarray(ids, np.int32), np.asarray(logps, np.float32))} for ids, logps in scores]

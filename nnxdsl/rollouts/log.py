@@ -19,7 +19,7 @@ def group_rows(rollouts: Rollouts, rollout: Rollout, limit: int) -> list[dict[st
     """
     episodes, size = rollout.episodes or (), rollouts.objective.num_generations
     has_advantages = isinstance(rollouts.objective, PolicyGradient)  # distillation has none
-    found = list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for group, first in enumerate(range(0, min(len(episodes), limit * size), size)):
         row = episodes[first].row
         prompt = rollouts.tokenizer.decode(rollouts.prompts.row(row)["prompt"].tolist(), skip_special=False)
@@ -28,8 +28,8 @@ def group_rows(rollouts: Rollouts, rollout: Rollout, limit: int) -> list[dict[st
             _completion(rollouts, episode, float(advantage) if has_advantages else None)
             for episode, advantage in zip(episodes[first : first + size], advantages, strict=True)
         ]
-        found.append({"group": group, "row": rollouts.prompts.row_ids[row], "prompt": prompt, "completions": members})
-    return found
+        rows.append({"group": group, "row": rollouts.prompts.row_ids[row], "prompt": prompt, "completions": members})
+    return rows
 
 
 def unscored(rollouts: Rollouts, rollout: Rollout) -> list[str]:

@@ -24,22 +24,22 @@ def episode_metrics(
     values = np.array([one.rewards for one in episodes], np.float64)
     lengths = np.array([sum(one.is_sampled) for one in episodes])
     is_truncated = np.array([one.is_truncated for one in episodes])
-    found = {
+    metrics = {
         **_mean_and_std(rewards.totals(values), "reward", "reward_std"),
         "completions/clipped_ratio": float(is_truncated.mean()),
         **_lengths(lengths, "length"),
         **_lengths(lengths[~is_truncated], "terminated_length"),
     }
     if turns := [sum(message["role"] == "assistant" for message in one.turns) for one in episodes if one.turns]:
-        found["environment/mean_turns"] = float(np.mean(turns))
+        metrics["environment/mean_turns"] = float(np.mean(turns))
     if calls := [one.calls for one in episodes if one.calls is not None]:
-        found["tools/call_frequency"] = float(np.mean(calls))
-        found |= {"tools/failure_frequency": sum(one.failures for one in episodes) / sum(calls)} if any(calls) else {}
+        metrics["tools/call_frequency"] = float(np.mean(calls))
+        metrics |= {"tools/failure_frequency": sum(one.failures for one in episodes) / sum(calls)} if any(calls) else {}
     for index, name in enumerate(rewards.names):
-        found |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
-    if taken := logged.keys() & {*found, *METRICS, "frac_reward_zero_std"}:
+        metrics |= _mean_and_std(values[:, index], f"rewards/{name}/mean", f"rewards/{name}/std")
+    if taken := logged.keys() & {*metrics, *METRICS, "frac_reward_zero_std"}:
         raise RunError(f"log_metric: '{min(taken)}' is a metric of the run itself; give yours another name")
-    return found | {name: float(np.mean(each)) for name, each in logged.items()}
+    return metrics | {name: float(np.mean(each)) for name, each in logged.items()}
 
 
 def group_metrics(episodes: Sequence[Episode], rewards: Rewards, size: int) -> dict[str, float]:

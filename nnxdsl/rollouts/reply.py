@@ -48,10 +48,10 @@ class Stepped:
         Raises:
             RunError: `step` returned something else.
         """
-        found = environment.step(text)
-        if not isinstance(found, tuple | list) or len(found) != 3:
-            raise RunError(f"returned {found!r:.80}, not (observation, reward, done)")
-        observation, reward, done = found
+        result = environment.step(text)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise RunError(f"returned {result!r:.80}, not (observation, reward, done)")
+        observation, reward, done = result
         if not isinstance(observation, str | None):
             raise RunError(f"returned the observation {observation!r:.80}, which is no text")
         return Reply([{"role": "user", "content": observation or ""}], finite(reward), bool(done))

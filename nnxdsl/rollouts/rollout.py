@@ -46,6 +46,6 @@ class Rollout(NamedTuple):
         """The rollout of `stored`."""
         with np.load(io.BytesIO(base64.b64decode(stored["batch"])), allow_pickle=False) as file:
             batch = RolloutBatch(**{name: file[name] for name in file.files})
-        found = stored.get("episodes")
-        episodes = None if found is None else [Episode.restored(one) for one in found]
+        rows = stored.get("episodes")
+        episodes = None if rows is None else [Episode.restored(one) for one in rows]
         return cls(int(stored["step"]), stored.get("rows", ()), batch, dict(stored["metrics"]), episodes)

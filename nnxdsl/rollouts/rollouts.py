@@ -101,9 +101,9 @@ class Rollouts:
             message = f"{objective.teacher_top_k:,} leaves no others of vocab_size {vocab_size:,}; use a smaller one"
             raise PlanError([Problem("objective.teacher_top_k", message)], f"Experiment '{program.experiment.name}'")
         rewards = [in_home(reward, home) for reward in objective.rewards]
-        found = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length), home)
-        found.check_prompts(prompts)
-        return found
+        rollouts = cls(program, prompts, tokenizer, Rewards(rewards, prompts.max_completion_length), home)
+        rollouts.check_prompts(prompts)
+        return rollouts
 
     def check_prompts(self, prompts: Prompts) -> None:
         """Refuses prompts whose rows lack what rewards and environments read, or whose episodes do not fit.
@@ -120,7 +120,7 @@ class Rollouts:
         assert isinstance(objective, Online)
         return objective
 
-    def at(self, step: int, state: TrainState) -> Rollout:
+    def rollout_at(self, step: int, state: TrainState) -> Rollout:
         """The completions that a step trains on.
 
         Args:

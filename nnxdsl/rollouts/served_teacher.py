@@ -67,15 +67,15 @@ class ServedTeachers:
             return
         row, names = columns[bad[0]], ", ".join(map(repr, self.teachers))
         if COLUMN in row:
-            found = f"field '{COLUMN}': {row[COLUMN]!r} is none of objective.teacher_servers ({names})"
-            found += nearest(str(row[COLUMN]), self.teachers)
+            message = f"field '{COLUMN}': {row[COLUMN]!r} is none of objective.teacher_servers ({names})"
+            message += nearest(str(row[COLUMN]), self.teachers)
         else:
-            found = (
+            message = (
                 f"field '{COLUMN}' is missing, which names one of objective.teacher_servers ({names}); this row has: "
             )
-            found += f"{', '.join(row)}; rename another column with data.columns={{...: '{COLUMN}'}}"
+            message += f"{', '.join(row)}; rename another column with data.columns={{...: '{COLUMN}'}}"
         others = f" ({len(bad):,} of {len(row_ids):,} rows name no teacher)" if len(bad) > 1 else ""
-        raise DataError(f"{row_ids[bad[0]]}: {found}{others}")
+        raise DataError(f"{row_ids[bad[0]]}: {message}{others}")
 
     def scores(
         self, names: Sequence[str], prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
@@ -84,16 +84,20 @@ class ServedTeachers:
         rows = {name: [index for index, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
         pool = ThreadPoolExecutor(len(rows), "teachers")  # their servers are asked at one time
         waiting = {
-            name: pool.submit(self.teachers[name].scores, [prompts[i] for i in own], [completions[i] for i in own])
-            for name, own in rows.items()
+            name: pool.submit(
+                self.teachers[name].scores, [prompts[i] for i in teacher_rows], [completions[i] for i in teacher_rows]
+            )
+            for name, teacher_rows in rows.items()
         }
         try:
-            found = {
-                index: one for name, own in rows.items() for index, one in zip(own, waiting[name].result(), strict=True)
+            by_teacher = {
+                index: one
+                for name, teacher_rows in rows.items()
+                for index, one in zip(teacher_rows, waiting[name].result(), strict=True)
             }
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return [found[index] for index in range(len(names))]
+        return [by_teacher[index] for index in range(len(names))]
 
 
 @attrs.define
@@ -172,8 +176,8 @@ class ServedTeacher:
     def _read(self, answer: Any, length: int, count: int) -> list[float]:
         """Log-probabilities of the last `count` of so many tokens."""
         try:
-            found = answer["choices"][0]["logprobs"]["token_logprobs"]
-            logps = np.array(found[length - count : length], np.float32)
+            token_logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
+            logps = np.array(token_logprobs[length - count : length], np.float32)
         except (KeyError, IndexError, TypeError, ValueError):
             logps = np.zeros(0, np.float32)
         if len(logps) != count or not np.isfinite(logps).all():
@@ -187,13 +191,13 @@ class ServedTeacher:
         k = self.top_k
         try:
             places = answer["choices"][0]["prompt_logprobs"][length - count : length]
-            found = np.array([_most_likely(place, k) for place in places], np.float64)  # [n, k, 2]
+            pairs = np.array([_most_likely(place, k) for place in places], np.float64)  # [n, k, 2]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            found = np.zeros(0)
-        if found.shape != (count, k, 2):
+            pairs = np.zeros(0)
+        if pairs.shape != (count, k, 2):
             message = f"answers without prompt_logprobs={k} of each token of the prompt; expected nnxdsl serve or vLLM"
             raise self._client.error(message)
-        ids, logps = found[..., 0].astype(np.int32), found[..., 1]
+        ids, logps = pairs[..., 0].astype(np.int32), pairs[..., 1]
         if ids.max() >= self.vocab_size:
             raise self._client.error(
                 f"has another vocabulary: token id {ids.max():,} is none of the {self.vocab_size:,} of this run's model"
@@ -211,8 +215,8 @@ class ServedTeacher:
             ids = [int(token) for token in answer["choices"][0]["prompt_token_ids"]]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._client.error("answers without token ids; expected nnxdsl serve or vLLM") from error
-        own, bos = self.tokenizer.encode(SAMPLE), self.tokenizer.bos_id
-        theirs, ours = ([*tokens[1:]] if tokens[:1] == [bos] else tokens for tokens in (ids, own))
+        sample_ids, bos = self.tokenizer.encode(SAMPLE), self.tokenizer.bos_id
+        theirs, ours = ([*tokens[1:]] if tokens[:1] == [bos] else tokens for tokens in (ids, sample_ids))
         if theirs != ours:
             place = next((i for i, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), 0)
             raise self._client.error(
@@ -228,7 +232,7 @@ def _most_likely(place: Mapping[str, Any], count: int | None) -> list[tuple[int,
     Raises:
         ValueError: One is not finite.
     """
-    found = [(int(token), float(one["logprob"])) for token, one in place.items()]
-    if not all(math.isfinite(logp) for _, logp in found):
+    pairs = [(int(token), float(one["logprob"])) for token, one in place.items()]
+    if not all(math.isfinite(logp) for _, logp in pairs):
         raise ValueError("expected finite log-probabilities")
-    return sorted(found, key=lambda one: (-one[1], one[0]))[:count]
+    return sorted(pairs, key=lambda one: (-one[1], one[0]))[:count]

@@ -136,8 +136,8 @@ class ServerEngine:
         """One completion."""
         try:
             (choice,) = answer["choices"]
-            ids, found = [int(token) for token in choice["token_ids"]], choice["logprobs"]["token_logprobs"]
-            logps, finish_reason = np.array(found, np.float32), choice["finish_reason"]
+            ids, token_logprobs = [int(token) for token in choice["token_ids"]], choice["logprobs"]["token_logprobs"]
+            logps, finish_reason = np.array(token_logprobs, np.float32), choice["finish_reason"]
         except (KeyError, TypeError, ValueError):
             ids, logps, finish_reason = [], np.zeros(0, np.float32), ""
         if not ids or logps.shape != (len(ids),) or not np.isfinite(logps).all():

@@ -113,29 +113,29 @@ class Turns:
         Raises:
             RunError: An environment failed, or the chat template cannot render its observation; names row and turn.
         """
-        found = [Trajectory() for _ in rows]
+        trajectories = [Trajectory() for _ in rows]
         opened: dict[int, Any] = {}  # in process 0, which alone calls environments
         active = list(range(len(rows)))
         for number in range(self.max_turns):
-            before = [[*prompts.row(rows[index])["prompt"].tolist(), *found[index].ids] for index in active]
-            limits = [prompts.max_completion_length - len(found[index].ids) for index in active]
+            before = [[*prompts.row(rows[index])["prompt"].tolist(), *trajectories[index].ids] for index in active]
+            limits = [prompts.max_completion_length - len(trajectories[index].ids) for index in active]
             for index, completion in zip(active, sample(Turn(number, before, limits)), strict=True):
-                found[index].add_completion(completion, self.text(completion.ids), self.stop_ids)
+                trajectories[index].add_completion(completion, self.text(completion.ids), self.stop_ids)
             if self.environments is None:
                 break
-            active = [index for index in active if not found[index].is_truncated]
-            texts = {index: found[index].text for index in active}
+            active = [index for index in active if not trajectories[index].is_truncated]
+            texts = {index: trajectories[index].text for index in active}
             replies = self._replies(prompts, rows, opened, texts, number)
             is_last = number + 1 == self.max_turns
             active = [
                 index
                 for index, reply in zip(active, replies, strict=True)
-                if self._goes_on(found[index], reply, prompts, rows[index], is_last=is_last)
+                if self._goes_on(trajectories[index], reply, prompts, rows[index], is_last=is_last)
             ]
             if not active:
                 break
-        self._add_final_rewards(prompts, rows, opened, found)
-        return found
+        self._add_final_rewards(prompts, rows, opened, trajectories)
+        return trajectories
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of a completion without the token that ends it; special tokens are left in where there are tools."""
@@ -166,7 +166,7 @@ class Turns:
         return opened[index]
 
     def _add_final_rewards(
-        self, prompts: Prompts, rows: Sequence[int], opened: dict[int, Any], found: Sequence[Trajectory]
+        self, prompts: Prompts, rows: Sequence[int], opened: dict[int, Any], trajectories: Sequence[Trajectory]
     ) -> None:
         """Adds what whole episodes are worth, those that were truncated too."""
         environments = self.environments
@@ -180,7 +180,7 @@ class Turns:
                 for one in zip(made, (prompts.row_ids[row] for row in rows), strict=True)
             ]
 
-        for one, reward in zip(found, distributed.on_process_0(rewards), strict=True):
+        for one, reward in zip(trajectories, distributed.on_process_0(rewards), strict=True):
             one.reward += reward
 
     def _goes_on(self, one: Trajectory, reply: Reply, prompts: Prompts, row: int, *, is_last: bool) -> bool:

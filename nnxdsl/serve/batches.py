@@ -51,8 +51,8 @@ class Row:
     @property
     def settings(self) -> Settings:
         """What a row of the same batch has in common with it."""
-        own = self.sampling
-        return id(self.model), own.temperature, own.top_k, own.top_p, own.min_p
+        sampling = self.sampling
+        return id(self.model), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
 
 def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int, int]]:
@@ -155,8 +155,8 @@ class Batches:
             numbers=np.array([*(row.numbers for row in rows), *[(0, 0)] * len(fillers)], np.uint32),
             is_unwanted=lambda index: index < len(rows) and rows[index].is_cancelled,
         )
-        for found in pieces:
-            for piece in found:
+        for completed in pieces:
+            for piece in completed:
                 if piece.row < len(rows) and not rows[piece.row].is_cancelled:
                     rows[piece.row].deliver(piece)
             with self._changed:

@@ -46,8 +46,8 @@ class Choice:
                 break
         if piece.is_done and self.finish_reason is None:
             self.finish_reason = "length"
-        own = self.ids[:-1] if self.finish_reason == "stop" else self.ids
-        self.text = self._text(own) if self.finish_reason is None else self.tokenizer.decode(own)
+        ids = self.ids[:-1] if self.finish_reason == "stop" else self.ids
+        self.text = self._text(ids) if self.finish_reason is None else self.tokenizer.decode(ids)
         if self._place(self.text) is not None:
             self._cut()
 
@@ -96,16 +96,16 @@ def of_completion(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[
     return {"tokens": tokens, "token_logprobs": list(logps), "top_logprobs": top, "text_offset": offsets[: len(ids)]}
 
 
-def of_prompt(tokenizer: TokenizerBase, ids: Sequence[int], found: TokenLogps) -> list[dict[str, Any] | None]:
+def of_prompt(tokenizer: TokenizerBase, ids: Sequence[int], logps: TokenLogps) -> list[dict[str, Any] | None]:
     """`prompt_logprobs` of a choice, by token id, the most likely first; None for the first token.
 
     Args:
         tokenizer: The tokenizer.
         ids: The prompt.
-        found: Log-probabilities of all tokens but the first.
+        logps: Log-probabilities of all tokens but the first.
     """
     each: list[dict[str, Any] | None] = [None]
-    for token, logp, top_ids, top_logps in zip(ids[1:], *found, strict=True):
+    for token, logp, top_ids, top_logps in zip(ids[1:], *logps, strict=True):
         place = dict[str, Any]()
         likely = enumerate(zip(top_ids.tolist(), top_logps.tolist(), strict=True), 1)
         for rank, (other, its) in [*((rank, one) for rank, one in likely), (None, (token, float(logp)))]:
@@ -131,16 +131,16 @@ def of_chat(tokenizer: TokenizerBase, ids: Sequence[int], logps: Sequence[float]
     }
 
 
-def most_likely(tokenizer: TokenizerBase, ids: Sequence[int], found: TokenLogps) -> list[dict[str, float]]:
+def most_likely(tokenizer: TokenizerBase, ids: Sequence[int], logps: TokenLogps) -> list[dict[str, float]]:
     """The most likely tokens at each place by their text, of several with one text the likeliest, and `ids` themselves.
 
     Args:
         tokenizer: The tokenizer.
-        ids: Tokens of which `found` has the log-probabilities.
-        found: Log-probabilities.
+        ids: Tokens of which `logps` has the log-probabilities.
+        logps: Log-probabilities.
     """
     each = list[dict[str, float]]()
-    for token, logp, top_ids, top_logps in zip(ids, *found, strict=True):
+    for token, logp, top_ids, top_logps in zip(ids, *logps, strict=True):
         by_text = dict[str, float]()
         for other, its in zip([*top_ids, token], [*top_logps, logp], strict=True):
             by_text.setdefault(token_text(tokenizer, int(other)), float(its))

@@ -43,9 +43,9 @@ class Gate:
         await answer(scope, receive, send)
 
     def _refusal(self, request: HTTPRequest) -> Response | None:
-        given = request.headers.get("authorization", "").encode("latin-1")  # as starlette decodes it
+        header = request.headers.get("authorization", "").encode("latin-1")  # as starlette decodes it
         needs_key = self.api_key is not None and request.url.path != "/health"
-        if needs_key and not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
+        if needs_key and not secrets.compare_digest(header, f"Bearer {self.api_key}".encode()):
             return error_response(401, "the key is not that of the server; send it as a bearer token")
         size = request.headers.get("content-length", "")
         if request.method == "POST" and not (size.isdecimal() and int(size) <= MOST_BYTES):

@@ -197,8 +197,8 @@ class Message(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates read it; `read_messages` checks its parts and calls."""
-        given = self.model_dump(exclude_none=True)
-        return given if "tool_calls" in given else {"content": "", **given}
+        fields = self.model_dump(exclude_none=True)
+        return fields if "tool_calls" in fields else {"content": "", **fields}
 
 
 class Function(BaseModel):

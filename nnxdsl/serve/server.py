@@ -273,8 +273,8 @@ class Server:
         prompt = answer.prompts[number // request.n]
         text, logprobs = choice.text, None
         if request.echo:
-            given = request.prompts[number // request.n]
-            text = (given if isinstance(given, str) else tokenizer.decode(prompt, skip_special=False)) + text
+            prompt_ids = request.prompts[number // request.n]
+            text = (prompt_ids if isinstance(prompt_ids, str) else tokenizer.decode(prompt, skip_special=False)) + text
         if request.logprobs is not None:
             ids = [*prompt, *choice.ids] if request.echo else choice.ids
             logps: list[float | None] = [*choice.logps]
@@ -284,8 +284,8 @@ class Server:
             logprobs = of_completion(tokenizer, ids, logps, top if request.logprobs else None)
         body = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         if request.prompt_logprobs is not None:
-            found = await self._token_logps(answer, prompt, request.prompt_logprobs, client)
-            body["prompt_logprobs"] = await asyncio.to_thread(of_prompt, tokenizer, prompt, found)
+            prompt_logps = await self._token_logps(answer, prompt, request.prompt_logprobs, client)
+            body["prompt_logprobs"] = await asyncio.to_thread(of_prompt, tokenizer, prompt, prompt_logps)
         if request.return_token_ids:
             body |= {"token_ids": choice.ids, "prompt_token_ids": list(prompt)}
         return body
@@ -315,9 +315,9 @@ class Server:
         self, answer: Answer, ids: Sequence[int], count: int, client: HTTPRequest
     ) -> tuple[list[float | None], list[dict[str, float] | None]]:
         """Log-probabilities of the last `count` tokens, and the most likely ones; None for a first token."""
-        found = await self._token_logps(answer, ids, answer.request.top or 0, client)
-        logps: list[float | None] = [None, *found.logps.tolist()]
-        each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], found)]
+        token_logps = await self._token_logps(answer, ids, answer.request.top or 0, client)
+        logps: list[float | None] = [None, *token_logps.logps.tolist()]
+        each: list[dict[str, float] | None] = [None, *most_likely(self.model.tokenizer, ids[1:], token_logps)]
         return logps[-count:] if count else [], each[-count:] if count else []
 
     async def _token_logps(self, answer: Answer, ids: Sequence[int], top: int, client: HTTPRequest) -> TokenLogps:

@@ -31,8 +31,8 @@ class ToolCalls:
         Args:
             choice: The choice. Chat templates may write calls in special tokens, which its text is without.
         """
-        own = [token for token in choice.ids if token not in choice.stop_ids]
-        text = choice.tokenizer.decode(own, skip_special=False)
+        ids = [token for token in choice.ids if token not in choice.stop_ids]
+        text = choice.tokenizer.decode(ids, skip_special=False)
         calls = self.read(text)
         if not calls or any(not call.name or call.arguments is None for call in calls):
             return None

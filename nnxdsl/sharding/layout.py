@@ -185,8 +185,10 @@ class Layout:
         return resolve(axes, self._rules_of(path), self.mesh.sizes, shape=shape)
 
     def _rules_of(self, path: str) -> Rules:
-        own = [rule for pattern, rules in self.mesh.array_rules if fnmatch.fnmatchcase(path, pattern) for rule in rules]
-        return (*own, *self.rules) if own else self.rules
+        path_rules = [
+            rule for pattern, rules in self.mesh.array_rules if fnmatch.fnmatchcase(path, pattern) for rule in rules
+        ]
+        return (*path_rules, *self.rules) if path_rules else self.rules
 
     def _place(self, part: str, path: str, array: Array) -> Placed:
         # Optimizer state follows the rules of its parameter, so that both have the same sharding.
@@ -260,21 +262,21 @@ class Layout:
                 yield Problem(
                     f"mesh.array_rules.{index}", f"no array has a path like '{pattern}'{nearest(pattern, paths)}"
                 )
-            own = {axis for placed in matched for axis in placed.axes if isinstance(axis, str)}
+            axes = {axis for placed in matched for axis in placed.axes if isinstance(axis, str)}
             for number, (logical, _) in enumerate(rules):
-                if matched and logical not in own:
-                    message = f"no array with a path like '{pattern}' has an axis '{logical}'{nearest(logical, own)}"
+                if matched and logical not in axes:
+                    message = f"no array with a path like '{pattern}' has an axis '{logical}'{nearest(logical, axes)}"
                     yield Problem(f"mesh.array_rules.{index}.1.{number}", message)
 
     def batch_problems(self, rows: int, path: str = "microbatch_size") -> list[Problem]:
         """The problem of micro-batches whose rows the mesh does not divide; `path` is the field that sets them."""
         if self.workers > 1:
-            own, rest = divmod(rows, self.workers)
+            per_worker, rest = divmod(rows, self.workers)
             if rest:
                 return [Problem(path, f"{rows} rows at a time cannot be split over {self.workers} workers")]
             return [
                 attrs.evolve(p, message=f"of each worker {p.message}")
-                for p in self.within_worker.batch_problems(own, path)
+                for p in self.within_worker.batch_problems(per_worker, path)
             ]
         (target,) = self.resolve(("batch",)).spec
         if self.mesh.indivisible == "replicate" or rows % self._shards(target) == 0:

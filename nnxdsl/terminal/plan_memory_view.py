@@ -40,7 +40,7 @@ def _parts(plan: Mapping[str, Any], segments: Sequence[Segment]) -> Iterator[Tex
     for part in plan["memory"]:
         if part["bytes"]:
             is_here = part["memory"] == "device"
-            name, basis = part["name"], f"{part['tag']}: {part['how']}"
+            name, basis = part["name"], f"{part['tag']}: {part['formula']}"
             rows.append(
                 (marks[name], name, part["bytes"], basis)
                 if is_here

@@ -91,15 +91,15 @@ class Evaluator:
             assert self.rollouts is not None
             metrics = self.rollouts.evaluate(state, self.dataset, self._order(), should_stop)
             return None if metrics is None else {f"eval/{name}": value for name, value in metrics.items()}
-        found: list[dict[str, WeightedMean]] = []
+        sums: list[dict[str, WeightedMean]] = []
         computing: dict[str, WeightedMean] = {}
         for batch in self._batches():
             if should_stop():
                 return None
             following = self.program.evaluate(state, batch)
-            found.append(jax.device_get(computing))  # read while the next one is computed
+            sums.append(jax.device_get(computing))  # read while the next one is computed
             computing = following
-        return {f"eval/{name}": mean for name, mean in means([*found, jax.device_get(computing)]).items()}
+        return {f"eval/{name}": mean for name, mean in means([*sums, jax.device_get(computing)]).items()}
 
     def samples(self, state: TrainState) -> list[Sample]:
         """Completions of the evaluation's prompts. Those of the reference are generated once, unless it is synced."""

@@ -218,8 +218,8 @@ def _shards(directory: Path, spec: PrecomputeSpec, arrays: Arrays) -> Iterator[_
     share = spec.ends[:-1] * entry_bytes // FILE_BYTES  # [rows]
     begins = np.flatnonzero(np.diff(share, prepend=-1))
     for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(share)], strict=True):
-        own = slice(int(spec.ends[begin]), int(spec.ends[end]))
-        views = {name: array[own] for name, array in arrays.items()}
+        span = slice(int(spec.ends[begin]), int(spec.ends[end]))
+        views = {name: array[span] for name, array in arrays.items()}
         yield _Shard(directory / f"{begin:09d}.npz", begin, end, np.zeros(end - begin, bool), views)
 
 

@@ -122,7 +122,7 @@ class Trainer:
     def _train_step(self) -> None:
         """Starts one step, and reads the metrics of the one before while the devices compute it."""
         started = time.perf_counter()
-        batch, flops, batch_metrics = self.batches.at(self.step, self.state)
+        batch, flops, batch_metrics = self.batches.batch_at(self.step, self.state)
         self.state, metrics = self.program.step(self.state, batch)
         for value in metrics.values():
             value.copy_to_host_async()

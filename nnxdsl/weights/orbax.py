@@ -73,9 +73,9 @@ def open_tree(
     return {short: (tuple(full[keys].shape), np.dtype(full[keys].dtype)) for short, keys in names.items()}, read
 
 
-def _flat(tree: Any, above: linen.Name = ()) -> Any:
+def _flat(tree: Any, prefix: linen.Name = ()) -> Any:
     for key, value in tree.items():
         if hasattr(value, "items"):
-            yield from _flat(value, (*above, str(key)))
+            yield from _flat(value, (*prefix, str(key)))
         else:
-            yield (*above, str(key)), value
+            yield (*prefix, str(key)), value

@@ -50,8 +50,8 @@ def main() -> None:
             out, stats = module(x, real)
             return jnp.sum(jnp.sin(jnp.where(real[..., None], out, 0))) + load_balance(stats)[0], (out, stats)
 
-        found, (out, stats) = jax.grad(loss, (0, 1), has_aux=True)(values, x)
-        return {"values": found[0], "x": found[1], "out": out, "stats": stats._asdict()}
+        actual, (out, stats) = jax.grad(loss, (0, 1), has_aux=True)(values, x)
+        return {"values": actual[0], "x": actual[1], "out": out, "stats": stats._asdict()}
 
     alone = jax.jit(gradient)(values, x, real)
     report = {}
@@ -71,11 +71,11 @@ def main() -> None:
                 return gradient(values, layout.constrain(mesh)(x, ("batch", "length", "activation_embed")), real)
 
         run = jax.jit(constrained).lower(jax.device_put(values, placed), x, real).compile()
-        found = run(jax.device_put(values, placed), x, real)
+        result = run(jax.device_put(values, placed), x, real)
         report[name] = {
             "spec": str(tuple(layout.arrays["trainable"]["gate.kernel"].spec)),
             "difference": jax.tree.leaves(
-                jax.tree.map(lambda a, b: float(jnp.abs(a - jax.device_get(b)).max()), alone, found)
+                jax.tree.map(lambda a, b: float(jnp.abs(a - jax.device_get(b)).max()), alone, result)
             ),
             "flops": run.cost_analysis()["flops"],
         }

@@ -25,7 +25,7 @@ from nnxdsl.models.moe.layer import ExpertLinear
 
 COUNT, IN, OUT = 4, 16, 24
 LORA = Adapter.LoRA(rank=2, alpha=6.0, targets=("mlp",))
-FEW = {"nf4": Quantization.NF4(block_size=8), "int8": Quantization.Int8(block_size=4)}
+QUANTIZATIONS = {"nf4": Quantization.NF4(block_size=8), "int8": Quantization.Int8(block_size=4)}
 
 
 def slots(rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
@@ -49,9 +49,9 @@ def leaves(module: nnx.Module) -> tuple[params.AbstractModel, dict[str, jax.Arra
 def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
     rng = np.random.default_rng(0)
     x, expert = slots(rng)
-    base, own = leaves(plain())
+    base, ours = leaves(plain())
     policy, values = leaves(AdaptedExperts(plain(), LORA, None))
-    assert set(values) - set(own) == {"kernel_lora_a", "kernel_lora_b"}
+    assert set(values) - set(ours) == {"kernel_lora_a", "kernel_lora_b"}
 
     @partial(jax.jit, static_argnums=0)
     def run(template: params.AbstractModel, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -60,7 +60,7 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
 
     # B is zero at first: the identity, bit for bit.
     assert values["kernel_lora_a"].any()
-    np.testing.assert_array_equal(run(policy, values, x), run(base, own, x))
+    np.testing.assert_array_equal(run(policy, values, x), run(base, ours, x))
 
     a, b = (jnp.asarray(rng.normal(size=values[f"kernel_lora_{end}"].shape), jnp.float32) for end in "ab")
     assert (a.shape, b.shape) == ((COUNT, IN, 2), (COUNT, 2, OUT))
@@ -69,23 +69,23 @@ def test_an_adapter_is_the_merged_weight_in_value_and_gradient() -> None:
         return jnp.sum(jnp.sin(run(policy, {**values, "kernel_lora_a": a, "kernel_lora_b": b}, x)))
 
     def merged(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = own["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
-        return jnp.sum(jnp.sin(run(base, {**own, "kernel": kernel}, x)))
+        kernel = ours["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
+        return jnp.sum(jnp.sin(run(base, {**ours, "kernel": kernel}, x)))
 
-    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1, 2)))(a, b, x) for f in (adapted, merged))
-    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=4e-4, atol=4e-4), found, wanted)
-    kernel = own["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
-    np.testing.assert_allclose(lora_math.merge(LORA, own["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
+    actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1, 2)))(a, b, x) for f in (adapted, merged))
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=4e-4, atol=4e-4), actual, wanted)
+    kernel = ours["kernel"] + 3.0 * jnp.einsum("eir,ero->eio", a, b)
+    np.testing.assert_allclose(lora_math.merge(LORA, ours["kernel"], a, b), kernel, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("few", [None, FEW["nf4"]], ids=["float32", "nf4"])
-def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> None:
+@pytest.mark.parametrize("small", [None, QUANTIZATIONS["nf4"]], ids=["float32", "nf4"])
+def test_each_expert_has_a_magnitude_of_its_own(small: Quantization | None) -> None:
     rng = np.random.default_rng(0)
     x, expert = slots(rng)
     dora = Adapter.DoRA(rank=2, alpha=6.0, targets=("mlp",))
-    base, own = leaves(plain())
-    kernel = own["kernel"] if few is None else weight_only_quant.rounded(own["kernel"], few)
-    policy, values = leaves(AdaptedExperts(plain(), dora, few))
+    base, ours = leaves(plain())
+    kernel = ours["kernel"] if small is None else weight_only_quant.rounded(ours["kernel"], small)
+    policy, values = leaves(AdaptedExperts(plain(), dora, small))
     assert values["kernel_lora_m"].shape == (COUNT, OUT)
     values |= {f"kernel_lora_{end}": jnp.asarray(rng.normal(size=values[f"kernel_lora_{end}"].shape), jnp.float32)
                for end in "ab"}  # fmt: skip
@@ -98,33 +98,33 @@ def test_each_expert_has_a_magnitude_of_its_own(few: Quantization | None) -> Non
         module: Any = template.merge(values)
         return jnp.where((expert < COUNT)[..., None], module(x, expert), 0)
 
-    found, wanted = run(policy, values), run(base, {**own, "kernel": merged})
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    actual, wanted = run(policy, values), run(base, {**ours, "kernel": merged})
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_few_bits_compute_what_they_stand_for(name: str) -> None:
     rng = np.random.default_rng(0)
     x, expert = slots(rng)
-    base, own = leaves(plain())
-    policy, values = leaves(AdaptedExperts(plain(), LORA, FEW[name]))
-    wanted_leaves = weight_only_quant.quantize(own["kernel"], FEW[name])
+    base, ours = leaves(plain())
+    policy, values = leaves(AdaptedExperts(plain(), LORA, QUANTIZATIONS[name]))
+    wanted_leaves = weight_only_quant.quantize(ours["kernel"], QUANTIZATIONS[name])
     for path, wanted in zip((weight_only_quant.QVALUE, weight_only_quant.SCALE), wanted_leaves, strict=True):
         np.testing.assert_array_equal(values["kernel" + path], wanted)
-    restored = {**own, "kernel": weight_only_quant.rounded(own["kernel"], FEW[name])}
-    assert float(jnp.abs(restored["kernel"] - own["kernel"]).max()) > 1e-3
+    restored = {**ours, "kernel": weight_only_quant.rounded(ours["kernel"], QUANTIZATIONS[name])}
+    assert float(jnp.abs(restored["kernel"] - ours["kernel"]).max()) > 1e-3
 
     def loss(template: params.AbstractModel, values: dict[str, jax.Array]) -> Callable[[jax.Array], jax.Array]:
         module: Any = template.merge(values)
         return lambda x: jnp.sum(jnp.sin(module(x, expert)))
 
-    found, wanted = (jax.jit(jax.value_and_grad(loss(*given)))(x) for given in ((policy, values), (base, restored)))
-    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-6, atol=1e-6), found, wanted)
+    actual, wanted = (jax.jit(jax.value_and_grad(loss(*inputs)))(x) for inputs in ((policy, values), (base, restored)))
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=1e-6, atol=1e-6), actual, wanted)
 
 
 def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
     x, expert = slots(np.random.default_rng(0))
-    template, values = leaves(AdaptedExperts(plain(), LORA, FEW["nf4"]))
+    template, values = leaves(AdaptedExperts(plain(), LORA, QUANTIZATIONS["nf4"]))
     trained = {path: value for path, value in values.items() if lora_math.is_adapter(path)}
     kept: list[tuple[int, ...]] = []
 
@@ -134,8 +134,8 @@ def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
             return module(x, expert)
 
         _, back = jax.vjp(read, {path: values[path] for path in trained}, x)
-        given = {id(leaf) for leaf in jax.tree.leaves(values)}
-        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in given)
+        fields = {id(leaf) for leaf in jax.tree.leaves(values)}
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in fields)
 
     jax.eval_shape(trace, values)
     assert kept
@@ -144,7 +144,7 @@ def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
 
 @pytest.mark.default_variants(1)
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
-@pytest.mark.parametrize("quantization", [None, FEW["nf4"]], ids=["lora", "qlora"])
+@pytest.mark.parametrize("quantization", [None, QUANTIZATIONS["nf4"]], ids=["lora", "qlora"])
 def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization: Any) -> None:
     config = MIXTRAL["tiny"].with_fields(
         {
@@ -161,15 +161,15 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
     policy = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0), adapt=change))
     assert targets.problems(lora, quantization, base.variables) == []
     assert targets.missed(lora, quantization, policy, base.variables) == []
-    layers = ["attention.query", *(f"mlp.{own}{name}" for own in ("", "shared.") for name in ("gate", "up", "down"))]
+    layers = ["attention.query", *(f"mlp.{ours}{name}" for ours in ("", "shared.") for name in ("gate", "up", "down"))]
     paths = {f"layers.blocks.0.{layer}.kernel" for layer in layers}
     added = {path for path in policy.variables if lora_math.is_adapter(path)}
     assert added == {path + end for path in paths for end in (lora_math.A, lora_math.B)}
     for path in added:
-        leaf, own = policy.variables[path], base.variables[path[: path.rindex("_lora")]]
+        leaf, ours = policy.variables[path], base.variables[path[: path.rindex("_lora")]]
         is_a = path.endswith(lora_math.A)
-        assert leaf.axes == ((*own.axes[:-1], "rank") if is_a else (*own.axes[:-2], "rank", own.axes[-1]))
-        assert leaf.shape == ((*own.shape[:-1], 2) if is_a else (*own.shape[:-2], 2, own.shape[-1]))
+        assert leaf.axes == ((*ours.axes[:-1], "rank") if is_a else (*ours.axes[:-2], "rank", ours.axes[-1]))
+        assert leaf.shape == ((*ours.shape[:-1], 2) if is_a else (*ours.shape[:-2], 2, ours.shape[-1]))
         assert issubclass(leaf.kind, nnx.LoRAParam)
     if quantization is not None:
         scale = policy.variables["layers.blocks.0.mlp.down.kernel" + weight_only_quant.SCALE]
@@ -195,9 +195,9 @@ def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization
         model: Any = template.merge(values)
         return model(tokens, places, dtype=jnp.float32)[0]
 
-    found = hidden(values)
-    assert float(jnp.abs(found - hidden({path: values[path] for path in base.variables})).max()) > 0.1
-    np.testing.assert_allclose(found, hidden(merged), rtol=1e-4, atol=1e-4)
+    actual = hidden(values)
+    assert float(jnp.abs(actual - hidden({path: values[path] for path in base.variables})).max()) > 0.1
+    np.testing.assert_allclose(actual, hidden(merged), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -134,11 +134,11 @@ def test_an_output_head_is_refused_in_clear_words(experiment: Callable[..., Expe
             {"quantization": Quantization.NF4(targets=("lm_head",))},
         ):
             (field,) = spec
-            given = {"adapter": Adapter.LoRA(), **spec}
+            fields = {"adapter": Adapter.LoRA(), **spec}
             message = (
                 f"{field}.targets.0: 'lm_head' takes no {field}: the output head stays as it is; name linear layers"
             )
-            assert message in refusal(experiment(model=model, **given))
+            assert message in refusal(experiment(model=model, **fields))
 
 
 @pytest.mark.extended
@@ -207,9 +207,9 @@ def test_the_merged_weights_are_the_adapted_model(
         else leaf
         for path, leaf in state.frozen.items()
     }
-    found = logits(program, state.frozen | state.trainable)
-    assert float(jnp.abs(found - base).max()) > 0.5
-    np.testing.assert_allclose(logits(program, merged), found, rtol=1e-5, atol=2e-5)
+    actual = logits(program, state.frozen | state.trainable)
+    assert float(jnp.abs(actual - base).max()) > 0.5
+    np.testing.assert_allclose(logits(program, merged), actual, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -77,9 +77,9 @@ def test_the_merged_weights_are_the_adapted_model(
         else leaf
         for path, leaf in state.frozen.items()
     }
-    found = logits(program, program.blueprint.policy, state.frozen | state.trainable)
-    assert np.abs(found - base).max() > 0.5
-    np.testing.assert_allclose(logits(program, program.blueprint.base_template, merged), found, rtol=1e-5, atol=5e-5)
+    actual = logits(program, program.blueprint.policy, state.frozen | state.trainable)
+    assert np.abs(actual - base).max() > 0.5
+    np.testing.assert_allclose(logits(program, program.blueprint.base_template, merged), actual, rtol=1e-5, atol=5e-5)
 
 
 def test_patterns_give_ranks_and_scales(experiment: Callable[..., Experiment]) -> None:
@@ -144,8 +144,8 @@ def test_one_layer_of_dora_is_its_formula_in_value_and_gradient(dtype: Any) -> N
     wanted = (x64 @ v * ratio, scaled @ v.T, 1.5 * x64.T @ scaled @ b64.T, 1.5 * a64.T @ x64.T @ scaled,
               (g64 * (x64 @ v)).sum(0) / np.linalg.norm(v, axis=0))  # fmt: skip
     rough = 2e-6 if dtype == jnp.float32 else 3e-2
-    for found, right in zip((y, *back(jnp.asarray(g, y.dtype))), wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(found, np.float64), right, rtol=rough, atol=rough * np.abs(right).max())
+    for actual, right in zip((y, *back(jnp.asarray(g, y.dtype))), wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(actual, np.float64), right, rtol=rough, atol=rough * np.abs(right).max())
 
 
 @pytest.mark.slow
@@ -259,9 +259,9 @@ def test_dropout_is_of_the_policy_in_training_alone(
     # Bits go by seed and step, and not by how the batch is computed.
     assert step(program, 1)["logps/chosen"] != first["logps/chosen"]
     for others in ({"microbatch_size": 2}, {"memory": Memory(reference="online", remat="full")}):
-        found = step(compile(experiment(**fields, **others)))
+        actual = step(compile(experiment(**fields, **others)))
         for name, value in first.items():
-            np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
     other = step(compile(experiment(**fields, seed=1)))
     assert other["logps/chosen"] != first["logps/chosen"]
 

@@ -46,18 +46,18 @@ def test_formats_are_those_of_their_definitions(kind: str) -> None:
     scale = np.abs(blocks).max(axis=2, keepdims=True) / LARGEST[kind]
     expected = (on_grid((blocks / scale).astype(np.float32), kind) * scale).reshape(weight.shape)
     spec = KINDS[kind](block_size=16)
-    found = np.asarray(weight_only_quant.rounded(jnp.asarray(weight), spec), np.float64)
+    actual = np.asarray(weight_only_quant.rounded(jnp.asarray(weight), spec), np.float64)
     # A value in the middle of two may fall to either side. Such are few, but for the largest negative ones of integers:
     # those are the middle between -7 and -8, -127 and -128.
-    off = np.abs(found - expected) > 1e-5 * np.abs(expected) + 1e-6
+    off = np.abs(actual - expected) > 1e-5 * np.abs(expected) + 1e-6
     largest = (np.abs(blocks) == np.abs(blocks).max(axis=2, keepdims=True)).reshape(weight.shape)
     assert off[~largest].mean() == pytest.approx(0, abs=2e-3)
-    assert (np.abs(found - expected) <= (1.001 * np.broadcast_to(scale, blocks.shape)).reshape(weight.shape)).all()
+    assert (np.abs(actual - expected) <= (1.001 * np.broadcast_to(scale, blocks.shape)).reshape(weight.shape)).all()
     values, scales = weight_only_quant.quantize(jnp.asarray(weight), spec)
     assert values.shape == weight.shape
     np.testing.assert_allclose(scales, scale[:, :, 0], rtol=1e-6)
     again = weight_only_quant.dequantize(values, scales, spec)
-    np.testing.assert_array_equal(again, found)
+    np.testing.assert_array_equal(again, actual)
 
 
 @pytest.mark.default_variants(1)
@@ -70,17 +70,17 @@ def test_a_plan_counts_their_bytes(kind: str, experiment: Callable[..., Experime
     assert (values.shape, values.bytes) == ((2, 16, 32), 2 * 16 * 32 * BYTES[kind])
     assert (scales.shape, scales.dtype) == ((2, 2, 32), "float32")
     share = f"{BYTES[kind] / 4 + 1 / 8:.1%} of float32"
-    assert re.fullmatch(rf"{kind}: 14 arrays, a scale for each 8 inputs: .* MiB .*, {share}", words(blueprint), re.I)
+    assert re.fullmatch(rf"{kind}: 14 arrays, a scale for each 8 inputs: .* MiB .*, {share}", describe(blueprint), re.I)
 
 
-def words(blueprint: Blueprint) -> str:
+def describe(blueprint: Blueprint) -> str:
     return str(plan._quantization(blueprint))
 
 
 def test_a_plan_names_what_is_rounded(experiment: Callable[..., Experiment]) -> None:
     blueprint = build_blueprint(experiment(quantization=Quantization.QAT(weights="int4", targets=("mlp",))))
-    assert words(blueprint) == "QAT: products of 6 arrays, a scale for each output; the weights stay float32"
-    assert words(build_blueprint(experiment())) == "None"
+    assert describe(blueprint) == "QAT: products of 6 arrays, a scale for each output; the weights stay float32"
+    assert describe(build_blueprint(experiment())) == "None"
 
 
 def logp(program: Any, leaves: Any, batch: Any) -> np.ndarray:

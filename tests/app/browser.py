@@ -20,10 +20,10 @@ def launch(playwright: Any) -> Any:
     Raises:
         FileNotFoundError: there is neither.
     """
-    found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
-    if not Path(found).exists():
+    result = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
+    if not Path(result).exists():
         raise FileNotFoundError("there is no Chromium: apt-get install chromium, or playwright install chromium")
-    return playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+    return playwright.chromium.launch(executable_path=result, args=list(FLAGS))
 
 
 def main() -> int:

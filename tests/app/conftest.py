@@ -97,7 +97,7 @@ class RunningApp:
 
     project: Path
     environment: dict[str, str]
-    words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     python: str = sys.executable
     port: int = 0
     token: str | None = TOKEN
@@ -117,11 +117,11 @@ class RunningApp:
         Its token is `token`; where that is None, it is the one of the address that it prints, and `token` from then on.
         """
         began = time.monotonic()
-        given = {} if self.token is None else {"NNXDSL_APP_TOKEN": self.token}
+        fields = {} if self.token is None else {"NNXDSL_APP_TOKEN": self.token}
         self.child = subprocess.Popen(
-            [self.python, "-m", "nnxdsl", "app", "--port", str(self.port), *self.words],
+            [self.python, "-m", "nnxdsl", "app", "--port", str(self.port), *self.argv],
             cwd=self.project,
-            env={**self.environment, **given},
+            env={**self.environment, **fields},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -177,13 +177,16 @@ def kill_runs(project: Path) -> None:
     """Ends runs that outlive their app, which is the point of it, and their home, where a test has moved them."""
     for status in project.rglob("status.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(status.read_text())
-            if process_info.is_alive(found["pid"], found["pid_started"]) and found["host"] == process_info.hostname():
-                os.kill(found["pid"], signal.SIGKILL)
+            result = json.loads(status.read_text())
+            if (
+                process_info.is_alive(result["pid"], result["pid_started"])
+                and result["host"] == process_info.hostname()
+            ):
+                os.kill(result["pid"], signal.SIGKILL)
 
 
-def serving(project: Path, environment: dict[str, str], *words: str) -> Iterator[RunningApp]:
-    app = RunningApp(project, environment, words)
+def serving(project: Path, environment: dict[str, str], *argv: str) -> Iterator[RunningApp]:
+    app = RunningApp(project, environment, argv)
     app.start()
     try:
         yield app
@@ -250,11 +253,11 @@ class Watched:
         page.on("framenavigated", moved)
         page.on("domcontentloaded", lambda _: self.left.append(time.monotonic()))
         page.on("close", lambda _: self.left.append(time.monotonic()))
-        page.on("console", self._told)
+        page.on("console", self._on_message)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._requested)
 
-    def _told(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         if message.type == "error" and "Connection errored out" in message.text:
             self.lost.append(time.monotonic())
         elif message.type == "error":

@@ -56,30 +56,30 @@ class Outside:
 
     def ids(self) -> list[tuple[str, str]]:
         """Ids that lead to the other run, each with one that would lead to nothing in the same way."""
-        found: list[list[str]] = []
+        result: list[list[str]] = []
         for name in (self.run, GONE):
             whole, up = f"{self.elsewhere}/{name}", f"../{self.elsewhere.name}/{name}"
-            words = [whole, f"/{whole}", up, f"./{up}", f"{self.inside}/../{up}", f"{up}/", f"{up}\0"]
-            words += [up.replace("/", other) for other in ("%2F", "%252f", "\\")]
-            found.append([*words, "link-there" if name == self.run else "link-gone"])
-        return list(zip(*found, strict=True))
+            paths = [whole, f"/{whole}", up, f"./{up}", f"{self.inside}/../{up}", f"{up}/", f"{up}\0"]
+            paths += [up.replace("/", other) for other in ("%2F", "%252f", "\\")]
+            result.append([*paths, "link-there" if name == self.run else "link-gone"])
+        return list(zip(*result, strict=True))
 
     def hostile(self) -> list[str]:
         """Ids that are none."""
         linked = sorted(path.name for path in self.home.glob("linked-*"))
-        words = ["", ".", "..", "\0", "x" * 10_000, "../" * 500, ".app", ".trash", "a\nb", "é", "~root", *linked]
-        return words + [one for pair in self.ids() for one in pair]
+        paths = ["", ".", "..", "\0", "x" * 10_000, "../" * 500, ".app", ".trash", "a\nb", "é", "~root", *linked]
+        return paths + [one for pair in self.ids() for one in pair]
 
     def snapshot(self) -> dict[str, object]:
         """What stands in the other home, and when it was changed last."""
-        found: dict[str, object] = {}
+        result: dict[str, object] = {}
         for parent, directories, files in os.walk(self.elsewhere):
             for name in (*directories, *files):
                 path = Path(parent, name)
                 stat = path.lstat()
                 content = path.read_bytes() if path.is_file() else b""
-                found[str(path)] = (stat.st_ino, stat.st_mode, stat.st_mtime_ns, stat.st_ctime_ns, content)
-        return found
+                result[str(path)] = (stat.st_ino, stat.st_mode, stat.st_mtime_ns, stat.st_ctime_ns, content)
+        return result
 
     def queries(self, run: str) -> Iterator[tuple[dict[str, str], bool]]:
         """Queries with the id in each place that names a run or a file, and whether buttons are pressed with them."""

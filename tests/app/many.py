@@ -19,7 +19,7 @@ STATES = ("finished", "finished", "finished", "stopped", "failed")
 
 
 def experiment(number: int, **changes: object) -> Experiment:
-    given = {
+    fields = {
         "name": f"dpo-{number:04d}",
         "model": Model.Gemma3("tiny"),
         "adapter": Adapter.LoRA(rank=2),
@@ -31,7 +31,7 @@ def experiment(number: int, **changes: object) -> Experiment:
         "seed": number,
         **changes,
     }
-    return Experiment(**given)  # type: ignore[arg-type]
+    return Experiment(**fields)  # type: ignore[arg-type]
 
 
 def rows(steps: int, seed: int = 0) -> list[dict[str, object]]:

@@ -48,8 +48,8 @@ class Built:
         names: dict[Any, str] = {}
         loads = [one for one in self.blocks.fns.values() if one.targets[0][1] == "load"]
         for load in [one for one in loads if len(one.inputs) == 3]:  # those of `View.refresh`
-            found = load.fn(changed, "?" + urllib.parse.urlencode(query), "{}")
-            for component, value in zip(load.outputs, found, strict=True):
+            result = load.fn(changed, "?" + urllib.parse.urlencode(query), "{}")
+            for component, value in zip(load.outputs, result, strict=True):
                 if (
                     component in names and isinstance(value, dict) and value == gr.skip()
                 ):  # another function has filled it
@@ -103,12 +103,12 @@ def answers(
             word = run if text is None else text
             fields = [word if isinstance(field, gr.Textbox) else field.value for field in one.inputs[1:]]
             event = [SimpleNamespace(index=(0, 0), row_value=[word] * 20, value=word)] if _has_event(one.fn) else []
-            yield name, _text(lambda call=one.fn, given=(request, *event, asked, *fields): call(*given))
+            yield name, _text(lambda call=one.fn, inputs=(request, *event, asked, *fields): call(*inputs))
         elif writes and not one.targets:
             parameters = inspect.signature(one.fn).parameters
             known = {"request": request, "run": run, "experiment": run if text is None else text, "prompt": "x"}
-            given = {key: value for key, value in known.items() if key in parameters}
-            yield name, _text(lambda call=one.fn, given=given: call(**given))
+            options = {key: value for key, value in known.items() if key in parameters}
+            yield name, _text(lambda call=one.fn, kwargs=options: call(**kwargs))
 
 
 def _has_event(call: Any) -> bool:
@@ -120,10 +120,10 @@ def _text(call: Callable[[], object]) -> str:
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("always")
         try:
-            found = call()
+            result = call()
         except gr.Error as error:
-            found = error.message
-    values = [*found, *(str(one.message) for one in noticed)] if isinstance(found, list) else [found, noticed]
+            result = error.message
+    values = [*result, *(str(one.message) for one in noticed)] if isinstance(result, list) else [result, noticed]
     text = "\n".join(value.to_json() if hasattr(value, "to_json") else _shown(value) for value in values)
     return re.sub(r'"nonce": "\w+"|0x[0-9a-f]+|\d+ s so far', "", text)
 

@@ -19,11 +19,11 @@ def asked(query: dict[str, str]) -> str:
 
 def updates(built: Built, **query: str) -> dict[str, Any]:
     """What is sent for a query, by the component's label where it has one, or else by its class."""
-    load, found = built.handler("load"), {}
+    load, result = built.handler("load"), {}
     for component, value in zip(load.outputs, load.fn("{}", asked(query), "{}"), strict=True):
         name = (component.label if isinstance(component, NAMED) else None) or type(component).__name__
-        found[f"{name} {sum(key.startswith(name) for key in found)}" if name in found else name] = value
-    return found
+        result[f"{name} {sum(key.startswith(name) for key in result)}" if name in result else name] = value
+    return result
 
 
 def built_buttons(built: Built) -> set[str]:
@@ -33,11 +33,11 @@ def built_buttons(built: Built) -> set[str]:
 
 def offered(built: Built, **query: str) -> dict[str, str | None]:
     """The buttons that a page shows for a query, with what those lead to that are links."""
-    load, found = built.handler("load"), {}
+    load, result = built.handler("load"), {}
     for component, value in zip(load.outputs, load.fn("{}", asked(query), "{}"), strict=True):
         if isinstance(component, gr.Button) and isinstance(value, dict) and value.get("visible", "link" in value):
-            found[str(component.value)] = value.get("link")
-    return found
+            result[str(component.value)] = value.get("link")
+    return result
 
 
 def click(built: Built, text: str, *values: Any, **query: str) -> dict[str, Any]:

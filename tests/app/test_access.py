@@ -62,12 +62,12 @@ def test_the_printed_address_leaves_a_cookie_and_no_token() -> None:
     app = guard()
     location, cookie = cookie_of(app, "/run", f"id=a+b&token={TOKEN}&tab=log")
     assert location == "/run?id=a+b&tab=log"
-    words = cookie.split("; ")
-    assert {"HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={COOKIE_SECONDS}"} == set(words[1:])
-    assert words[0].startswith("nnxdsl-app-7860=")
+    attributes = cookie.split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={COOKIE_SECONDS}"} == set(attributes[1:])
+    assert attributes[0].startswith("nnxdsl-app-7860=")
     assert TOKEN not in cookie
-    assert status(app, "GET", "/", authorization="", cookie=f"other=1; {words[0]}") == 200
-    code, headers, _ = ask(app, "GET", "/run", query="token=an-old-one", authorization="", cookie=words[0])
+    assert status(app, "GET", "/", authorization="", cookie=f"other=1; {attributes[0]}") == 200
+    code, headers, _ = ask(app, "GET", "/run", query="token=an-old-one", authorization="", cookie=attributes[0])
     assert (code, headers["location"], headers.get("set-cookie")) == (303, "/run", None)
     assert status(app, "POST", "/", b"", f"token={TOKEN}", authorization="") == 401
 
@@ -162,13 +162,13 @@ ATTACKER, USER = "10.0.0.1", "10.0.0.2"
 
 @pytest.mark.extended
 def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
-    app, answered = guard(password="right"), list[tuple[str, str]]()
+    app, responses = guard(password="right"), list[tuple[str, str]]()
 
     async def tried(secret: str, address: str = ATTACKER) -> None:
         assert await app.access.is_secret(secret, address) == (secret == "right")
-        answered.append((secret, address))
+        responses.append((secret, address))
 
-    async def together(*secrets: str) -> None:
+    async def all_at_once(*secrets: str) -> None:
         await asyncio.gather(*map(tried, secrets))
 
     async def of_both() -> None:
@@ -176,12 +176,12 @@ def test_guesses_in_parallel_take_as_long_as_one_after_another() -> None:
 
     asyncio.run(tried("wrong", USER))
     began = time.monotonic()
-    asyncio.run(together("wrong-1", "wrong-2", "wrong-3", "right"))
+    asyncio.run(all_at_once("wrong-1", "wrong-2", "wrong-3", "right"))
     assert time.monotonic() - began > 3.4  # 0.5, 1 and 2 seconds, one after another; a wait is never shorter
-    secrets = [secret for secret, _ in answered[1:]]
+    secrets = [secret for secret, _ in responses[1:]]
     assert secrets == ["right", "wrong-1", "wrong-2", "wrong-3"]  # the right one does not wait for those of others
     asyncio.run(of_both())
-    assert [address for _, address in answered[-2:]] == [ATTACKER, USER]  # whose count began anew waits less
+    assert [address for _, address in responses[-2:]] == [ATTACKER, USER]  # whose count began anew waits less
 
 
 def test_wrong_passwords_of_others_keep_nobody_out() -> None:
@@ -269,10 +269,10 @@ def test_short_tokens_and_odd_proxies_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    told = {key.decode(): value.decode() for key, value in scope["headers"]}
-    found = {"path": scope["path"], "scheme": scope.get("scheme", "http"), "headers": told}
+    reported = {key.decode(): value.decode() for key, value in scope["headers"]}
+    result = {"path": scope["path"], "scheme": scope.get("scheme", "http"), "headers": reported}
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": json.dumps(found).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(result).encode()})
 
 
 FORWARDED: dict[str, Any] = {
@@ -286,16 +286,16 @@ FORWARDED: dict[str, Any] = {
 
 def test_what_headers_say_of_a_proxy_counts_only_for_the_one_that_was_named() -> None:
     plain = Guard(echo, Settings(home=Path("runs"), token=TOKEN))
-    found = json.loads(ask(plain, **FORWARDED)[2])
-    assert (found["scheme"], found["headers"]["host"]) == ("http", HOST)
-    assert "evil" not in json.dumps(found)
+    actual = json.loads(ask(plain, **FORWARDED)[2])
+    assert (actual["scheme"], actual["headers"]["host"]) == ("http", HOST)
+    assert "evil" not in json.dumps(actual)
     named = Guard(echo, Settings(home=Path("runs"), token=TOKEN, proxy="https://lab.example/nnxdsl"))
     assert "evil" not in json.dumps(json.loads(ask(named, **FORWARDED)[2]))
     through: list[dict[str, Any]] = [{"host": "lab.example"}, {"x_forwarded_host": "lab.example"}]
     for headers in through:
         for path, inner_path in (("/nnxdsl/run", "/run"), ("/run", "/run"), ("/nnxdsl", "/"), ("/nnxdslx", "/nnxdslx")):
-            found = json.loads(ask(named, path=path, origin="https://lab.example", **headers)[2])
-            assert (found["path"], found["scheme"], found["headers"]["host"]) == (inner_path, "https", "lab.example")
+            actual = json.loads(ask(named, path=path, origin="https://lab.example", **headers)[2])
+            assert (actual["path"], actual["scheme"], actual["headers"]["host"]) == (inner_path, "https", "lab.example")
     assert status(named, host="lab.example", origin="https://evil.example") == 403
     opened = ask(named, path="/nnxdsl/run", query=f"token={TOKEN}", host="lab.example", authorization="")[1]
     assert opened["location"] == "/nnxdsl/run"

@@ -117,15 +117,15 @@ def finish(run: Path) -> None:
     change(run, state="finished", step=100)
 
 
-def printed(capsys: pytest.CaptureFixture[str], words: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], text: str) -> str:
     """What was printed until these words were."""
     texts: list[str] = []
-    wait_until(lambda: texts.append(capsys.readouterr().err) or words in "".join(texts))
+    wait_until(lambda: texts.append(capsys.readouterr().err) or text in "".join(texts))
     return "".join(texts)
 
 
-def kinds(found: list[Alert]) -> list[tuple[str, str]]:
-    return [(alert.run, alert.kind) for alert in found]
+def kinds(result: list[Alert]) -> list[tuple[str, str]]:
+    return [(alert.run, alert.kind) for alert in result]
 
 
 def test_each_alert_comes_once_also_after_a_restart(home: Path) -> None:
@@ -166,20 +166,20 @@ def test_a_run_without_steps_is_stalled_and_one_without_process_is_lost(
     evaluates, trains, slow = live_run(home, 1, stage="evaluating"), live_run(home, 2), live_run(home, 3)
     rows = [json.loads(line) | {"tokens/s": 4.0} for line in (slow / "metrics.jsonl").read_text().splitlines()]
     (slow / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    alerts, steps, found = alerts_of(home), itertools.count(41), list[Alert]()
+    alerts, steps, actual = alerts_of(home), itertools.count(41), list[Alert]()
 
     def checked() -> list[Alert]:
         """The alerts of a check before which one run has made a step."""
         add_row(trains, step=next(steps), attempt=1, loss=0.5)
-        found[:] = alerts.all()
-        return found
+        actual[:] = alerts.all()
+        return actual
 
     wait_until(checked)
-    (alert,) = found
+    (alert,) = actual
     assert (alert.run, alert.kind) == (run.name, "stalled")
     # 400 tokens a step at 5,000 to 5,500 tokens per second
-    words = rf"{run.name} is stalled: no step for \d+ s after step 40, where 0\.07\d+ s is usual"
-    assert re.fullmatch(words, alert.text)
+    text = rf"{run.name} is stalled: no step for \d+ s after step 40, where 0\.07\d+ s is usual"
+    assert re.fullmatch(text, alert.text)
     monkeypatch.setattr(alerts_module, "STALL_SECONDS", HANG_SECONDS)
     process.kill()
     process.wait()
@@ -257,19 +257,19 @@ def test_a_command_reads_each_alert_and_cannot_hold_up_the_app(
     file = home.parent / "told.jsonl"
     wait_until(lambda: file.read_text().count("\n") == 3)
     alerts.close()
-    told = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(one["kind"], one["run"]) for one in told] == [
+    reported = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["kind"], one["run"]) for one in reported] == [
         ("finished", runs[0].name),
         ("failed", runs[1].name),
         ("non_finite", runs[2].name),
     ]
-    assert all(one["words"] == ["a b; c"] for one in told)
+    assert all(one["words"] == ["a b; c"] for one in reported)
     pid = int((home.parent / "child").read_text())
     wait_until(lambda: not process_info.is_alive(pid, process_info.started(pid)))
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("argv", "problem"),
     [
         (("--alert-command", "echo 'x"), "--alert-command echo 'x: No closing quotation"),
         (("--alert-command", "no-such-command x"), "--alert-command no-such-command x: expected a command that can be"),
@@ -279,9 +279,9 @@ def test_a_command_reads_each_alert_and_cannot_hold_up_the_app(
         (("--alert-webhook", "http://lab.example:port/"), "--alert-webhook: Port could not be cast"),
     ],
 )
-def test_what_cannot_be_sent_to_is_refused(words: tuple[str, ...], problem: str) -> None:
+def test_what_cannot_be_sent_to_is_refused(argv: tuple[str, ...], problem: str) -> None:
     with pytest.raises(RunError, match=f"^{re.escape(problem)}") as refused:
-        settings_of(arguments(*words))
+        settings_of(arguments(*argv))
     assert "secret" not in str(refused.value)
 
 
@@ -292,10 +292,10 @@ def test_only_whoever_starts_the_app_sets_command_and_webhook() -> None:
     assert "key" not in repr(settings)
 
 
-def arguments(*words: str) -> Namespace:
+def arguments(*argv: str) -> Namespace:
     parser = ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def test_a_tab_shows_what_is_new_to_it(site: Any, recwarn: pytest.WarningsRecorder) -> None:
@@ -331,8 +331,8 @@ def test_runs_that_go_nan_are_killed_and_finish(
     app.start()
     begun: list[subprocess.Popen[bytes]] = []
     try:
-        for number, words in enumerate((("steps=6",), ("optimizer.schedule.lr=1e30",), ("steps=100000",))):
-            argv = [sys.executable, "experiments/tiny.py", "run", f"seed={number}", *words]
+        for number, arguments in enumerate((("steps=6",), ("optimizer.schedule.lr=1e30",), ("steps=100000",))):
+            argv = [sys.executable, "experiments/tiny.py", "run", f"seed={number}", *arguments]
             begun.append(
                 subprocess.Popen(
                     argv, cwd=project, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -351,8 +351,8 @@ def test_runs_that_go_nan_are_killed_and_finish(
             child.kill()
             child.wait()
         app.end()
-    found = [(alert["run"], alert["kind"]) for _, alert in received]
-    assert sorted(found) == sorted(
+    actual = [(alert["run"], alert["kind"]) for _, alert in received]
+    assert sorted(actual) == sorted(
         [
             (runs[0].name, "finished"),
             (runs[1].name, "non_finite"),
@@ -361,8 +361,8 @@ def test_runs_that_go_nan_are_killed_and_finish(
         ]
     )
     assert "loss" in next(alert["text"] for _, alert in received if alert["kind"] == "non_finite")
-    told = [json.loads(line) for line in (project / "told.jsonl").read_text().splitlines()]
-    assert told == [alert for _, alert in received]
+    reported = [json.loads(line) for line in (project / "told.jsonl").read_text().splitlines()]
+    assert reported == [alert for _, alert in received]
 
 
 def runs_by_seed(home: Path) -> dict[int, Path]:

@@ -38,8 +38,8 @@ def read_only(project: Path, environment: dict[str, str]) -> Iterator[RunningApp
 def test_runs_and_metrics_are_read(emptied_app: RunningApp) -> None:
     run = write_run(emptied_app.home, experiment(0), "finished", 30)
     client = client_of(emptied_app)
-    (found,) = client.predict(api_name="/runs")
-    assert (found["id"], found["state"], found["objective"]) == (run.name, "finished", "DPO")
+    (actual,) = client.predict(api_name="/runs")
+    assert (actual["id"], actual["state"], actual["objective"]) == (run.name, "finished", "DPO")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = client.predict(run=run.name, api_name="/metrics")
     losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
@@ -51,8 +51,10 @@ def test_runs_and_metrics_are_read(emptied_app: RunningApp) -> None:
 
 def test_an_experiment_is_planned_launched_and_asked(emptied_app: RunningApp) -> None:
     client = client_of(emptied_app)
-    given = emptied_app.project / "experiments" / "tiny.py"
-    text = "\n".join(line for line in given.read_text().splitlines() if not line.startswith(("if ", "    experiment.")))
+    inputs = emptied_app.project / "experiments" / "tiny.py"
+    text = "\n".join(
+        line for line in inputs.read_text().splitlines() if not line.startswith(("if ", "    experiment."))
+    )
     plan = json.loads(client.predict(experiment=text, device="h100", api_name="/plan"))
     run = client.predict(experiment=text, api_name="/launch")
     assert run == plan["id"]
@@ -95,10 +97,10 @@ def test_what_is_wrong_is_refused(emptied_app: RunningApp) -> None:
             client.predict(experiment=text, api_name="/launch")
     with pytest.raises(client_module.exceptions.AppError, match="not a run id"):
         client.predict(run="../x", api_name="/stop")
-    given = experiment(5)
-    assert client.predict(experiment=to_json(given), queued=True, api_name="/launch") == given.id
+    inputs = experiment(5)
+    assert client.predict(experiment=to_json(inputs), queued=True, api_name="/launch") == inputs.id
     audit = [json.loads(line) for line in (emptied_app.home / ".app" / "audit.jsonl").read_text().splitlines()]
-    assert ("queue", given.id) in [(one["action"], one["run"]) for one in audit]
+    assert ("queue", inputs.id) in [(one["action"], one["run"]) for one in audit]
 
 
 def test_endpoints_are_described(shared_app: RunningApp) -> None:

@@ -50,11 +50,11 @@ def read(site: Any, **query: str) -> tuple[Any, str]:
     """What the screen shows of a query once the rows are read, by label or class, and what is missing."""
 
     screen = native.Built(Screen, site).page.basics
-    while (found := screen.fill(query))[2]:
+    while (result := screen.fill(query))[2]:
         time.sleep(0.05)
-    names = {one: getattr(one, "label", None) or type(one).__name__ for one in found[0]}
+    names = {one: getattr(one, "label", None) or type(one).__name__ for one in result[0]}
     notes = [one for one, name in names.items() if name == "Markdown"]
-    return {names[one] + (f" {notes.index(one)}" if one in notes else ""): found[0][one] for one in names}, found[1]
+    return {names[one] + (f" {notes.index(one)}" if one in notes else ""): result[0][one] for one in names}, result[1]
 
 
 @pytest.mark.parametrize(

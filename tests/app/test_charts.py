@@ -64,8 +64,8 @@ def test_the_legend_of_a_long_run_has_its_last_loss(site: Site) -> None:
     assert loss.name == "loss 0.3389"
     assert 300 < len(loss.x) <= 500
     smooth = native.Built(run_page.Run, site).shown(id=path.name, smooth="0.9")["Plot"]
-    faint, drawn = [trace for trace in smooth.data if trace.name.startswith("loss")]
-    assert (drawn.name, faint.opacity, faint.showlegend) == ("loss 0.3389", 0.35, False)
+    faint, rendered = [trace for trace in smooth.data if trace.name.startswith("loss")]
+    assert (rendered.name, faint.opacity, faint.showlegend) == ("loss 0.3389", 0.35, False)
 
 
 @pytest.mark.parametrize("smooth", ["", "0.9"])

@@ -188,8 +188,8 @@ def test_exports_hold_the_figures_and_no_formulas(site: Site) -> None:
         write_run(site.settings.home, experiment(number, data=Data.Preferences(name)), "finished", 10)
         for number, name in enumerate(["=cmd()|a.jsonl", "b.jsonl"])
     ]
-    found, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in runs)})
-    groups = grouped(found, "")
+    actual, _ = compare_runs.compared(site, {"ids": ",".join(path.name for path in runs)})
+    groups = grouped(actual, "")
     table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(groups)))}
     assert table[""] == [path.name for path in runs]
     last = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[-1])
@@ -252,8 +252,10 @@ def test_a_report_opens_without_a_network(reported: str, chromium: Any, tmp_path
     for width in (1400, 390):
         context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
         page, problems = context.new_page(), []
-        page.on("console", lambda message, found=problems: found.append(message.text))
-        page.on("request", lambda request, found=problems: request.url.startswith("file:") or found.append(request.url))
+        page.on("console", lambda message, actual=problems: actual.append(message.text))
+        page.on(
+            "request", lambda request, actual=problems: request.url.startswith("file:") or actual.append(request.url)
+        )
         page.goto(file.as_uri())
         page.wait_for_selector(".js-plotly-plot .scatterlayer .trace")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
@@ -274,19 +276,19 @@ STEPS, SEEDS = 12, 3
 @pytest.fixture
 def seeds(site: Site) -> dict[tuple[float, int], Path]:
     """Runs of two betas with three seeds each, by beta and seed; the last one ended after half of its steps."""
-    found: dict[tuple[float, int], Path] = {}
+    result: dict[tuple[float, int], Path] = {}
     for beta in (0.1, 0.5):
         for seed in range(SEEDS):
             made = experiment(0, name="seeds", objective=Objective.DPO(beta=beta), seed=seed, steps=STEPS)
             state = "stopped" if (beta, seed) == (0.5, 2) else "finished"
-            path = found[beta, seed] = write_run(site.settings.home, made, state, 0)
+            path = result[beta, seed] = write_run(site.settings.home, made, state, 0)
             lines = JsonLines(path / "metrics.jsonl")
             for step in range(STEPS // 2 if state == "stopped" else STEPS):
                 accuracy, tokens = 0.5 + 0.03 * seed + 0.01 * step, 10 * (seed + 2) * (step + 1)
                 loss = float("nan") if (beta, seed, step) == (0.1, 1, 3) else 1.0 / (1 + step) + 0.1 * seed + beta
                 row = {"loss": loss, "rewards/accuracies": accuracy, "num_tokens": tokens}
                 lines.append({"step": step, "attempt": 1, **row})
-    return found
+    return result
 
 
 def loss_of(beta: float) -> np.ndarray:
@@ -313,8 +315,8 @@ def test_a_filter_chooses_runs(site: Site, seeds: dict[tuple[float, int], Path])
         "tag:base": set(),
     }
     for text, expected in chosen.items():
-        found, missing = compare_runs.compared(site, {"filter": text})
-        assert {run.row.id for run in found} == expected, text
+        actual, missing = compare_runs.compared(site, {"filter": text})
+        assert {run.row.id for run in actual} == expected, text
         assert missing == []
     both, _ = compare_runs.compared(site, {"ids": other, "filter": "state:finished"})
     assert both[0].row.id == other
@@ -345,13 +347,13 @@ def test_seeds_are_averaged(site: Site, seeds: dict[tuple[float, int], Path]) ->
         losses, (area, mean) = loss_of(beta), [one for one in values["Plot"].data if one.name == name][:2]
         assert name in curves
         expected, deviation = np.nanmean(losses, axis=0), np.nanstd(losses, axis=0, ddof=1)
-        drawn = np.isfinite(mean.y)
-        np.testing.assert_array_equal(np.array(mean.x)[drawn], np.arange(STEPS))
-        np.testing.assert_allclose(np.array(mean.y)[drawn], expected, rtol=1e-12)
+        rendered = np.isfinite(mean.y)
+        np.testing.assert_array_equal(np.array(mean.x)[rendered], np.arange(STEPS))
+        np.testing.assert_allclose(np.array(mean.y)[rendered], expected, rtol=1e-12)
         np.testing.assert_allclose(area.y[:STEPS], expected + deviation, rtol=1e-12)
         np.testing.assert_allclose(area.y[STEPS:][::-1], expected - deviation, rtol=1e-12)
         counts = np.isfinite(losses).sum(axis=0)
-        texts = [text for text, is_drawn in zip(mean.text, drawn, strict=True) if is_drawn]
+        texts = [text for text, is_drawn in zip(mean.text, rendered, strict=True) if is_drawn]
         assert [text[-4:-1] for text in texts] == [f"n={count}" for count in counts]
     edges = next(one for one in shown(site, **query, band="range")["Plot"].data if one.name == first)
     np.testing.assert_allclose(edges.y[:STEPS], np.nanmax(loss_of(0.1), axis=0), rtol=1e-12)
@@ -374,10 +376,10 @@ def test_tokens_of_seeds_are_averaged_at_equal_tokens(site: Site, seeds: dict[tu
     traces = [one for one in values["Plot"].data if one.xaxis == ("x" if not chart else f"x{chart + 1}")]
     mean = next(one for one in traces if one.name.startswith("beta=0.1") and one.text)
     tokens = [10.0 * (seed + 2) * np.arange(1, STEPS + 1) for seed in range(SEEDS)]
-    at = np.unique(np.concatenate(tokens))
+    index = np.unique(np.concatenate(tokens))
     accuracy = [0.5 + 0.03 * seed + 0.01 * np.arange(STEPS) for seed in range(SEEDS)]
-    each = [np.interp(at, x, y, left=np.nan, right=np.nan) for x, y in zip(tokens, accuracy, strict=True)]
-    np.testing.assert_array_equal(mean.x, at)
+    each = [np.interp(index, x, y, left=np.nan, right=np.nan) for x, y in zip(tokens, accuracy, strict=True)]
+    np.testing.assert_array_equal(mean.x, index)
     np.testing.assert_allclose(mean.y, np.nanmean(each, axis=0), rtol=1e-12)
 
 
@@ -396,16 +398,16 @@ def test_runs_are_grouped_by_a_field(site: Site, seeds: dict[tuple[float, int], 
 
 
 def test_reports_of_groups_have_means(site: Site, seeds: dict[tuple[float, int], Path]) -> None:
-    found, _ = compare_runs.compared(site, {"ids": ",".join(seeds[0.1, seed].name for seed in range(SEEDS))})
-    groups = grouped(found, "seeds")
+    actual, _ = compare_runs.compared(site, {"ids": ",".join(seeds[0.1, seed].name for seed in range(SEEDS))})
+    groups = grouped(actual, "seeds")
     assert [group.name for group in groups] == [f"{seeds[0.1, 0].name} (3 seeds)"]
     table = {line[0]: line[1:] for line in csv.reader(io.StringIO(to_csv(groups)))}
     last = loss_of(0.1)[:, -1]
     assert float(table["mean of last loss"][0]) == pytest.approx(last.mean(), rel=1e-12)
     assert float(table["standard deviation of last loss"][0]) == pytest.approx(last.std(ddof=1), rel=1e-12)
     assert table["runs with last loss"] == ["3"]
-    words = f"{last.mean():.4g} ± {last.std(ddof=1):.4g} (3)"
-    assert f"| last loss | {words} |" in to_markdown(groups)
+    text = f"{last.mean():.4g} ± {last.std(ddof=1):.4g} (3)"
+    assert f"| last loss | {text} |" in to_markdown(groups)
     report = to_html(groups, {"group": "seeds"})
-    assert words in report
+    assert text in report
     assert "n=3" in report

@@ -82,25 +82,25 @@ def test_what_is_wrong_is_told(site: Site) -> None:
 
 REFUSED = "is a file of the app itself"
 NAMED = r"Whoever is signed in may name any file .* as data, tokenizer or model, and sees its rows"
-OWN = r"own files in `HOME/\.app` are refused in all of these, by whatever path"
+OWN_FILES = r"own files in `HOME/\.app` are refused in all of these, by whatever path"
 
 
 @pytest.fixture
 def names(site: Site) -> list[str]:
     """Paths of files of the app itself, from the project: plain ones, by links, globs, folders, and absolute ones."""
-    project, own = site.settings.project, site.settings.own
-    own.mkdir(parents=True, exist_ok=True)
+    project, ours = site.settings.project, site.settings.app_directory
+    ours.mkdir(parents=True, exist_ok=True)
     for name in ("session.key", "audit.jsonl"):
-        (own / name).write_text('{"text": "a secret"}\n')
-    (project / "linked.jsonl").symlink_to(own / "audit.jsonl")
-    (project / "linked").symlink_to(own)
+        (ours / name).write_text('{"text": "a secret"}\n')
+    (project / "linked.jsonl").symlink_to(ours / "audit.jsonl")
+    (project / "linked").symlink_to(ours)
     (project / "folder").mkdir()
-    (project / "folder" / "rows.jsonl").symlink_to(own / "audit.jsonl")
+    (project / "folder" / "rows.jsonl").symlink_to(ours / "audit.jsonl")
     (project / "saved").mkdir()
     (project / "saved" / "state.json").write_text('{"_data_files": [{"filename": "../runs/.app/audit.jsonl"}]}')
     plain = ["runs/.app", "runs/.app/session.key", "runs/.app/audit.jsonl", "./runs/../runs/.app/session.key"]
     links = ["linked.jsonl", "linked", "linked/audit.jsonl", "linked.*", "folder", "folder/*.jsonl", "saved"]
-    return [*plain, *links, "runs/.app/*", "runs/.a*/*.jsonl", "**/.app/*.key", str(own), str(own / "session.key")]
+    return [*plain, *links, "runs/.app/*", "runs/.a*/*.jsonl", "**/.app/*.key", str(ours), str(ours / "session.key")]
 
 
 def test_files_of_the_app_itself_are_not_read(site: Site, names: list[str]) -> None:
@@ -187,7 +187,7 @@ def test_the_guide_says_what_whoever_is_signed_in_may_name() -> None:
         (ROOT / "docs" / "guides" / "app.md").read_text(encoding="utf-8").partition("Authentication\n")[2].split()
     )
     named, refused, limit = (
-        re.search(pattern, text) for pattern in (NAMED, OWN, r"(\w+) computations \(plans, data\) of one")
+        re.search(pattern, text) for pattern in (NAMED, OWN_FILES, r"(\w+) computations \(plans, data\) of one")
     )
     assert named is not None
     assert refused is not None

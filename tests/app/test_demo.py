@@ -50,4 +50,4 @@ def test_a_projects_own_recipe_goes_before_the_demo(site: Site) -> None:
     (place / "dpo_mine.py").write_text("Experiment(")
     shown = updates(native.Built(runs_page.Runs, site))
     assert "experiments/dpo_mine.py" in shown["Code"]
-    assert not (site.settings.own / "demo").exists()
+    assert not (site.settings.app_directory / "demo").exists()

@@ -19,8 +19,8 @@ BARS = ".js-plotly-plot .bars path"
 
 
 def state(shown: Any, *names: str) -> None:
-    words = json.dumps(names)
-    shown.wait_for_function(f"{words}.some((one) => document.querySelector('.badge')?.textContent.endsWith(one))")
+    names_json = json.dumps(names)
+    shown.wait_for_function(f"{names_json}.some((one) => document.querySelector('.badge')?.textContent.endsWith(one))")
 
 
 def test_from_nothing_to_a_comparison(tmp_path: Path, environment: dict[str, str], open_page: Open) -> None:

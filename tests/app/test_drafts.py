@@ -132,7 +132,7 @@ def test_a_tab_that_has_seen_the_others_changes_goes_on(site: Site, draft: str) 
 def test_a_draft_that_cannot_be_opened_says_why_and_can_be_discarded(
     site: Site, draft: str, damage: dict[str, object]
 ) -> None:
-    file = site.settings.own / "drafts" / f"{draft}.json"
+    file = site.settings.app_directory / "drafts" / f"{draft}.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     built = native.Built(new_page.NewRun, site)
     assert "This draft cannot be opened" in built.shown(draft=draft)["Markdown 3"]

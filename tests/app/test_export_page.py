@@ -59,8 +59,8 @@ def test_what_cannot_be_exported_is_refused(site: Site) -> None:
 @pytest.mark.browser  # not for a browser, but for the minute that training and exporting take
 def test_a_run_is_exported(site: Site, environment: dict[str, str]) -> None:
     write_project(site.settings.project)
-    words = [sys.executable, "experiments/tiny.py", "--quiet"]
-    subprocess.run(words, cwd=site.settings.project, env=environment, check=True, timeout=HANG_SECONDS)
+    argv = [sys.executable, "experiments/tiny.py", "--quiet"]
+    subprocess.run(argv, cwd=site.settings.project, env=environment, check=True, timeout=HANG_SECONDS)
     (run,) = [row.id for row in site.index.rows()]
     built = native.Built(export_page.Export, site)
     built.pressed("Export", {})

@@ -75,7 +75,7 @@ def test_texts_give_the_object_back(made: Experiment) -> None:
     assert form_texts.completed(texts) == texts
 
 
-def drawn(texts: dict[str, str], base: dict[str, str] | None = None, *, only_changed: bool = False) -> gr.Blocks:
+def rendered(texts: dict[str, str], base: dict[str, str] | None = None, *, only_changed: bool = False) -> gr.Blocks:
     """The form of an experiment's texts."""
 
     async def build() -> gr.Blocks:
@@ -88,12 +88,12 @@ def drawn(texts: dict[str, str], base: dict[str, str] | None = None, *, only_cha
 
 def kept(blocks: gr.Blocks) -> dict[str, Any]:
     """The components whose texts the browser keeps, by path."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for one in blocks.fns.values():
         path = re.search(r'nnx.edit\("([^"]+)"', str(one.js))
         if path:
-            found[path[1]] = blocks.blocks[one.targets[0][0]]
-    return found
+            result[path[1]] = blocks.blocks[one.targets[0][0]]
+    return result
 
 
 @pytest.mark.parametrize("name", members(Objective))
@@ -103,7 +103,7 @@ def test_another_objective_brings_its_own_fields(name: str) -> None:
     cls = members(Objective)[name]
     shown = {path.split(".")[1] for path in completed if path.startswith("objective.") and path != "objective.type"}
     assert shown >= set(declared(cls))
-    assert kept(drawn(completed))["objective.type"].value == name
+    assert kept(rendered(completed))["objective.type"].value == name
 
 
 def _parents(texts: dict[str, str]) -> set[str]:
@@ -113,7 +113,7 @@ def _parents(texts: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_every_field_has_a_component_with_a_label(made: Experiment) -> None:
     texts = form_texts.texts_of(made)
-    blocks = drawn(texts)
+    blocks = rendered(texts)
     components = kept(blocks)
     classes = {path for path in texts if path.endswith("type")}  # some classes have no alternatives
     counts = {path for path, text in texts.items() if path.endswith("tracking") or f"{path}.0" in _parents(texts)}
@@ -124,7 +124,7 @@ def test_every_field_has_a_component_with_a_label(made: Experiment) -> None:
 
 
 def test_fields_become_components_by_type_with_default_range_and_doc() -> None:
-    components = kept(drawn(form_texts.texts_of(MADE["all set"])))
+    components = kept(rendered(form_texts.texts_of(MADE["all set"])))
     kinds = {path: type(component).__name__ for path, component in components.items()}
     assert kinds["steps"] == kinds["adapter.rank"] == "Number"
     assert kinds["adapter.alpha"] == kinds["name"] == "Textbox"
@@ -137,14 +137,14 @@ def test_fields_become_components_by_type_with_default_range_and_doc() -> None:
     assert components["objective.type"].value == "DPO"
     assert components["name"].label == "name *"
     assert components["mesh.indivisible"].value == "error"
-    assert kept(drawn(form_texts.texts_of(experiment(1, model=Model.Gemma3("tiny", weights=Weights.HF("x"))))))[
+    assert kept(rendered(form_texts.texts_of(experiment(1, model=Model.Gemma3("tiny", weights=Weights.HF("x"))))))[
         "model.weights.allow_non_finite"
     ].value in (True, False)
 
 
 def test_a_text_that_is_no_number_is_kept_as_it_is() -> None:
     texts = {**form_texts.texts_of(MADE["plain"]), "steps": "ten", "model.size": "900b"}
-    components = kept(drawn(texts))
+    components = kept(rendered(texts))
     assert (type(components["steps"]).__name__, components["steps"].value) == ("Textbox", "ten")
     assert components["model.size"].value == "900b"
 
@@ -152,11 +152,11 @@ def test_a_text_that_is_no_number_is_kept_as_it_is() -> None:
 def test_only_what_differs_is_shown_if_asked_for() -> None:
     base = form_texts.texts_of(MADE["plain"])
     texts = {**base, "steps": "7", "objective.beta": "0.3"}
-    assert set(kept(drawn(texts, base, only_changed=True))) == {"steps", "objective.type", "objective.beta"}
+    assert set(kept(rendered(texts, base, only_changed=True))) == {"steps", "objective.type", "objective.beta"}
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "told"),
+    ("path", "text", "message"),
     [
         ("steps", "0", "expected a value > 0, got 0"),
         ("steps", "", "needs steps or epochs"),
@@ -172,15 +172,15 @@ def test_only_what_differs_is_shown_if_asked_for() -> None:
         ("batch_size", "3", ""),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(path: str, text: str, told: str) -> None:
+def test_what_is_wrong_is_said_at_its_field(path: str, text: str, message: str) -> None:
     made, problems = form_texts.read({**form_texts.texts_of(MADE["plain"]), path: text})
     if (path, text) == ("batch_size", "3"):
         assert made is not None
         assert made.batch_size == 3
         return
     assert made is None
-    (found,) = [problem for problem in problems if path.removesuffix(".type") in problem.path]
-    assert told in found.message
+    (actual,) = [problem for problem in problems if path.removesuffix(".type") in problem.path]
+    assert message in actual.message
 
 
 def test_fields_that_there_are_not_set_nothing() -> None:
@@ -212,9 +212,9 @@ def test_members_of_a_tuple_of_specs_have_fields_of_their_own() -> None:
     assert problems == []
     assert made is not None
     assert made.objective.rewards[2] == Reward("exact_answer")  # type: ignore[attr-defined]
-    components = kept(drawn(more))
+    components = kept(rendered(more))
     assert components["objective.rewards.2.name"].value == ""
-    scripts = [str(one.js) for one in drawn(more).fns.values()]
+    scripts = [str(one.js) for one in rendered(more).fns.values()]
     assert sum('nnx.remove("objective.rewards"' in script for script in scripts) == 3
     assert sum('nnx.add("objective.rewards"' in script for script in scripts) == 1
 
@@ -247,7 +247,7 @@ def test_sources_of_a_mixture_have_weights() -> None:
     assert problems == []
     assert made is not None
     assert made.data == Data.Mixture({Data.Conversations("a.jsonl"): 1.0, Data.Conversations("b.jsonl"): 0.25})
-    components = kept(drawn(form_texts.completed(texts)))
+    components = kept(rendered(form_texts.completed(texts)))
     assert components["data.sources.1.0.type"].label == "sources 2"
     assert components["data.sources.1.1"].label == "weight of sources 2 *"
 

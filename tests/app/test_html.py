@@ -9,7 +9,7 @@ from types import ModuleType
 import gradio as gr
 import pytest
 
-from app import html, markdown, words
+from app import formatting, html, markdown
 from app.components import states
 from app.html import Html, join, link, tag
 from app.pages import runs as runs_page
@@ -31,7 +31,7 @@ def site(tmp_path: Path):
     site.close()
 
 
-@pytest.mark.parametrize("module", [html, words, markdown, states])
+@pytest.mark.parametrize("module", [html, formatting, markdown, states])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -53,11 +53,11 @@ def test_a_runs_own_words_are_text_on_every_page(site: Site, tab: str) -> None:
     run.append_attempt({"time": EVIL, "argv": [EVIL], "cwd": EVIL, "devices": [EVIL], "git": {"commit": EVIL}})
     run.log.write_text(f"2026-01-01T00:00:00+00:00  {EVIL}\nValueError: {EVIL}\n")
     run.append_metrics({"step": 9, EVIL: 1.0})
-    own = native.Built(run_page.Run, site)
-    assert own.shown(id=path.name, tab=tab)["Code"] == EVIL  # CodeMirror shows it as it is
+    ours = native.Built(run_page.Run, site)
+    assert ours.shown(id=path.name, tab=tab)["Code"] == EVIL  # CodeMirror shows it as it is
     for built, query in (
-        (own, {"id": path.name, "tab": tab, "all": "1"}),
-        (own, {"id": EVIL}),
+        (ours, {"id": path.name, "tab": tab, "all": "1"}),
+        (ours, {"id": EVIL}),
         (runs(site), {"q": EVIL}),
     ):
         load = built.handler("load")

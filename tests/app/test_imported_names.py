@@ -57,8 +57,8 @@ def test_no_field_of_a_form_imports(path: str) -> None:
 def test_a_form_with_foreign_code_is_refused_with_what_to_do() -> None:
     texts = form_texts.texts_of(sampled())
     for field, wrong in (("name", "--allow her_lab"), ("type", "there is no 'her_lab:longest' here")):
-        found, problems = form_texts.read({**texts, f"objective.rewards.0.{field}": "her_lab:longest"})
-        assert found is None
+        actual, problems = form_texts.read({**texts, f"objective.rewards.0.{field}": "her_lab:longest"})
+        assert actual is None
         assert any(wrong in str(problem) for problem in problems), problems
 
 

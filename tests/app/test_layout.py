@@ -50,12 +50,13 @@ DEVICE = {"name": "h200", "description": "NVIDIA H200", "memory": 150_109_106_99
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def example_plan() -> dict[str, Any]:
     """A plan as `nnxdsl plan --json` prints it: its layout is a real one; the figures of memory were noted down."""
     made = evolve(experiment(0), {f"mesh.{axis}": count for axis, count in MESH.items()})
     layout = json.loads(json.dumps(describe(build_blueprint(made, "gpu").layout)))
     parts = [
-        {"name": name, "bytes": count, "tag": tag, "how": how, "memory": "device"} for name, count, tag, how in MEMORY
+        {"name": name, "bytes": count, "tag": tag, "formula": mode, "memory": "device"}
+        for name, count, tag, mode in MEMORY
     ]
     figures = {
         "id": made.id, "steps": 60, "batch_size": 16, "rows": 960, "tokens_at_most": 368_640, "microbatches": 1,
@@ -119,15 +120,15 @@ def test_an_experiment_keeps_its_mesh_where_the_url_names_none() -> None:
         with_placement(made, {}, "", 4)
 
 
-def test_the_drawing_agrees_with_that_of_the_terminal(found: dict[str, Any]) -> None:
-    mesh = found["mesh"]
-    for array in found["arrays"]:
-        drawn = list(cells(array, mesh, chosen(array, mesh)))
+def test_the_drawing_agrees_with_that_of_the_terminal(example_plan: dict[str, Any]) -> None:
+    mesh = example_plan["mesh"]
+    for array in example_plan["arrays"]:
+        rendered = list(cells(array, mesh, chosen(array, mesh)))
         held = blocks(array["shape"], array["spec"], mesh).reshape(-1)
-        assert [cell.block for cell in drawn] == held.tolist()
-        assert [cell.number for cell in drawn] == list(range(8))
+        assert [cell.block for cell in rendered] == held.tolist()
+        assert [cell.number for cell in rendered] == list(range(8))
         whole = np.zeros(array["shape"], dtype=int)
-        for cell in drawn:
+        for cell in rendered:
             whole[tuple(slice(*part) for part in cell.held)] += 1
         assert (whole == array["replicas"]).all()
 
@@ -138,8 +139,8 @@ def test_of_a_large_mesh_one_group_of_replicas_is_drawn() -> None:
         "shape": [320, 128], "device_shape": [40, 8], "spec": ["tensor", "fsdp"], "axes": ["vocab", "embed"],
         "replicas": 64, "device_bytes": 640,
     }  # fmt: skip
-    drawn = list(cells(array, mesh, chosen(array, mesh)))
-    assert sorted(cell.block for cell in drawn) == list(range(128))
+    rendered = list(cells(array, mesh, chosen(array, mesh)))
+    assert sorted(cell.block for cell in rendered) == list(range(128))
     html = drawing(array, mesh)
     assert html.count("<button") == 128
     assert "8,064 of 8,192 devices are not drawn and hold copies of the same blocks" in html
@@ -147,42 +148,42 @@ def test_of_a_large_mesh_one_group_of_replicas_is_drawn() -> None:
     assert len(list(cells(huge, mesh, chosen(huge, {**mesh, "fsdp": 1_000})))) <= MOST
 
 
-def test_every_array_is_in_the_table_with_its_rules(found: dict[str, Any]) -> None:
-    words, table = layout_arrays.table(found, None, {})
-    assert f"{len(found['arrays'])} of {len(found['arrays'])} arrays in {len(table)} rows" in words
-    assert table["arrays"].sum() == len(found["arrays"])
-    assert {array["path"] for array in found["arrays"]} | {array["group"] for array in found["arrays"]} >= set(
-        table["array"]
-    )
+def test_every_array_is_in_the_table_with_its_rules(example_plan: dict[str, Any]) -> None:
+    caption, table = layout_arrays.table(example_plan, None, {})
+    assert f"{len(example_plan['arrays'])} of {len(example_plan['arrays'])} arrays in {len(table)} rows" in caption
+    assert table["arrays"].sum() == len(example_plan["arrays"])
+    assert {array["path"] for array in example_plan["arrays"]} | {
+        array["group"] for array in example_plan["arrays"]
+    } >= set(table["array"])
     embedding = table.set_index("array").loc["embed.embedding"]
     assert "embed→fsdp #" in embedding["rules"]
     assert embedding["partition"] == "tensor, fsdp"
-    array = next(array for array in found["arrays"] if array["path"] == "embed.embedding")
+    array = next(array for array in example_plan["arrays"] if array["path"] == "embed.embedding")
     tried = layout_arrays.why(array)
     assert tried["outcome"].tolist() == ["✔ taken", "✔ taken", "not reached"]
     assert "its axes were free" in tried["why"].tolist()
     for number in range(len(table)):
-        chosen_array = layout_arrays.array_of_row(found, {}, number)
+        chosen_array = layout_arrays.array_of_row(example_plan, {}, number)
         assert chosen_array is not None
         assert table["array"][number] in (chosen_array["path"], chosen_array["group"])
-    assert layout_arrays.array_of_row(found, {}, len(table)) is None
+    assert layout_arrays.array_of_row(example_plan, {}, len(table)) is None
 
 
-def test_the_table_compares_two_meshes(found: dict[str, Any]) -> None:
-    other = [{**array, "spec": [None] * len(array["shape"])} for array in found["arrays"][1:]]
-    _, table = layout_arrays.table(found, {**found, "arrays": other}, {})
+def test_the_table_compares_two_meshes(example_plan: dict[str, Any]) -> None:
+    other = [{**array, "spec": [None] * len(array["shape"])} for array in example_plan["arrays"][1:]]
+    _, table = layout_arrays.table(example_plan, {**example_plan, "arrays": other}, {})
     rows = table.set_index("array")["second partition"]
     assert rows["embed.embedding"] == "none"
     assert "-, -, - ≠" in rows.tolist()
 
 
-def test_arrays_are_filtered_and_sorted(found: dict[str, Any]) -> None:
-    arrays = found["arrays"]
+def test_arrays_are_filtered_and_sorted(example_plan: dict[str, Any]) -> None:
+    arrays = example_plan["arrays"]
     kept = layout_arrays.filtered(arrays, {"q": "attention TENSOR", "part": "frozen"})
     assert kept
     assert all("attention" in array["path"] and array["part"] == "frozen" for array in kept)
     assert layout_arrays.filtered(arrays, {"q": "no such array"}) == []
-    assert layout_arrays.table(found, None, {"q": "no such array"})[1].empty
+    assert layout_arrays.table(example_plan, None, {"q": "no such array"})[1].empty
     copies = [array["replicas"] for array in layout_arrays.filtered(arrays, {"sort": "copies"})]
     assert copies == sorted(copies, reverse=True)
     by_size = layout_arrays.folded(layout_arrays.filtered(arrays, {"sort": "device"}))
@@ -190,38 +191,40 @@ def test_arrays_are_filtered_and_sorted(found: dict[str, Any]) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_the_csv_has_every_array_and_no_formulas(found: dict[str, Any]) -> None:
-    rows = list(csv.DictReader(io.StringIO(layout_arrays.to_csv(found["arrays"]))))
-    assert sum(int(row["device_bytes"]) for row in rows) == sum(array["device_bytes"] for array in found["arrays"])
+def test_the_csv_has_every_array_and_no_formulas(example_plan: dict[str, Any]) -> None:
+    rows = list(csv.DictReader(io.StringIO(layout_arrays.to_csv(example_plan["arrays"]))))
+    assert sum(int(row["device_bytes"]) for row in rows) == sum(
+        array["device_bytes"] for array in example_plan["arrays"]
+    )
     assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
     assert layout_arrays.guarded("=1+1") == "'=1+1"
 
 
-def test_the_memory_adds_up(found: dict[str, Any]) -> None:
-    table = layout_memory.memory_parts([found]).set_index("part")
-    for part in found["memory"]:
-        assert part["bytes"] == 0 or table.loc[part["name"], "formula"] == part["how"]
+def test_the_memory_adds_up(example_plan: dict[str, Any]) -> None:
+    table = layout_memory.memory_parts([example_plan]).set_index("part")
+    for part in example_plan["memory"]:
+        assert part["bytes"] == 0 or table.loc[part["name"], "formula"] == part["formula"]
     assert table.loc["activations", "basis"] == "estimated"
-    bars = layout_memory.memory_bars([found, {**found, "mesh": {"data": 2}}])
-    mib = found["bytes_per_device"] / 2**20
+    bars = layout_memory.memory_bars([example_plan, {**example_plan, "mesh": {"data": 2}}])
+    mib = example_plan["bytes_per_device"] / 2**20
     assert sum(trace.x[0] for trace in bars.data) == pytest.approx(mib)
     assert sum(trace.x[1] for trace in bars.data) == pytest.approx(mib)
     assert bars.layout.xaxis.range[1] < 1.1 * mib  # a device of 138 GiB would make the parts too small
     assert list(bars.layout.yaxis.ticktext) == ["fsdp=4<br>tensor=2", "data=2"]
-    full = layout_memory.memory_bars([{**found, "device": {**DEVICE, "memory": 2**27, "usable": 1.2 * 2**26}}])
+    full = layout_memory.memory_bars([{**example_plan, "device": {**DEVICE, "memory": 2**27, "usable": 1.2 * 2**26}}])
     assert full.layout.xaxis.range[1] > 128
     assert full.layout.shapes[0].x0 == pytest.approx(1.2 * 64)
 
 
-def test_parts_of_host_memory_and_of_one_mesh(found: dict[str, Any]) -> None:
-    host = {"name": "optimizer", "bytes": 2**20, "tag": "exact", "how": "offloaded", "memory": "host"}
-    first = {**found, "memory": [*found["memory"], host], "host_bytes_per_device": 2**21}
-    table = layout_memory.memory_parts([first, found]).set_index("part")
+def test_parts_of_host_memory_and_of_one_mesh(example_plan: dict[str, Any]) -> None:
+    host = {"name": "optimizer", "bytes": 2**20, "tag": "exact", "formula": "offloaded", "memory": "host"}
+    first = {**example_plan, "memory": [*example_plan["memory"], host], "host_bytes_per_device": 2**21}
+    table = layout_memory.memory_parts([first, example_plan]).set_index("part")
     assert table.loc["optimizer (host's memory)", ["memory", "second mesh"]].tolist() == ["1 MiB, 50%", "-"]
 
 
 @pytest.mark.parametrize(
-    ("share", "remedy", "sign", "words"),
+    ("share", "remedy", "sign", "message"),
     [
         (0.5, "", "✔", ""),
         (0.989, "", "⚠", "That is tight"),
@@ -230,30 +233,36 @@ def test_parts_of_host_memory_and_of_one_mesh(found: dict[str, Any]) -> None:
     ],
 )
 def test_a_plan_is_green_only_with_room_to_spare(
-    found: dict[str, Any], share: float, remedy: str, sign: str, words: str
+    example_plan: dict[str, Any], share: float, remedy: str, sign: str, message: str
 ) -> None:
     verdict = {"fits": share <= 1, "share": share, "message": f"fits or not: 1 of 2 GiB{remedy}"}
-    text = plan_texts.summary({**found, "verdict": verdict})
+    text = plan_texts.summary({**example_plan, "verdict": verdict})
     assert f"**{sign} " in text
-    assert words in text.replace("\\_", "_")
+    assert message in text.replace("\\_", "_")
     assert " --search may" not in text
     assert ("✔" in text) == (sign == "✔")
-    assert "memory is unknown" in plan_texts.summary({**found, "device": None, "verdict": None})
-    recomputed = plan_texts.summary({**found, "verdict": verdict, "remat": "dots", "remat_why": "first that fits"})
+    assert "memory is unknown" in plan_texts.summary({**example_plan, "device": None, "verdict": None})
+    recomputed = plan_texts.summary(
+        {**example_plan, "verdict": verdict, "remat": "dots", "remat_why": "first that fits"}
+    )
     assert ("recomputed in part to fit: memory.remat=dots" in recomputed) == (share <= 1)
     assert "recomputed" not in text
 
 
-def test_facts_rules_and_activations_of_two_plans(found: dict[str, Any]) -> None:
+def test_facts_rules_and_activations_of_two_plans(example_plan: dict[str, Any]) -> None:
     flow = {"axes": ["batch", None], "shape": [4, 8], "spec": ["fsdp", None], "device_shape": [1, 8]}
-    first = {**found, "flows": [flow]}
-    second = {**found, "flows": [{**flow, "spec": [None, None], "device_shape": [4, 8]}], "rules": [["batch", "data"]]}
+    first = {**example_plan, "flows": [flow]}
+    second = {
+        **example_plan,
+        "flows": [{**flow, "spec": [None, None], "device_shape": [4, 8]}],
+        "rules": [["batch", "data"]],
+    }
     facts = plan_texts.facts([first, second]).set_index("fact")
     assert facts.loc["mesh", "value"] == "fsdp=4 x tensor=2 (8 devices)"
     assert facts.loc["policy", "value"] == "none: fits"
     assert list(plan_texts.rules([first, first])) == ["rule", "logical axis", "mesh axes"]
-    assert plan_texts.rules([first])["rule"].tolist() == [f"#{n}" for n in range(len(found["rules"]))]
-    assert len(plan_texts.rules([first, second])) == len(found["rules"]) + 1
+    assert plan_texts.rules([first])["rule"].tolist() == [f"#{n}" for n in range(len(example_plan["rules"]))]
+    assert len(plan_texts.rules([first, second])) == len(example_plan["rules"]) + 1
     row = plan_texts.activations([first, second]).iloc[0]
     assert (row["partition"], row["partition, second mesh"]) == ("fsdp, -", "-, -")
 
@@ -266,25 +275,30 @@ REPORT = {
 }  # fmt: skip
 
 
-def test_the_report_of_the_compiler(found: dict[str, Any]) -> None:
-    text = plan_texts.compiled({**found, "compiled": REPORT, "bytes_per_device": 110})
+def test_the_report_of_the_compiler(example_plan: dict[str, Any]) -> None:
+    text = plan_texts.compiled({**example_plan, "compiled": REPORT, "bytes_per_device": 110})
     assert "✔ it fits: XLA needs 100 B of 1000 B usable; the plan estimates 110 B, +10.0%" in text.replace(
         "0.9766 KiB", "1000 B"
     )
     assert "compiled in an unknown time (cached report)" in text
-    assert "✘ it does not fit" in plan_texts.compiled({**found, "compiled": {**REPORT, "usable": 99}})
-    assert "⚠ it fits, with little room" in plan_texts.compiled({**found, "compiled": {**REPORT, "usable": 101}})
-    figures, collectives, _ = plan_texts.compiled_tables({**found, "compiled": REPORT})
+    assert "✘ it does not fit" in plan_texts.compiled({**example_plan, "compiled": {**REPORT, "usable": 99}})
+    assert "⚠ it fits, with little room" in plan_texts.compiled({**example_plan, "compiled": {**REPORT, "usable": 101}})
+    figures, collectives, _ = plan_texts.compiled_tables({**example_plan, "compiled": REPORT})
     assert figures["figure"].tolist() == list(REPORT["memory"])
     assert collectives.iloc[0].tolist() == ["all-gather", 2, "in a loop in a branch: at most", "3", "64 B"]
-    assert "No collectives." in plan_texts.compiled({**found, "compiled": {**REPORT, "collectives": []}})
-    assert "✘ out of luck" in plan_texts.compiled({**found, "compiled": {**REPORT, "problem": "out of luck"}})
+    assert "No collectives." in plan_texts.compiled({**example_plan, "compiled": {**REPORT, "collectives": []}})
+    assert "✘ out of luck" in plan_texts.compiled({**example_plan, "compiled": {**REPORT, "problem": "out of luck"}})
 
 
-def test_what_a_plan_says_is_shown_as_it_is(found: dict[str, Any]) -> None:
-    evil = {**found["arrays"][0], "path": EVIL, "group": EVIL, "dtype": EVIL, "axes": [EVIL, EVIL]}
-    part = {"name": EVIL, "bytes": 1, "tag": EVIL, "how": EVIL, "memory": "device"}
-    plan = {**found, "arrays": [evil], "warnings": [{"kind": EVIL, "path": EVIL, "message": EVIL}], "memory": [part]}
+def test_what_a_plan_says_is_shown_as_it_is(example_plan: dict[str, Any]) -> None:
+    evil = {**example_plan["arrays"][0], "path": EVIL, "group": EVIL, "dtype": EVIL, "axes": [EVIL, EVIL]}
+    part = {"name": EVIL, "bytes": 1, "tag": EVIL, "formula": EVIL, "memory": "device"}
+    plan = {
+        **example_plan,
+        "arrays": [evil],
+        "warnings": [{"kind": EVIL, "path": EVIL, "message": EVIL}],
+        "memory": [part],
+    }
     text = plan_texts.summary(plan)
     assert "! " in text
     assert drawing(evil, MESH).count("&lt;img") == 2
@@ -316,7 +330,7 @@ def test_the_page_before_anything_is_planned(site: Site) -> None:
         values = shown(site, run=run, **wrong)
         assert values["Textbox 2"], wrong
         assert values["Experiment"] == f"run:{run}"
-    assert not list(site.settings.own.glob("plans/*"))
+    assert not list(site.settings.app_directory.glob("plans/*"))
 
 
 def test_only_experiments_of_the_home_are_reached(tmp_path: Path) -> None:
@@ -334,8 +348,8 @@ def test_only_experiments_of_the_home_are_reached(tmp_path: Path) -> None:
         for kind in layout_request.SOURCES:
             for name in outside.hostile():
                 assert SECRET not in answer(kind, name)
-        for there, nowhere in outside.ids():
-            assert answer("run", there).replace(there, "") == answer("run", nowhere).replace(nowhere, "")
+        for other, nowhere in outside.ids():
+            assert answer("run", other).replace(other, "") == answer("run", nowhere).replace(nowhere, "")
         assert layout_request.source(site, {"run": outside.inside}).experiment == experiment(0)
         assert outside.snapshot() == before
     finally:
@@ -412,10 +426,10 @@ def test_a_model_of_the_project_replaces_that_of_the_experiment(site: Site) -> N
     assert layout_request.models_in(site.settings.project) == ["models/llama"]
     run = write_run(site.settings.home, experiment(0), "finished", 3).name
     for text in ("models/llama", "models/llama/config.json"):
-        found = layout_request.source(site, {"run": run, "model": text}).experiment
-        assert found is not None
-        assert found.model == Model.HF(str(place))
-        assert found.objective == experiment(0).objective
+        actual = layout_request.source(site, {"run": run, "model": text}).experiment
+        assert actual is not None
+        assert actual.model == Model.HF(str(place))
+        assert actual.objective == experiment(0).objective
     alone = layout_request.source(site, {"model": "models/llama"}).experiment
     assert alone is not None
     assert alone.model == Model.HF(str(place))

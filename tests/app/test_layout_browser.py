@@ -63,12 +63,12 @@ def test_a_layout_from_a_recipe_to_two_meshes(app: Any, open_page: Open) -> None
     shown.wait_for_selector("h2:has-text('query.kernel (frozen)')")
     address = shown.url
     assert "array=frozen%3Alayers" in address
-    told = shown.locator(".devices").first.inner_text()
+    text = shown.locator(".devices").first.inner_text()
     shown.reload()
     shown.wait_for_selector("h2:has-text('query.kernel (frozen)')")
     shown.wait_for_selector(".devices")
     assert shown.url == address
-    assert shown.locator(".devices").first.inner_text() == told
+    assert shown.locator(".devices").first.inner_text() == text
     shown.wait_for_selector("[role=gridcell]:has-text('its axes were free')")
     cell = shown.locator("button.device").first
     cell.focus()
@@ -186,10 +186,10 @@ def test_runs_are_compared_from_the_list(app: Any, open_page: Open) -> None:
     shown.get_by_label("Baseline", exact=True).click()
     shown.get_by_role("option", name=third.name).click()
     shown.wait_for_selector(f"[role=grid] :text('{third.name} (baseline)')")
-    address, told = shown.url, shown.get_by_role("grid").first.inner_text()
+    address, text = shown.url, shown.get_by_role("grid").first.inner_text()
     shown.reload()
     shown.wait_for_selector(f"[role=grid] :text('{third.name} (baseline)')")
-    assert (shown.url, shown.get_by_role("grid").first.inner_text()) == (address, told)
+    assert (shown.url, shown.get_by_role("grid").first.inner_text()) == (address, text)
     with shown.expect_download() as saved:
         shown.get_by_role("link", name="Markdown").click()
     assert "| last loss |" in saved.value.path().read_text()

@@ -42,8 +42,8 @@ def field(shown: Any, path: str) -> Any:
 
 def until(shown: Any, *states: str) -> None:
     """Waits until the run that is shown has one of the states."""
-    words = json.dumps(states)
-    shown.wait_for_function(f"{words}.some((s) => document.querySelector('.badge')?.textContent.endsWith(s))")
+    states_json = json.dumps(states)
+    shown.wait_for_function(f"{states_json}.some((s) => document.querySelector('.badge')?.textContent.endsWith(s))")
 
 
 def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, open_page: Open, watched: Any) -> None:
@@ -62,14 +62,14 @@ def test_a_run_goes_from_the_form_to_its_end_while_its_app_is_killed(app: Any, o
     assert shown.locator(CURVE).count() >= 5
     picture(shown, "run")
     assert json.loads((path / "status.json").read_text())["exit_code"] == 0
-    for tab, words in (
+    for tab, text in (
         ("Config", "lr=0.001"),
         ("Samples", "Say 1:"),
         ("Environment", "Attempt 1"),
         ("Events", "finished"),
     ):
         shown.get_by_role("tab", name=tab).click()
-        shown.locator(f"[role=tabpanel] :text('{words}')").locator("visible=true").first.wait_for()
+        shown.locator(f"[role=tabpanel] :text('{text}')").locator("visible=true").first.wait_for()
     shown.get_by_role("tab", name="Log").click()
     shown.wait_for_function("document.querySelector('#run-log textarea')?.value.includes('finished at step 14')")
     log = "(() => { const one = document.querySelector('#run-log textarea'); "

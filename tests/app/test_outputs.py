@@ -127,9 +127,9 @@ def test_another_run_may_be_the_other_side(site: Site, run: str) -> None:
 
 def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: Site, run: str) -> None:
     query = {"prompt": "H", "temperature": "0.7", "samples": "2", "max": "8"}
-    given = request(site, "generate", query)
-    assert given is not None
-    assert given["samples"] == 2
+    inputs = request(site, "generate", query)
+    assert inputs is not None
+    assert inputs["samples"] == 2
     assert "samples" not in (request(site, "generate", {**query, "temperature": "0"}) or {})
     with pytest.raises(RunError, match="samples: expected a whole number from 1 to 16"):
         request(site, "generate", {**query, "samples": "17"})
@@ -137,11 +137,11 @@ def test_several_answers_stand_below_each_other_with_tokens_of_their_own(site: S
     for name in SIDES:
         result[name]["more"] = [{**result[name], "ids": [1, 2], "text": f"{name} again"}]
     key = keep(site, run, "generate", query, result)
-    html = told(site, run=run, **query)
+    html = shown_text(site, run=run, **query)
     assert "2 of 2" in html
     assert html.count("Its tokens") == 4
-    found = request(site, "tokens", {"from": key, "side": "policy", "n": "2"})
-    assert found == {"do": "tokens", "prompt_ids": [256, 72], "completion_ids": [1, 2]}
+    actual = request(site, "tokens", {"from": key, "side": "policy", "n": "2"})
+    assert actual == {"do": "tokens", "prompt_ids": [256, 72], "completion_ids": [1, 2]}
     assert request(site, "tokens", {"from": key, "side": "policy", "n": "3"}) is None
     rows = [json.loads(line) for line in exported([result], "jsonl").splitlines()]
     assert [(row["side"], row["number"]) for row in rows] == [("policy", 1), ("policy", 2), ("other", 1), ("other", 2)]
@@ -191,8 +191,8 @@ def shown(site: Site, built: Any = None, **query: str) -> dict[str, Any]:
 def updates(built: Any, **query: str) -> list[tuple[Any, dict[str, Any]]]:
     """The components whose properties change for a query, and how."""
     loads = [one for one in built.blocks.fns.values() if one.targets[0][1] == "load"]
-    found = [zip(one.outputs, one.fn("{}", f"?{urlencode(query)}", "{}"), strict=True) for one in loads]
-    return [(component, value) for pairs in found for component, value in pairs if isinstance(value, dict)]
+    result = [zip(one.outputs, one.fn("{}", f"?{urlencode(query)}", "{}"), strict=True) for one in loads]
+    return [(component, value) for pairs in result for component, value in pairs if isinstance(value, dict)]
 
 
 def text_of(value: Any) -> str:
@@ -201,7 +201,7 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else value.to_json() if hasattr(value, "to_json") else ""
 
 
-def told(site: Site, built: Any = None, **query: str) -> str:
+def shown_text(site: Site, built: Any = None, **query: str) -> str:
     """All texts that the page shows for a query."""
     return "\n".join(text_of(value) for value in shown(site, built, **query).values())
 
@@ -229,14 +229,14 @@ def test_the_interval_is_wilsons() -> None:
 
 
 def test_what_is_missing_is_said(site: Site, run: str) -> None:
-    assert "Choose a run" in told(site)
-    assert "There is no run" in told(site, run=EVIL)
+    assert "Choose a run" in shown_text(site)
+    assert "There is no run" in shown_text(site, run=EVIL)
     without = write_run(site.settings.home, experiment(1), "failed", 3)
-    assert "this run has no checkpoint yet" in told(site, run=without.name)
+    assert "this run has no checkpoint yet" in shown_text(site, run=without.name)
     for field in attrs.fields(Checkpoint):
         if field.name.startswith("every_"):
-            assert f"checkpoint.{field.name}" in told(site, run=without.name)
-    assert "press Generate" in told(site, run=run)
+            assert f"checkpoint.{field.name}" in shown_text(site, run=without.name)
+    assert "press Generate" in shown_text(site, run=run)
     assert shown(site, run=run, step="7")["Policy at step"] == "20"  # 7 is not there: the newest is taken
     rows = shown(site, run=run)["Held-out row choices"]
     assert [value for _, value in rows] == ["", "held.jsonl:1", "held.jsonl:2"]
@@ -244,36 +244,36 @@ def test_what_is_missing_is_said(site: Site, run: str) -> None:
 
 def test_a_read_only_app_computes_nothing(tmp_path: Path, site: Site, run: str) -> None:
     reader = Site(Settings(home=tmp_path / "runs", project=tmp_path, read_only=True))
-    assert "a read-only app computes nothing" in told(reader, run=run)
+    assert "a read-only app computes nothing" in shown_text(reader, run=run)
     writes = {"Generate", "Score with both models", "Compute", "Cancel"}
     assert writes <= set(native.Built(outputs_page.Outputs, site).buttons)
     built, query = native.Built(outputs_page.Outputs, reader), {"run": run, **BLIND}
     assert not writes & set(built.buttons)
     keep(site, run, "generate", query, generated())
-    assert "data-vote" in told(site, **query)
-    assert "data-vote" not in told(reader, built, **query)
+    assert "data-vote" in shown_text(site, **query)
+    assert "data-vote" not in shown_text(reader, built, **query)
     with pytest.raises(ValueError, match="not enough values"):  # no such event
         vote(built, query, "0:a")
     link = {"run": run, "tab": "tokens", "prompt": "H", "text": "never scored"}
-    assert "not cached" in told(reader, built, **link)
+    assert "not cached" in shown_text(reader, built, **link)
     assert all(one.is_over for one in reader.answers._requests.values())
-    assert "so far" in told(site, **link)  # another app scores it at once
+    assert "so far" in shown_text(site, **link)  # another app scores it at once
     reader.close()
 
 
 def test_an_empty_home_says_what_the_page_is_for(tmp_path: Path) -> None:
     site = Site(Settings(home=tmp_path, project=tmp_path, read_only=True))
-    assert "No run has saved a checkpoint yet" in told(site)
+    assert "No run has saved a checkpoint yet" in shown_text(site)
     site.close()
 
 
 def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str) -> None:
     query = {"prompt": "H", "temperature": "0.7", "top_p": "0.9", "max": "8", "seed": "3"}
     key = keep(site, run, "generate", query, generated())
-    html = told(site, run=run, **query)
+    html = shown_text(site, run=run, **query)
     assert "<ins>good</ins>" in html
     assert "<del>bad</del>" in html
-    for words in (
+    for text in (
         "stopped at &lt;eos&gt;",
         "truncated at 3 tokens",
         "0.50 s",
@@ -281,7 +281,7 @@ def test_answers_stand_side_by_side_with_their_words_marked(site: Site, run: str
         "Top-p: 0.9",
         "Seed: 3, the same for both",
     ):
-        assert words in html
+        assert text in html
     assert f"from={key}" in html
     assert "onerror" in html
     assert "<img" not in html
@@ -320,14 +320,16 @@ def test_a_blind_vote_tells_nothing_before_and_counts_after(
     built = native.Built(outputs_page.Outputs, site)
     vote(built, query, f"0:{'ab'[order.index('policy')]}")
     assert "you preferred the policy" in capsys.readouterr().out
-    assert "Policy, step 20" in told(site, **query)
-    assert "policy 1, reference 0, no difference 0" in told(site, **query)
+    assert "Policy, step 20" in shown_text(site, **query)
+    assert "policy 1, reference 0, no difference 0" in shown_text(site, **query)
     assert site.votes.tally(Model(run, 20)) == {"policy": 1, "other": 0, "tie": 0}
-    assert "1 of them blind. The policy won 100% of 1 blind votes" in told(site, **query)
+    assert "1 of them blind. The policy won 100% of 1 blind votes" in shown_text(site, **query)
     vote(built, query, "0:tie")  # thought again: the last vote counts, now with the names
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
-    assert "0 of them blind." in told(site, **query)
-    assert '<button type="button" data-vote="0:tie" aria-pressed="true">No difference</button>' in told(site, **query)
+    assert "0 of them blind." in shown_text(site, **query)
+    assert '<button type="button" data-vote="0:tie" aria-pressed="true">No difference</button>' in shown_text(
+        site, **query
+    )
     assert {site.votes.order(f"key {n}") for n in range(20)} == {SIDES, SIDES[::-1]}
 
 
@@ -338,10 +340,10 @@ def test_a_vote_needs_no_blind_order_and_names_an_answer_that_is_there(
     keep(site, run, "generate", query, generated())
     built = native.Built(outputs_page.Outputs, site)
     for label in ("Policy is better", "No difference", "Reference is better"):
-        assert f">{label}</button>" in told(site, built, **query)
+        assert f">{label}</button>" in shown_text(site, built, **query)
     vote(built, query, "0:b")
     assert "you preferred the other side, reference" in capsys.readouterr().out
-    assert "policy 0, reference 1, no difference 0; 0 of them blind." in told(site, built, **query)
+    assert "policy 0, reference 1, no difference 0; 0 of them blind." in shown_text(site, built, **query)
     for wrong in ("1:a", "²:a", "-1:a", EVIL, "", f"{10**6}:a"):
         with pytest.raises(gr.Error, match="no longer stored"):
             vote(built, query, wrong)
@@ -359,22 +361,22 @@ def test_several_prompts_are_answered_and_voted_on_one_by_one(
     values = shown(site, built, **query)
     assert values["HTML"].count('<section class="pane policy">') == 2  # what was not submitted is not shown
     assert "2 of 2: I\nJ" in values["HTML"]
-    assert "Prompt: 2 tokens" in told(site, built, **query)
+    assert "Prompt: 2 tokens" in shown_text(site, built, **query)
     assert f"outputs={keys[0]}%2C{keys[1]}" in str(updates(built, **query))
     vote(built, query, "1:a")
     assert "you preferred the policy" in capsys.readouterr().out
     assert [site.votes.choice(key) for key in keys] == [None, "policy"]
-    assert "Answer A" in told(site, built, **query, blind="1")
-    given = requests(site, "generate", {"row": "held.jsonl:1\nheld.jsonl:2", "prompt": "x"})
-    assert [one["row"] for one in given] == ["held.jsonl:1", "held.jsonl:2"]
-    assert given == [request(site, "generate", {"row": one["row"]}) for one in given]
+    assert "Answer A" in shown_text(site, built, **query, blind="1")
+    fields = requests(site, "generate", {"row": "held.jsonl:1\nheld.jsonl:2", "prompt": "x"})
+    assert [one["row"] for one in fields] == ["held.jsonl:1", "held.jsonl:2"]
+    assert fields == [request(site, "generate", {"row": one["row"]}) for one in fields]
     assert [one["prompt"] for one in requests(site, "generate", {"key": ",".join(keys)})] == ["H", "I\nJ"]
     assert requests(site, "generate", {"prompt": "\n---\n"}) == []
     with pytest.raises(RunError, match="prompt: 17 prompts; expected at most 16"):
         requests(site, "generate", {"prompt": "\n---\n".join("x" * 17)})
     done = built.pressed("Generate", {"run": run}, [], "new 1\n---\nnew 2", "", 8, 1, 0, None, None, 0)
-    found = requests(site, "generate", done["query"])
-    asked = [site.answers.find(site.answers.key(Model(run, 20), one)) for one in found]
+    actual = requests(site, "generate", done["query"])
+    asked = [site.answers.find(site.answers.key(Model(run, 20), one)) for one in actual]
     assert [one.request["prompt"] for one in asked if one is not None] == ["new 1", "new 2"]
     built.pressed("Cancel", {"run": run, **done["query"]})
     assert all(one is not None and one.is_over for one in asked)
@@ -386,7 +388,7 @@ def test_a_vote_on_equal_answers_is_a_tie(
 ) -> None:
     query, result = {"run": run, **BLIND}, generated()
     keep(site, run, "generate", query, {**result, "other": result["policy"]})
-    assert "counts as a tie" in told(site, **query)
+    assert "counts as a tie" in shown_text(site, **query)
     vote(native.Built(outputs_page.Outputs, site), query, f"0:{choice}")
     assert "Recorded: no difference." in capsys.readouterr().out
     assert site.votes.tally(Model(run, 20)) == {"policy": 0, "other": 0, "tie": 1}
@@ -394,33 +396,33 @@ def test_a_vote_on_equal_answers_is_a_tie(
 
 def test_a_request_at_work_tells_what_is_compiled_again_and_can_be_cancelled(site: Site, run: str) -> None:
     query = {"run": run, "prompt": "H"}
-    given = request(site, "generate", query)
-    assert given is not None
+    inputs = request(site, "generate", query)
+    assert inputs is not None
     model = Model(run, 20)
-    asked = Request(site.answers.key(model, given), model, given, f"starting {EVIL}", state="running")
+    asked = Request(site.answers.key(model, inputs), model, inputs, f"starting {EVIL}", state="running")
     site.answers._remember(asked)
     values = shown(site, **query)
     assert values["Timer"]["active"]
-    words = told(site, **query)
-    assert "another prompt length, number of samples or max new tokens is compiled first" in words
-    assert "<img" not in words
+    text = shown_text(site, **query)
+    assert "another prompt length, number of samples or max new tokens is compiled first" in text
+    assert "<img" not in text
     native.Built(outputs_page.Outputs, site).pressed("Cancel", query)
     assert asked.state == "cancelled"
-    assert "The request was cancelled" in told(site, **query)
+    assert "The request was cancelled" in shown_text(site, **query)
     assert not shown(site, **query)["Timer"]["active"]
     asked.state, asked.error = "failed", f"RunError: {EVIL}"
-    words = told(site, **query)
-    assert "The request failed" in words
-    assert "RunError: &lt;img" in words
+    text = shown_text(site, **query)
+    assert "The request failed" in text
+    assert "RunError: &lt;img" in text
 
 
 def streaming(site: Site, run: str, tab: str, query: dict[str, str], partial: dict[str, Any]) -> Request:
     """A request under way, of which some of the answers is sampled."""
-    given = request(site, tab, query)
-    assert given is not None
-    key = site.answers.key(Model(run, 20), given)
+    inputs = request(site, tab, query)
+    assert inputs is not None
+    key = site.answers.key(Model(run, 20), inputs)
     return site.answers._remember(
-        Request(key, Model(run, 20), given, "sampling from the policy", state="running", partial=partial)
+        Request(key, Model(run, 20), inputs, "sampling from the policy", state="running", partial=partial)
     )
 
 
@@ -428,7 +430,7 @@ def test_answers_are_shown_while_they_are_decoded(site: Site, run: str) -> None:
     query = {"run": run, "prompt": "H", "temperature": "0.7", "samples": "2", "max": "8"}
     policy = {"texts": [f"one {EVIL}", "two"], "tokens": [5, 2], "done": [False, True]}
     asked = streaming(site, run, "generate", query, {"policy": policy})
-    html = told(site, **query)
+    html = shown_text(site, **query)
     panes = re.findall(r'<section class="pane running" aria-busy="true" data-side="(\w+)">(.*?)</section>', html)
     assert [side for side, _ in panes] == ["policy", "other"]
     answers = re.findall(r'class="answer">(.*?)</div>.*?<span>(.*?)</span>', panes[0][1])
@@ -440,12 +442,12 @@ def test_answers_are_shown_while_they_are_decoded(site: Site, run: str) -> None:
     assert "Sampling from the policy" in html
     assert shown(site, **query)["Timer"]["active"]
     assert "The result is complete" not in html
-    assert "one" not in told(site, **query, blind="1")  # the first to answer is the policy
+    assert "one" not in shown_text(site, **query, blind="1")  # the first to answer is the policy
     asked.state = "cancelled"
-    assert "one" not in told(site, **query)
-    assert '<div role="status" class="visually-hidden">The request was cancelled.</div>' in told(site, **query)
+    assert "one" not in shown_text(site, **query)
+    assert '<div role="status" class="visually-hidden">The request was cancelled.</div>' in shown_text(site, **query)
     asked.state, asked.result = "done", {**who(run), **generated()}
-    html = told(site, **query)
+    html = shown_text(site, **query)
     assert "so far" not in html
     assert "<ins>good</ins>" in html
     assert '<div role="status" class="visually-hidden">The result is complete.</div>' in html
@@ -462,11 +464,11 @@ def test_an_answer_of_a_checkpoint_is_shown_while_it_is_decoded(site: Site, run:
 def test_tokens_are_coloured_by_their_figures_which_cannot_be_more_than_the_scale(site: Site, run: str) -> None:
     query = {"run": run, "tab": "tokens", "prompt": "H", "text": "a"}
     key = keep(site, run, "tokens", query, {"sides": [side()]})
-    html = told(site, **query)
-    found = re.findall(
+    html = shown_text(site, **query)
+    actual = re.findall(
         r'<span class="token (\w+)" style="--w:([\d.]+)" role="button" tabindex="-1" title="([^"]*)"', html
     )
-    assert [(way, weight, title.rpartition(": ")[2]) for way, weight, title in found] == [
+    assert [(way, weight, title.rpartition(": ")[2]) for way, weight, title in actual] == [
         ("more", "0.250", "+0.500 nats"),
         ("even", "0.000", "+0.000 nats"),
         ("less", "1.000", "-3.500 nats"),
@@ -477,9 +479,9 @@ def test_tokens_are_coloured_by_their_figures_which_cannot_be_more_than_the_scal
     assert "↵" in html
     assert "&lt;img" in html
     assert "<img" not in html
-    wide = told(site, **query, scale="5")
+    wide = shown_text(site, **query, scale="5")
     assert "exceed" not in wide
-    ((line,),) = (drawn.data for drawn in plots(site, **query))
+    ((line,),) = (rendered.data for rendered in plots(site, **query))
     assert line.y.tolist() == [0.5, 0.5, -3.0]
     assert f"outputs={key}&format=csv" in json.dumps(links(site, **query))
 
@@ -497,13 +499,13 @@ def test_a_chosen_token_has_its_alternatives(site: Site, run: str) -> None:
     query = {"run": run, "tab": "tokens", "prompt": "H", "text": "a"}
     best = {"policy": [[["b", -0.5, -1.0], [EVIL, -2.0, -1.5]] for _ in range(3)]}
     keep(site, run, "tokens", query, {"sides": [{**side(), "likeliest": best}]})
-    assert "Choose a token" in told(site, **query)
-    html = told(site, **query, at="0.4")
+    assert "Choose a token" in shown_text(site, **query)
+    html = shown_text(site, **query, at="0.4")
     assert "**'b'**, token 4: policy -4.000, reference -0.500, difference -3.500 nats" in html
     rows = next(value for value in shown(site, **query, at="0.4").values() if isinstance(value, pd.DataFrame))
     assert rows["token"].tolist() == ["b ✓", EVIL]
     for wrong in ("0.1", "0.5", "1.2", "x", "0.²", f"0.{EVIL}"):
-        assert "Choose a token" in told(site, **query, at=wrong)
+        assert "Choose a token" in shown_text(site, **query, at=wrong)
 
 
 def test_a_text_of_many_small_tokens_is_a_text() -> None:
@@ -517,7 +519,7 @@ def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> Non
     recorded = {"eval/rewards/margins": sum(margins) / 4, "eval/logps/chosen": -3.0, "eval/rewards/chosen": 0.25}
     keep(site, run, "pairs", {}, paired(margins, recorded={**recorded, "eval/rewards/chosen": sum(margins) / 8}))
     query = {"run": run, "tab": "pairs"}
-    html = told(site, **query)
+    html = shown_text(site, **query)
     assert "**75.0%** (95 % interval 30.1% to 95.4%)" in html
     assert "Mean margin: 0.4688" in html
     assert "Chosen is shorter: 100.0% of 1, mean margin 0.5" in html
@@ -535,13 +537,13 @@ def test_pairs_are_counted_and_the_worst_come_first(site: Site, run: str) -> Non
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_pairs_without_rewards_are_shown(site: Site, run: str, count: int) -> None:
-    found = paired([1.0] * count)
-    for row in found["rows"]:
+    actual = paired([1.0] * count)
+    for row in actual["rows"]:
         row["rewards"] = {}
-    keep(site, run, "pairs", {}, found)
+    keep(site, run, "pairs", {}, actual)
     query = {"run": run, "tab": "pairs"}
-    assert "Pairs: 0" in told(site, **query)
-    assert "Internal error" not in told(site, **query)
+    assert "Pairs: 0" in shown_text(site, **query)
+    assert "Internal error" not in shown_text(site, **query)
     assert table(site, **query)["right?"].tolist() == ["-"] * count
 
 
@@ -552,8 +554,8 @@ def test_a_selected_pair_has_its_texts_and_leads_to_its_tokens(site: Site, run: 
     keep(site, run, "pairs", {}, rows)
     query = {"run": run, "tab": "pairs"}
     assert max(map(len, table(site, **query)["prompt"])) == 160
-    assert rows["rows"][1]["prompt"] in told(site, **query, pair="2")
-    assert rows["rows"][1]["prompt"] not in told(site, **query)
+    assert rows["rows"][1]["prompt"] in shown_text(site, **query, pair="2")
+    assert rows["rows"][1]["prompt"] not in shown_text(site, **query)
     assert any("row=held.jsonl%3A2" in one for one in links(site, **query, pair="2"))
     assert not any("row=held.jsonl%3A2" in one for one in links(site, **query, pair="7"))
 
@@ -561,7 +563,7 @@ def test_a_selected_pair_has_its_texts_and_leads_to_its_tokens(site: Site, run: 
 def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) -> None:
     first = {"largest": 0.75, "rows": 4, "expected": True, "compute": "float32"}
     keep(site, run, "pairs", {}, paired([1.0], first=first, recorded={"eval/rewards/margins": 2.0}))
-    html = told(site, run=run, tab="pairs")
+    html = shown_text(site, run=run, tab="pairs")
     assert "not the same model" in html
     assert "may have changed since" in html
     assert "differ by at most 1 (rewards/margins)" in html
@@ -570,32 +572,32 @@ def test_a_first_policy_that_is_not_the_reference_is_told(site: Site, run: str) 
 
 
 def test_recorded_logps_are_compared_with_those_of_the_pairs(site: Site, run: str) -> None:
-    found = paired([1.0], recorded={"eval/rewards/margins": 1.0, "eval/logps/rejected": 4.0})
-    assert found["rows"][0]["policy"][1] == -4.0
-    keep(site, run, "pairs", {}, found)
-    assert "differ by at most 8 (logps/rejected)" in told(site, run=run, tab="pairs")
+    actual = paired([1.0], recorded={"eval/rewards/margins": 1.0, "eval/logps/rejected": 4.0})
+    assert actual["rows"][0]["policy"][1] == -4.0
+    keep(site, run, "pairs", {}, actual)
+    assert "differ by at most 8 (logps/rejected)" in shown_text(site, run=run, tab="pairs")
 
 
 def test_one_prompt_is_answered_by_every_checkpoint(site: Site, run: str) -> None:
     saved(site.settings.home / run, 10)
     query = {"run": run, "tab": "checkpoints", "prompt": "H", "max": "8", "samples": "2", "temperature": "0.7"}
-    given = request(site, "checkpoints", query)
-    assert given is not None
-    assert given["do"] == "generate"
-    assert "samples" not in given  # of another tab
+    inputs = request(site, "checkpoints", query)
+    assert inputs is not None
+    assert inputs["do"] == "generate"
+    assert "samples" not in inputs  # of another tab
     for step in (0, 20):
-        asked = Request(site.answers.key(Model(run, step), given), Model(run, step), given, state="done")
+        asked = Request(site.answers.key(Model(run, step), inputs), Model(run, step), inputs, state="done")
         answer = {**generated()["policy"], "text": f"{EVIL} at {step}"}
         asked.result = {**who(run), **generated(), "policy": answer}
         site.answers._remember(asked)
-    key = site.answers.key(Model(run, 10), given)
-    waiting = site.answers._remember(Request(key, Model(run, 10), given, "loading", state="running"))
+    key = site.answers.key(Model(run, 10), inputs)
+    waiting = site.answers._remember(Request(key, Model(run, 10), inputs, "loading", state="running"))
     values = shown(site, **query)
     answers = next(value for value in values.values() if isinstance(value, pd.DataFrame) and "step" in value)
     assert answers["step"].tolist() == [0, 20]
     assert answers["answer"].tolist() == [f"{EVIL} at 0", f"{EVIL} at 20"]
     assert values["Timer"]["active"]
-    assert "**Loading**" in told(site, **query)
+    assert "**Loading**" in shown_text(site, **query)
     native.Built(outputs_page.Outputs, site).pressed("Cancel", query)
     assert waiting.state == "cancelled"
 
@@ -605,18 +607,18 @@ def test_files_hold_what_is_shown(run: str) -> None:
     assert [float(row["reward_margins"]) for row in rows] == [-0.5, 1.0]
     assert float(rows[0]["policy_logp_chosen"]) == -3.0
     tokens = exported([{**who(run), "sides": [{**side(), "pieces": ["<bos>", "H", "=1", "+", "b"]}]}], "csv")
-    found = list(csv.DictReader(io.StringIO(tokens)))
-    assert [*found[0]][3:] == ["text", "position", "id", "token", "policy_logp", "other_logp"]
-    assert [row["position"] for row in found] == ["2", "3", "4"]
-    assert [row["token"] for row in found] == ["'=1", "'+", "b"]  # no formulas
-    assert [float(row["policy_logp"]) - float(row["other_logp"]) for row in found] == [0.5, 0.0, -3.5]
+    actual = list(csv.DictReader(io.StringIO(tokens)))
+    assert [*actual[0]][3:] == ["text", "position", "id", "token", "policy_logp", "other_logp"]
+    assert [row["position"] for row in actual] == ["2", "3", "4"]
+    assert [row["token"] for row in actual] == ["'=1", "'+", "b"]  # no formulas
+    assert [float(row["policy_logp"]) - float(row["other_logp"]) for row in actual] == [0.5, 0.0, -3.5]
     both = [json.loads(line) for line in exported([{**who(run), **generated()}], "jsonl").splitlines()]
     assert [row["side"] for row in both] == ["policy", "other"]
     assert both[0]["answer"] == f"a good {EVIL} day"
 
 
 @pytest.mark.parametrize(
-    ("tab", "query", "words"),
+    ("tab", "query", "text"),
     [
         ("generate", {"prompt": "x", "max": "101"}, "max: expected a whole number from 1 to 100"),
         ("generate", {"prompt": "x", "max": "1e3"}, "max: expected a whole number"),
@@ -624,10 +626,10 @@ def test_files_hold_what_is_shown(run: str) -> None:
         ("pairs", {"limit": "-1"}, "limit: expected a whole number"),
     ],
 )
-def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query: dict[str, str], words: str) -> None:
-    with pytest.raises(RunError, match=words):
+def test_what_is_beyond_a_limit_is_refused(site: Site, run: str, tab: str, query: dict[str, str], text: str) -> None:
+    with pytest.raises(RunError, match=text):
         request(site, tab, query)
-    assert words.partition(":")[0] in told(site, run=run, tab=tab, **query)
+    assert text.partition(":")[0] in shown_text(site, run=run, tab=tab, **query)
 
 
 @pytest.mark.parametrize(
@@ -651,23 +653,23 @@ def test_a_number_of_a_url_that_is_none_is_no_fault_of_the_app(site: Site, run: 
     pages = {page.name: native.Built(page, site) for page in PAGES}
     for text in ("²", "٣", "9" * 5_000, "-1", "1e3"):
         query = {**dict.fromkeys(names, text), "id": run, "run": run, "prompt": "a", "against": f"{run}@{text}"}
-        for given in (query, {**query, "against": text, "temperature": "1"}):
+        for fields in (query, {**query, "against": text, "temperature": "1"}):
             for name, built in pages.items():
                 for tab in ("", "samples"):
-                    assert "Internal error" not in str(built.shown(**{**given, "tab": tab})), name
+                    assert "Internal error" not in str(built.shown(**{**fields, "tab": tab})), name
             for tab in ("generate", "tokens", "pairs"):
-                assert "Internal error" not in told(site, pages["outputs"], **{**given, "tab": tab})
+                assert "Internal error" not in shown_text(site, pages["outputs"], **{**fields, "tab": tab})
 
 
 def test_a_form_becomes_a_query_and_a_long_text_a_key(site: Site, run: str) -> None:
     fields = {"prompt": "Hi", "max": "64", "temperature": "0", "seed": "", "chat": "", "x": "y"}
-    found = written("generate", fields, "abc")
-    assert {name: value for name, value in found.items() if value} == {"prompt": "Hi"}
-    assert "max" in found  # an older one is removed
+    actual = written("generate", fields, "abc")
+    assert {name: value for name, value in actual.items() if value} == {"prompt": "Hi"}
+    assert "max" in actual  # an older one is removed
     long = written("generate", {**fields, "prompt": "x" * 5_000}, "abc")
     assert {name: value for name, value in long.items() if value} == {"key": "abc"}
     key = keep(site, run, "generate", {"prompt": "x" * 5_000}, generated())
-    html = told(site, run=run, key=key)
+    html = shown_text(site, run=run, key=key)
     assert "x" * 5_000 in html
     assert "<ins>good</ins>" in html
 
@@ -684,9 +686,9 @@ def test_a_submitted_form_is_computed_by_the_child(site: Site, run: str) -> None
         "temperature": "0.7",
         "seed": "3",
     }
-    given = request(site, "generate", done["query"])
-    assert given is not None
-    asked = site.answers.find(site.answers.key(Model(run, 20), given))
+    inputs = request(site, "generate", done["query"])
+    assert inputs is not None
+    asked = site.answers.find(site.answers.key(Model(run, 20), inputs))
     assert asked is not None
     assert not asked.is_over
     site.answers.cancel(asked.key)
@@ -779,8 +781,8 @@ def test_an_answer_belongs_to_its_checkpoint_and_held_out_file(site: Site, run: 
 
 def chatted(site: Site, model: Model, side: str, turns: list[str], text: str) -> None:
     """Keeps a model's answer to a conversation of user, assistant, user, ... as the child's are kept."""
-    messages = [{"role": "assistant" if at % 2 else "user", "content": turn} for at, turn in enumerate(turns)]
-    given = {
+    messages = [{"role": "assistant" if index % 2 else "user", "content": turn} for index, turn in enumerate(turns)]
+    fields = {
         "do": "generate",
         "messages": messages,
         "sides": [side],
@@ -788,7 +790,7 @@ def chatted(site: Site, model: Model, side: str, turns: list[str], text: str) ->
         "temperature": 0.0,
         "seed": 0,
     }
-    asked = Request(site.answers.key(model, given), model, given, state="done")
+    asked = Request(site.answers.key(model, fields), model, fields, state="done")
     answer = {"ids": [1, 2], "text": text, "pieces": ["a", "b"], "tokens": 2, "stop": None, "seconds": 0.5}
     asked.result = {**who(model.run), side: answer, "prompt_ids": [1], "device": "cpu"}
     site.answers._remember(asked)
@@ -797,8 +799,8 @@ def chatted(site: Site, model: Model, side: str, turns: list[str], text: str) ->
 def chats(site: Site, **query: str) -> list[list[tuple[str, str]]]:
     """The messages of each conversation that is shown: their roles and texts."""
     values = shown(site, tab="chat", max="8", **query)
-    found = [value for name, value in values.items() if name.startswith("Chatbot")]
-    return [[(one["role"], one["content"]) for one in value] for value in found if isinstance(value, list)]
+    result = [value for name, value in values.items() if name.startswith("Chatbot")]
+    return [[(one["role"], one["content"]) for one in value] for value in result if isinstance(value, list)]
 
 
 def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
@@ -826,8 +828,8 @@ def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "third"}]
     messages += [{"role": "user", "content": "More"}]
     sampling = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
-    given = {"do": "generate", "messages": messages, "sides": ["policy"], **sampling}
-    asked = site.answers.find(site.answers.key(Model(other.name, 30), given))
+    options = {"do": "generate", "messages": messages, "sides": ["policy"], **sampling}
+    asked = site.answers.find(site.answers.key(Model(other.name, 30), options))
     assert asked is not None
     assert not asked.is_over
     built.pressed("Cancel", place)
@@ -839,13 +841,13 @@ def test_each_model_sees_its_own_turns(site: Site, run: str) -> None:
 def test_a_turn_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
     chatted(site, Model(run, 20), "other", ["Hi"], "no")
     sampling = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
-    given = {"do": "generate", "messages": [{"role": "user", "content": "Hi"}], "sides": ["policy"], **sampling}
-    asked = Request(site.answers.key(Model(run, 20), given), Model(run, 20), given, "sampling", state="running")
+    fields = {"do": "generate", "messages": [{"role": "user", "content": "Hi"}], "sides": ["policy"], **sampling}
+    asked = Request(site.answers.key(Model(run, 20), fields), Model(run, 20), fields, "sampling", state="running")
     asked.partial = {"policy": {"texts": ["he"], "tokens": [1], "done": [False]}}
     site.answers._remember(asked)
     query = {"run": run, "turns": '["Hi"]'}
     assert chats(site, **query) == [[("user", "Hi"), ("assistant", "he")], [("user", "Hi"), ("assistant", "no")]]
-    assert "Sampling, 1 tokens so far" in told(site, **query, tab="chat", max="8")
+    assert "Sampling, 1 tokens so far" in shown_text(site, **query, tab="chat", max="8")
     asked.state = "cancelled"
     assert chats(site, **query)[0] == [("user", "Hi")]
 
@@ -853,12 +855,12 @@ def test_a_turn_is_shown_while_it_is_decoded(site: Site, run: str) -> None:
 @pytest.mark.extended
 def test_a_conversation_that_cannot_be_is_refused(site: Site, run: str) -> None:
     for name in ("gone@1", f"../{run}@20", f"{run}@21", f"{EVIL}@1", f"{run}@", "@20"):
-        text = told(site, run=run, tab="chat", turns='["Hi"]', **{"with": name})
+        text = shown_text(site, run=run, tab="chat", turns='["Hi"]', **{"with": name})
         assert "is not a run with this checkpoint" in text, name
         assert EVIL not in text
     several = ",".join(f"{run}@{step}" for step in (0, 20, 1))
-    assert "expected at most 2" in told(site, run=run, tab="chat", turns='["Hi"]', **{"with": several})
-    assert "at most 16 turns" in told(site, run=run, tab="chat", turns=json.dumps(["x"] * 17))
+    assert "expected at most 2" in shown_text(site, run=run, tab="chat", turns='["Hi"]', **{"with": several})
+    assert "at most 16 turns" in shown_text(site, run=run, tab="chat", turns=json.dumps(["x"] * 17))
     for wrong in ("[", '{"a": 1}', "[1]", EVIL):
         assert chats(site, run=run, turns=wrong) == []
     built = native.Built(outputs_page.Outputs, site)

@@ -25,8 +25,8 @@ SHOTS = os.environ.get("NNXDSL_SCREENSHOTS")
 @pytest.fixture
 def run(app: Any, environment: dict[str, str]) -> Path:
     """The tiny recipe, run to its end from the command line."""
-    words = [sys.executable, "-m", "nnxdsl", "run", "experiments/tiny.py", "--quiet"]
-    subprocess.run(words, cwd=app.project, env=environment, check=True, capture_output=True)
+    argv = [sys.executable, "-m", "nnxdsl", "run", "experiments/tiny.py", "--quiet"]
+    subprocess.run(argv, cwd=app.project, env=environment, check=True, capture_output=True)
     (path,) = (one for one in app.home.iterdir() if one.name.startswith("tiny-"))
     return path
 
@@ -42,7 +42,7 @@ TOKEN = ".heat .token"
 CELL = "[role=gridcell]"
 
 
-def answered(shown: Any, selector: str) -> None:
+def wait_for_answer(shown: Any, selector: str) -> None:
     """Waits for what the child answers: the first time it loads jax and compiles."""
     shown.wait_for_selector(selector)
 
@@ -66,7 +66,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.get_by_label("Max new tokens").fill("4")
     press(shown, "Generate")
     shown.wait_for_selector("text=so far")
-    answered(shown, POLICY)
+    wait_for_answer(shown, POLICY)
     last = RunDirectory(run).samples()[-1]
     for side, cls in (("policy", ".pane.policy .answer"), ("reference", ".pane.other .answer")):
         text = shown.locator(cls).text_content()
@@ -74,7 +74,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     assert shown.locator(".as-tokenized").text_content() == "<bos>Say·1:·"
     address = shown.url
     shown.reload()
-    answered(shown, POLICY)  # kept, and found by the URL
+    wait_for_answer(shown, POLICY)  # kept, and found by the URL
     assert shown.url == address
     assert shown.get_by_label("Max new tokens").input_value() == "4"
     shot(shown, "generate")
@@ -83,20 +83,20 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.get_by_label("Max new tokens").fill("12")
     shown.get_by_label("Blind").check()
     press(shown, "Generate")
-    answered(shown, "text=Temperature: 1.5")  # the answers before are blind as well
+    wait_for_answer(shown, "text=Temperature: 1.5")  # the answers before are blind as well
     shown.wait_for_selector("h3:text('Answer A')")
     assert shown.locator(POLICY).count() == 0
     assert shown.get_by_role("link", name="Save as JSONL").count() == 0
     shot(shown, "blind")
     press(shown, "A is better")
-    answered(shown, POLICY)
+    wait_for_answer(shown, POLICY)
     shown.wait_for_selector("text=1 of them blind")
     shown.wait_for_selector(".votes [aria-pressed=true]")
     votes = (app.home / ".app" / "votes.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in votes] == [run.name]
     # the tokens of that answer, by keyboard, then of a pair
     shown.get_by_role("link", name="Its tokens").first.click()
-    answered(shown, TOKEN)
+    wait_for_answer(shown, TOKEN)
     shown.locator(TOKEN).first.focus()
     shown.keyboard.press("ArrowRight")
     shown.wait_for_selector(f".token-detail {CELL}")
@@ -111,7 +111,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     # pairs: the figures are those of the run's own evaluation, and a row leads to its tokens
     shown.get_by_role("tab", name="Pairs").click()
     press(shown, "Compute")
-    answered(shown, CELL)
+    wait_for_answer(shown, CELL)
     checks = shown.locator("li", has_text="✔").all_text_contents()
     assert len(checks) == 2, checks
     assert "0 nats is the largest per-token difference" in checks[0]
@@ -124,7 +124,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.wait_for_url("**sort=best+first*")
     shown.locator(CELL).nth(1).click()
     shown.get_by_role("link", name="token by token").click()
-    answered(shown, TOKEN)
+    wait_for_answer(shown, TOKEN)
     assert shown.locator(".heat:visible").count() == 2
     shot(shown, "tokens-pair")
     tokens = shown.url
@@ -133,8 +133,8 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
     shown.get_by_label("Prompt", exact=True).fill("Say 1: \n---\nSay 2: ")
     shown.get_by_label("Max new tokens").fill("4")
     press(shown, "Generate")
-    answered(shown, "h3:text('2 of 2: Say 2')")
-    answered(shown, f"{POLICY} >> nth=1")
+    wait_for_answer(shown, "h3:text('2 of 2: Say 2')")
+    wait_for_answer(shown, f"{POLICY} >> nth=1")
     shown.get_by_role("button", name="Reference is better").last.click()
     shown.wait_for_selector("text=1 of them blind")
     votes = (app.home / ".app" / "votes.jsonl").read_text().splitlines()
@@ -151,7 +151,7 @@ def test_a_finished_run_is_compared_with_its_reference(app: Any, open_page: Open
         other = open_page(urls[0], width=width, dark=dark)
         for number, url in enumerate(urls):
             other.goto(url)
-            answered(other, (TOKEN, CELL, POLICY)[number])
+            wait_for_answer(other, (TOKEN, CELL, POLICY)[number])
             assert overflow(other) == 0, url
             assert dim_texts(other) == [], url
             shot(other, f"{number}-{width}-{'dark' if dark else 'light'}")
@@ -177,10 +177,10 @@ def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Pat
     shown.wait_for_selector("text=so far")
     shown.reload()  # models are being loaded: what comes is the child's, not the page's that asked
     shown.evaluate(WATCHES)
-    answered(shown, ".pane.running[data-side=policy] .answer")
+    wait_for_answer(shown, ".pane.running[data-side=policy] .answer")
     assert shown.locator(".pane.running[data-side=other]").count() == 1
     assert shown.get_by_role("button", name="Cancel", exact=True).is_visible()
-    answered(shown, POLICY)
+    wait_for_answer(shown, POLICY)
     (stored,) = [json.loads(file.read_text())["result"] for file in (app.home / ".app" / "outputs").glob("*.json")]
     final = as_in_html([one["text"] for one in (stored["policy"], *stored["policy"]["more"])])
     texts = as_in_html(shown.locator(f"{POLICY} .answer").all_text_contents())
@@ -193,7 +193,7 @@ def test_answers_grow_while_they_are_decoded(app: Any, open_page: Open, run: Pat
     # what is cancelled ends, and leaves nothing
     shown.get_by_label("Seed").fill("2")
     press(shown, "Generate")
-    answered(shown, ".pane.running[data-side=policy] .answer")
+    wait_for_answer(shown, ".pane.running[data-side=policy] .answer")
     press(shown, "Cancel")
     shown.wait_for_selector("text=The request was cancelled")
     shown.wait_for_selector(".pane", state="hidden")
@@ -207,13 +207,13 @@ def test_what_models_say_never_runs_and_work_can_be_cancelled(app: Any, open_pag
     press(shown, "Cancel")
     shown.wait_for_selector("text=The request was cancelled")
     press(shown, "Generate")
-    answered(shown, POLICY)
+    wait_for_answer(shown, POLICY)
     assert EVIL.replace(" ", "·") in shown.locator(".as-tokenized").text_content()
     shown.goto(app.url(f"/outputs?run={run.name}&tab=tokens"))
     shown.get_by_role("textbox", name="Prompt", exact=True).fill(EVIL)
     shown.get_by_role("textbox", name="Answer").fill(EVIL)
     press(shown, "Score with both models")
-    answered(shown, TOKEN)
+    wait_for_answer(shown, TOKEN)
     text = shown.locator(".heat:visible").inner_text()
     assert text.count(EVIL) == 2  # tokens of a byte are words still
     shown.locator(TOKEN).nth(3).click()

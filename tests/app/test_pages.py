@@ -109,8 +109,8 @@ def test_of_a_hundred_thousand_steps_five_hundred_points_are_drawn(app: Any, ope
     shown = open_page(app.url(f"/run?id={path.name}"))
     shown.wait_for_selector(CURVE)
     assert shown.locator(CURVE).count() >= 8
-    drawn = shown.evaluate("document.querySelector('.js-plotly-plot')._fullData.map((one) => one._length)")
-    assert 300 < max(drawn) <= 500
+    rendered = shown.evaluate("document.querySelector('.js-plotly-plot')._fullData.map((one) => one._length)")
+    assert 300 < max(rendered) <= 500
 
 
 def test_an_idle_page_asks_seldom_and_is_sent_nothing_anew(app: Any, open_page: Open) -> None:
@@ -122,11 +122,11 @@ def test_an_idle_page_asks_seldom_and_is_sent_nothing_anew(app: Any, open_page: 
     answers: list[int] = []
     times: list[float] = []
 
-    def answered(answer: Any) -> None:
+    def check_status(answer: Any) -> None:
         answers.append(len(answer.body()))
         times.append(time.monotonic())
 
-    shown.on("response", answered)
+    shown.on("response", check_status)
     while len(answers) < 5:
         shown.wait_for_timeout(100)
     assert times[-1] - times[0] > 4 * 2.5  # more than that between two, though one may have been late

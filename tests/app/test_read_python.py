@@ -28,7 +28,7 @@ def test_what_is_written_is_read_back(made) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "text"),
     [
         ("import os", "import os is not understood"),
         ("from os import *", "is not understood"),
@@ -51,15 +51,15 @@ def test_what_is_written_is_read_back(made) -> None:
         ("print('x')", "is not understood"),
     ],
 )
-def test_what_would_have_to_run_is_refused_with_its_place(line: str, told: str) -> None:
+def test_what_would_have_to_run_is_refused_with_its_place(line: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         from_text(HEAD + line)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
     assert "line 2, column 1" in str(caught.value) or "line 2, column 14" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "paste the Python"),
         ("x = (", "is no Python"),
@@ -76,10 +76,10 @@ def test_what_would_have_to_run_is_refused_with_its_place(line: str, told: str) 
         ('{"a": ' * 100 + "1" + "}" * 100, "nested too deeply"),
     ],
 )
-def test_texts_that_are_no_experiment(text: str, told: str) -> None:
+def test_texts_that_are_no_experiment(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         from_text(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_classes_of_others_are_not_imported() -> None:

@@ -100,16 +100,16 @@ def test_a_run_is_shown_by_step_prompt_and_completion(site: Site, trained: Path)
         assert line["Spread"] == pytest.approx(statistics.stdev(rewards), rel=1e-3, abs=1e-12)
         assert line["Prompt"] == group["prompt"]
     assert shown["Textbox"] == groups[1]["prompt"]
-    own = groups[1]["completions"]
+    ours = groups[1]["completions"]
     assert answers["Reward"].is_monotonic_decreasing
     assert sorted(answers["#"]) == [1, 2, 3, 4]
     for line in answers.to_dict("records"):
-        one = own[line["#"] - 1]
+        one = ours[line["#"] - 1]
         assert line["rewards/even letters"] == pytest.approx(one["rewards"]["even letters"], rel=1e-3)
         assert line["Advantage"] == pytest.approx(one["advantage"], rel=1e-3, abs=1e-12)
         assert line["Tokens"] == one["length"]
-    assert shown["Textbox 1"] == own[answers["#"][0] - 1]["text"]
-    assert built.shown(run=run, step="0", group="2", completion="3")["Textbox 1"] == own[2]["text"]
+    assert shown["Textbox 1"] == ours[answers["#"][0] - 1]["text"]
+    assert built.shown(run=run, step="0", group="2", completion="3")["Textbox 1"] == ours[2]["text"]
     traces = {trace.name: list(trace.y) for trace in shown["Plot"].data if trace.name}
     metrics = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     for name in ("reward", "rewards/even letters/mean", "rewards/brief/mean", "completions/mean_length"):

@@ -80,13 +80,13 @@ def test_no_answer_tells_whether_something_is_there(
     monkeypatch.setattr(system, "disk", functools.cache(usage.disk))
     for _ in range(2):
         site.jobs._slots.acquire()  # no child process gets on, so that the same is told of the run of the home
-    for there, gone in outside.ids()[::step]:
-        for (query, writes), (other, _) in zip(outside.queries(there), outside.queries(gone), strict=True):
-            found = native.answers(blocks, query, there, writes=writes, text="one")
+    for existing, gone in outside.ids()[::step]:
+        for (query, writes), (other, _) in zip(outside.queries(existing), outside.queries(gone), strict=True):
+            actual = native.answers(blocks, query, existing, writes=writes, text="one")
             for (name, text), (_, expected) in zip(
-                found, native.answers(blocks, other, gone, writes=writes, text="one"), strict=True
+                actual, native.answers(blocks, other, gone, writes=writes, text="one"), strict=True
             ):
-                assert _without(text, there) == _without(expected, gone), (name, query)
+                assert _without(text, existing) == _without(expected, gone), (name, query)
 
 
 def _without(text: str, run: str) -> str:

@@ -108,10 +108,10 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_they_were_cut(t
     assert list(series.of(file.path).columns["loss"].steps) == [0, 1, 2, 3, 4]
     file.rewrite([(start, len(line)) for number, start, line in list(file.lines()) if number <= 2])
     file.append({"step": 2, "attempt": 2, "loss": float("nan")})
-    found = series.of(file.path)
-    assert list(found.columns["loss"].steps) == [0, 1, 2]
-    assert found.starts == {1: 0, 2: 2}
-    assert np.isnan(found.columns["loss"].values[2])
+    actual = series.of(file.path)
+    assert list(actual.columns["loss"].steps) == [0, 1, 2]
+    assert actual.starts == {1: 0, 2: 2}
+    assert np.isnan(actual.columns["loss"].values[2])
 
 
 def test_smoothing_is_the_average_that_it_says() -> None:
@@ -224,9 +224,9 @@ time.sleep(60)
 def test_a_run_outlives_the_terminal_of_its_app(settings: Settings) -> None:
     """A terminal that is closed ends all that it began."""
     root = Path(__file__).parents[2]
-    words = [sys.executable, "-c", LAUNCH, str(settings.home)]
+    argv = [sys.executable, "-c", LAUNCH, str(settings.home)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    app = subprocess.Popen(words, env=environment, cwd=root, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    app = subprocess.Popen(argv, env=environment, cwd=root, start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert app.stdout is not None
     run = int(app.stdout.readline())
     os.killpg(app.pid, signal.SIGKILL)
@@ -238,12 +238,12 @@ def test_a_run_outlives_the_terminal_of_its_app(settings: Settings) -> None:
 
 def living(group: int) -> list[str]:
     """Processes of a group that are more than an entry that nobody has collected."""
-    found = []
+    result = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ends while it is read
-            state, _, own = stat.read_text().rpartition(")")[2].split()[:3]
-            found += [stat.parent.name] if int(own) == group and state != "Z" else []
-    return found
+            state, _, ours = stat.read_text().rpartition(")")[2].split()[:3]
+            result += [stat.parent.name] if int(ours) == group and state != "Z" else []
+    return result
 
 
 def test_finished_runs_are_not_started_again(settings: Settings) -> None:
@@ -291,7 +291,7 @@ def test_no_page_needs_jax_nor_a_command_gradio(module: str, absent: set[str]) -
 
 def _launch(settings: Settings, run: str, exit_code: int | None, ago: float = 60.0) -> None:
     """A start as the app has written it down, of a process that is gone."""
-    place = settings.own / "launches" / f"{time.time_ns() - int(ago * 1e9)}-{run}"
+    place = settings.app_directory / "launches" / f"{time.time_ns() - int(ago * 1e9)}-{run}"
     place.mkdir(parents=True)
     record = {"run": run, "pid": 2**22 + 1, "pid_started": 1, "host": process_info.hostname()}
     (place / "launch.json").write_text(json.dumps(record))
@@ -383,16 +383,16 @@ def test_a_list_of_a_thousand_runs_takes_at_most_ten_times_the_work_of_one_of_a_
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"), [((), "starting from the beginning"), ((4, 8), "from the checkpoint of step 8")]
+    ("steps", "text"), [((), "starting from the beginning"), ((4, 8), "from the checkpoint of step 8")]
 )
-def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], words: str) -> None:
+def test_a_resume_says_from_where(settings: Settings, steps: tuple[int, ...], text: str) -> None:
     site = Site(attrs.evolve(settings, read_only=True))
     path = write_run(settings.home, experiment(0), "stopped", 3)
     for step in steps:
         (path / "checkpoints" / f"{step:08d}").mkdir()
         (path / "checkpoints" / f"{step:08d}" / "manifest.json").write_text("{}")
     try:
-        assert words in run_page.resume(site, {"id": path.name}).notice
+        assert text in run_page.resume(site, {"id": path.name}).notice
     finally:
         newest = site.launcher.newest(path.name)
         assert newest is not None
@@ -510,7 +510,7 @@ def test_a_launched_run_whose_directory_is_gone_is_missing_after_a_restart_of_th
     site = Site(attrs.evolve(settings, read_only=True))
     made = experiment(0)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    launch = settings.own / "launches" / f"{time.time_ns()}-{made.id}"
+    launch = settings.app_directory / "launches" / f"{time.time_ns()}-{made.id}"
     launch.mkdir(parents=True)
     record = {"pid": child.pid, "pid_started": process_info.started(child.pid), "host": process_info.hostname()}
     (launch / "launch.json").write_text(json.dumps(record))

@@ -25,17 +25,17 @@ TOKEN = "a-token-of-these-tests"
 PATHS = frozenset(page.path for page in PAGES)
 
 
-def settings_from(*words: str) -> Settings:
+def settings_from(*argv: str) -> Settings:
     parser = ArgumentParser()
     add_arguments(parser)
-    return settings_of(parser.parse_args(words))
+    return settings_of(parser.parse_args(argv))
 
 
 def ask(app: Any, method: str = "GET", path: str = "/", body: bytes = b"", query: str = "", **headers: str) -> Any:
     """(status, headers, body) of one request, with the token; names of headers with hyphens for underscores."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    given = {"host": HOST, "authorization": f"Bearer {TOKEN}", **named}
-    raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
+    fields = {"host": HOST, "authorization": f"Bearer {TOKEN}", **named}
+    raw = [(name.encode(), value.encode()) for name, value in fields.items() if value]
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
     sent: list[dict[str, Any]] = []
 
@@ -46,8 +46,8 @@ def ask(app: Any, method: str = "GET", path: str = "/", body: bytes = b"", query
         sent.append(message)
 
     asyncio.run(app(scope, receive, send))
-    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
+    result = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], result, b"".join(message.get("body", b"") for message in sent[1:])
 
 
 async def inner(scope: Any, receive: Any, send: Any) -> None:
@@ -60,8 +60,8 @@ def guard(**changes: Any) -> Guard:
     return Guard(inner, Settings(**{"home": Path("runs"), "token": TOKEN, **changes}))
 
 
-def status(app: Any, *words: Any, **headers: str) -> int:
-    return ask(app, *words, **headers)[0]
+def status(app: Any, *argv: Any, **headers: str) -> int:
+    return ask(app, *argv, **headers)[0]
 
 
 @pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1", "[::1]:7860", HOST])

@@ -35,16 +35,16 @@ NEEDED = (
     *(f"/gradio_api/{name}" for name in ("app_id", "info", "queue/data")),
 )
 CALLED = ("/gradio_api/run/predict", "/gradio_api/queue/join")
-Answered = tuple[int, http.client.HTTPMessage, bytes]
+Response = tuple[int, http.client.HTTPMessage, bytes]
 
 
 def asked(app: Any, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
     """One request of a program that has the token, unless it is given another `authorization`."""
-    status, _, found = answered(app, method, path, body, **headers)
-    return status, found
+    status, _, result = respond(app, method, path, body, **headers)
+    return status, result
 
 
-def answered(app: Any, method: str, path: str, body: object = None, **headers: str) -> Answered:
+def respond(app: Any, method: str, path: str, body: object = None, **headers: str) -> Response:
     source = (headers.pop("source", "127.0.0.1"), 0)  # the address of the client: all of 127.0.0.0/8 are this machine
     connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=HANG_SECONDS, source_address=source)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body)
@@ -52,9 +52,9 @@ def answered(app: Any, method: str, path: str, body: object = None, **headers: s
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, data, {name: value for name, value in named.items() if value})
     answer = connection.getresponse()
-    found = answer.status, answer.headers, answer.read()
+    result = answer.status, answer.headers, answer.read()
     connection.close()
-    return found
+    return result
 
 
 def test_a_served_app_refuses_what_it_should(app: Any, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ class Mine(Objective.DPO):
 def test_what_stands_beside_a_recipe_is_found_if_it_is_allowed(project: Path, environment: Any) -> None:
     recipes = project / "experiments"
     (recipes / "mine_beside.py").write_text(BESIDE)
-    own = (recipes / "tiny.py").read_text().replace("Objective.DPO", "mine_beside.Mine")
-    (recipes / "own.py").write_text(f"import mine_beside\n{own}")
+    path = (recipes / "tiny.py").read_text().replace("Objective.DPO", "mine_beside.Mine")
+    (recipes / "own.py").write_text(f"import mine_beside\n{path}")
     app = RunningApp(project, environment, ("--allow", "mine_beside"))
     app.start()
 
@@ -170,11 +170,11 @@ def functions(app: Any, path: str, **headers: str) -> dict[str, int]:
     page = asked(app, "GET", path, **headers)[1].decode()
     config = json.JSONDecoder().raw_decode(page.partition("window.gradio_config = ")[2])[0]
     named = {one["id"]: one["props"].get("elem_id") or one["props"].get("value") for one in config["components"]}
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for one in config["dependencies"]:
         for number, kind in one["targets"]:
-            found[kind if kind == "load" else str(named.get(number))] = one["id"]
-    return found
+            result[kind if kind == "load" else str(named.get(number))] = one["id"]
+    return result
 
 
 def question_of(app: Any, path: str, button: str, *data: str, **headers: str) -> dict[str, object]:
@@ -202,19 +202,19 @@ print(json.dumps(sorted(flat(App.create_app(blocks).routes))))
 @pytest.fixture(scope="module")
 def routes(environment: dict[str, str]) -> list[tuple[str, str]]:
     """(method, path) of everything that gradio would answer."""
-    given = {**environment, "GRADIO_ANALYTICS_ENABLED": "False"}
-    run = subprocess.run([sys.executable, "-c", ROUTES], env=given, capture_output=True, check=True, text=True)
-    found = {(method, re.sub(r"{[^}]*}", "x", path)) for method, path in json.loads(run.stdout.splitlines()[-1])}
-    assert len(found) > 60
-    return sorted(found - {("GET", "/favicon.ico")})  # which is empty for everybody
+    fields = {**environment, "GRADIO_ANALYTICS_ENABLED": "False"}
+    run = subprocess.run([sys.executable, "-c", ROUTES], env=fields, capture_output=True, check=True, text=True)
+    result = {(method, re.sub(r"{[^}]*}", "x", path)) for method, path in json.loads(run.stdout.splitlines()[-1])}
+    assert len(result) > 60
+    return sorted(result - {("GET", "/favicon.ico")})  # which is empty for everybody
 
 
 def test_every_route_needs_the_token_and_few_exist(app: RunningApp, routes: list[tuple[str, str]]) -> None:
     cookies = ("", f"nnxdsl-app-{app.port}={TOKEN}", f"access-token-unsecure={TOKEN}; token={TOKEN}")
-    own = [("GET", path) for path in ("/run?id=x", "/download?run=x&file=log.txt", "/nothing")]
-    for method, path in [*routes, *own, ("OPTIONS", PREDICT), ("POST", PREDICT)]:
-        for given, cookie in zip(("", "Bearer x", "Basic eDp5"), cookies, strict=True):
-            status, headers, body = answered(app, method, path, None, authorization=given, cookie=cookie)
+    ours = [("GET", path) for path in ("/run?id=x", "/download?run=x&file=log.txt", "/nothing")]
+    for method, path in [*routes, *ours, ("OPTIONS", PREDICT), ("POST", PREDICT)]:
+        for inputs, cookie in zip(("", "Bearer x", "Basic eDp5"), cookies, strict=True):
+            status, headers, body = respond(app, method, path, None, authorization=inputs, cookie=cookie)
             assert status == 401, (method, path, status)
             assert headers.get("set-cookie") is None
             assert b"fn_index" not in body
@@ -226,16 +226,16 @@ def test_every_route_needs_the_token_and_few_exist(app: RunningApp, routes: list
     assert not (app.home / ".app" / "launches").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--read-only",)])
-def test_nothing_can_be_uploaded(project: Path, environment: Any, words: tuple[str, ...]) -> None:
-    app = RunningApp(project, environment, words)
+@pytest.mark.parametrize("argv", [(), ("--read-only",)])
+def test_nothing_can_be_uploaded(project: Path, environment: Any, argv: tuple[str, ...]) -> None:
+    app = RunningApp(project, environment, argv)
     app.start()
     form = b"--x\r\ncontent-disposition: form-data; name=files; filename=a\r\n\r\na\r\n--x--\r\n"
     try:
         for path in ("/gradio_api/upload", "/gradio_api/upload/", "/upload", "/gradio_api/upload?upload_id=x"):
-            for given, refused in (("", 401), (f"Bearer {app.token}", 404)):
+            for fields, refused in (("", 401), (f"Bearer {app.token}", 404)):
                 kind = "multipart/form-data; boundary=x"
-                assert asked(app, "POST", path, form, authorization=given, content_type=kind)[0] == refused, path
+                assert asked(app, "POST", path, form, authorization=fields, content_type=kind)[0] == refused, path
     finally:
         app.end()
 
@@ -248,7 +248,7 @@ def test_the_printed_address_opens_the_app_and_its_token_stands_nowhere(project:
         assert re.fullmatch(rf"http://127\.0\.0\.1:{app.port}/\?token=[\w-]{{43}}", address)
         first = app.token
         assert first is not None
-        status, headers, _ = answered(app, "GET", f"/?token={first}", authorization="", accept="text/html")
+        status, headers, _ = respond(app, "GET", f"/?token={first}", authorization="", accept="text/html")
         assert (status, headers["location"]) == (303, "/")
         cookie = headers["set-cookie"].split(";")[0]
         assert cookie.startswith(f"nnxdsl-app-{app.port}=")
@@ -268,13 +268,13 @@ def test_the_printed_address_opens_the_app_and_its_token_stands_nowhere(project:
         app.end()
 
 
-@pytest.mark.parametrize("how", ["file", "variable"])
-def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environment: Any, how: str) -> None:
+@pytest.mark.parametrize("mode", ["file", "variable"])
+def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environment: Any, mode: str) -> None:
     file = project / "password.txt"
     file.write_text("open sesame\n")
-    words = ("--password-file", str(file)) if how == "file" else ()
-    given = {} if how == "file" else {"NNXDSL_APP_PASSWORD": "open sesame"}
-    app = RunningApp(project, {**environment, **given}, words)
+    argv = ("--password-file", str(file)) if mode == "file" else ()
+    fields = {} if mode == "file" else {"NNXDSL_APP_PASSWORD": "open sesame"}
+    app = RunningApp(project, {**environment, **fields}, argv)
     app.start()
     try:
         assert "sign in with the password" in app.line
@@ -287,7 +287,7 @@ def test_an_app_with_a_password_starts_and_asks_for_it(project: Path, environmen
         assert asked(app, "GET", "/", authorization=f"Basic {wrong}")[0] == 401
         kind = "application/x-www-form-urlencoded"
         form = b"secret=open+sesame&next=%2Frun%3Fid%3Dx"
-        status, headers, _ = answered(app, "POST", "/sign-in", form, authorization="", content_type=kind)
+        status, headers, _ = respond(app, "POST", "/sign-in", form, authorization="", content_type=kind)
         assert (status, headers["location"]) == (303, "/run?id=x")
         cookie = headers["set-cookie"].split(";")[0]
         opened = question_of(app, "/", "load", "{}", "?", "{}", authorization="", cookie=cookie)
@@ -311,7 +311,7 @@ def test_many_wrong_passwords_hold_up_neither_others_nor_the_end(project: Path, 
         assert select.select([guess.sock for guess in guesses[-6:]], [], [], 0)[0] == []  # those wait
         assert app.child is not None
         app.child.terminate()
-        # Each is answered: none is cut off by the limit for requests that go on, with an exception in the log.
+        # Each is respond: none is cut off by the limit for requests that go on, with an exception in the log.
         assert {guess.getresponse().status for guess in guesses} == {401}
         output, _ = app.child.communicate(timeout=HANG_SECONDS)
         assert (app.child.returncode, output) == (0, "")

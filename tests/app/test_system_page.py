@@ -117,5 +117,5 @@ def test_a_run_is_shown_with_its_memory_on_gpus_and_their_load(
     assert runs.loc[run.name, "GPU memory, GiB"] == "20.0 of 0: NVIDIA H100"
     assert runs.loc[run.name, "Utilization of its GPUs"] == "97 %"
     assert other.name not in runs.index or runs.loc[other.name, "GPU memory, GiB"] == ""
-    drawn = {trace.name for trace in values["Plot"].data}
-    assert drawn == {"machine", run.name, "0: NVIDIA H100"}
+    rendered = {trace.name for trace in values["Plot"].data}
+    assert rendered == {"machine", run.name, "0: NVIDIA H100"}

@@ -49,8 +49,8 @@ def test_runs_are_tagged_and_found_by_their_tags(site: Site) -> None:
     runs_page.retag(site, {"ids": second}, "-night best")
     assert (site.tags.of(first), site.tags.of(second)) == (("night", "lr:1e-4"), ("lr:1e-4", "best"))
     built = native.Built(runs_page.Runs, site)
-    for query, there in (({"tag": "night"}, [first]), ({"q": "BEST"}, [second]), ({"tag": "lr:1e-4"}, [first, second])):
-        assert sorted(built.shown(**query)["Dataframe"]["Run"]) == there
+    for query, other in (({"tag": "night"}, [first]), ({"q": "BEST"}, [second]), ({"tag": "lr:1e-4"}, [first, second])):
+        assert sorted(built.shown(**query)["Dataframe"]["Run"]) == other
     assert [value for _, value in updates(built)["Tag"]["choices"]] == ["", "best", "lr:1e-4", "night"]
     with pytest.raises(RunError, match="Tick runs"):
         runs_page.retag(site, {}, "x")

@@ -25,9 +25,9 @@ def place(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lab.place
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What `nnxdsl WORDS` says on stderr when it refuses them; it must have said nothing else and written nothing."""
-    code = cli.main(words)
+    code = cli.main(argv)
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert not Path("runs").exists()
@@ -38,7 +38,7 @@ HEADING = "in Experiment 'dpo'\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (
             ["objective.bta=0.2", "mesh.tensor='2'", "data=Data.Conversations('chats.jsonl')", "steps=ten"],
@@ -97,10 +97,10 @@ HEADING = "in Experiment 'dpo'\n"
         ),
     ],
 )
-def test_the_whole_message(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    found = refused(capsys, "run", "dpo.py", *words)
+def test_the_whole_message(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    actual = refused(capsys, "run", "dpo.py", *argv)
     if "4 problems" in message:  # the order of independent problems is the spec's own affair
-        assert sorted(found.splitlines()[1:]) == sorted(
+        assert sorted(actual.splitlines()[1:]) == sorted(
             [
                 "  data: Objective.DPO reads preference pairs, Data.Conversations yields conversations; use Data.Preferences",
                 "  mesh.tensor: expected int, got '2'",
@@ -109,7 +109,7 @@ def test_the_whole_message(place: Path, capsys: pytest.CaptureFixture[str], word
             ]
         )
     else:
-        assert found == message
+        assert actual == message
 
 
 def test_bad_rows_are_named_with_file_and_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (["shwo", "sft.py"], "UsageError: shwo: there is no such verb; did you mean 'show'?\n"),
         (["sft.py"], "UsageError: sft.py: expected a verb first: app, compare, convert, data, diff, export, launch, plan, "
@@ -213,7 +213,7 @@ def test_other_peoples_files_are_not_moved_away(place: Path, capsys: pytest.Capt
     ],
 )  # fmt: skip
 def test_words_that_make_no_command(
-    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     (place / "none.py").write_text("experimnt = 1\n")
     (place / "broken.py").write_text("import nnxdsl\nexperiment = (1,\n")
@@ -221,12 +221,12 @@ def test_words_that_make_no_command(
     (place / "bare.py").write_text("raise SystemExit(0)\n")
     (place / "broken.json").write_text("nothing")
     (place / "latin.json").write_bytes(b"\xff")
-    assert refused(capsys, *words) == message.replace("{place}", str(place))
+    assert refused(capsys, *argv) == message.replace("{place}", str(place))
 
 
 def test_the_same_words_in_a_process_of_their_own(lab: Any) -> None:
-    for words in (("-m", "nnxdsl", "run", "sft.py", "stps=3"), ("sft.py", "stps=3"), ("sft.py", "run", "stps=3")):
-        code, out, err = lab.python(*words)
+    for argv in (("-m", "nnxdsl", "run", "sft.py", "stps=3"), ("sft.py", "stps=3"), ("sft.py", "run", "stps=3")):
+        code, out, err = lab.python(*argv)
         assert (code, out) == (2, "")
         assert err == (
             "SpecError: 1 problem in Experiment 'sft'\n  stps: Experiment has no field 'stps'; did you mean 'steps'?\n"
@@ -274,13 +274,13 @@ def test_damaged_weights_name_file_and_parameter(place: Path, capsys: pytest.Cap
     hub.mkdir()
     (hub / "config.json").write_text(json.dumps(config_of("tiny")))
     model = "model=Model.Gemma3('tiny', weights=Weights.HF('hub'), tokenizer=Tokenizer.Bytes())"
-    words = ("run", "sft.py", "evaluation=None", model)
+    argv = ("run", "sft.py", "evaluation=None", model)
     (hub / "model.safetensors").write_bytes(b"not a safetensors file")
-    said = refused(capsys, *words).splitlines()[-1]
+    said = refused(capsys, *argv).splitlines()[-1]
     assert said.startswith("WeightsError: hub/model.safetensors")
     header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [7], "data_offsets": [0, 28]}}).encode()
     (hub / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(28))
-    said = refused(capsys, *words)
+    said = refused(capsys, *argv)
     assert "PlanError: " in said
     assert "in Weights.HF('hub')\n" in said
     assert "model.norm.weight" in said

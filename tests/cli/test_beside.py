@@ -54,7 +54,7 @@ class MyTracker(Tracker):
 def my_reward(completion: str) -> float:
     return float(len(completion))
 '''
-OWN = """
+RECIPE = """
 import mine_beside as mine
 
 from nnxdsl import *
@@ -89,7 +89,7 @@ def place(tmp_path: Path) -> Path:
     place = tmp_path / "files"
     place.mkdir()
     (place / "mine_beside.py").write_text(BESIDE)
-    (place / "own.py").write_text(OWN)
+    (place / "own.py").write_text(RECIPE)
     (place / "online.py").write_text("from own import online as experiment\n")
     (place / "texts.jsonl").write_text('{"text": "one two three"}\n{"text": "four five"}\n')
     return place
@@ -99,8 +99,8 @@ def place(tmp_path: Path) -> Path:
 def command(tmp_path: Path) -> Command:
     """`python -P -m nnxdsl WORDS` in another directory; returns its output."""
 
-    def run(*words: str) -> str:
-        command = [sys.executable, "-P", "-m", "nnxdsl", *words]
+    def run(*argv: str) -> str:
+        command = [sys.executable, "-P", "-m", "nnxdsl", *argv]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "warning" not in (done.stdout + done.stderr).lower()
@@ -111,7 +111,7 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("words", "count"),
+    ("argv", "count"),
     [
         (("run", "files/own.py"), 1),
         (("launch", "files/online.py"), 1),
@@ -119,8 +119,8 @@ def command(tmp_path: Path) -> Command:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_a_run_and_its_tracker_find_them(place: Path, command: Command, words: tuple[str, ...], count: int) -> None:
-    command(*words)
+def test_a_run_and_its_tracker_find_them(place: Path, command: Command, argv: tuple[str, ...], count: int) -> None:
+    command(*argv)
     runs = list_runs(place.parent / "runs")
     assert [(run.state, run.step) for run in runs] == [("finished", 2)] * count
     for run in runs:

@@ -19,16 +19,16 @@ def place(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lab.place
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert cli.main(words) == 0
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert cli.main(argv) == 0
     out, err = capsys.readouterr()
     assert err == ""
     return out
 
 
 def test_show_says_where_each_value_comes_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("objective.beta=0.5", "adapter=None", "mesh.fsdp=2", 'notes="a # b"')
-    lines = said(capsys, "show", "dpo.py", *words).splitlines()
+    argv = ("objective.beta=0.5", "adapter=None", "mesh.fsdp=2", 'notes="a # b"')
+    lines = said(capsys, "show", "dpo.py", *argv).splitlines()
     assert [line for line in lines if "    # command line" in line] == [
         "objective.beta = 0.5    # command line; in the file: 0.2",
         "adapter = None    # command line; not in the file",
@@ -37,7 +37,7 @@ def test_show_says_where_each_value_comes_from(place: Path, capsys: pytest.Captu
     ]
     assert {'name = "dpo"', "optimizer.schedule.lr = 0.002", "optimizer.b1 = 0.9    # default"} < set(lines)
     assert lines[0] == 'type = "Experiment"'
-    assert lines[-1] == f"# id: {cli.override(cli.load('dpo.py', Path('runs')), words).id}"
+    assert lines[-1] == f"# id: {cli.override(cli.load('dpo.py', Path('runs')), argv).id}"
     plain = said(capsys, "show", "dpo.py").splitlines()
     assert {line.partition("    # ")[2] for line in plain if "    # " in line} == {"default"}
 
@@ -108,11 +108,11 @@ def test_runs_lists_all_and_what_is_damaged(place: Path, finished: Any, capsys: 
 @pytest.mark.extended
 def test_a_file_and_nnxdsl_are_one_command_line(lab: Any) -> None:
     for verb in ("show", "plan"):
-        own = lab.python("dpo.py", verb, "steps=5", "--json")
-        assert own == lab.cli(verb, "dpo.py", "steps=5", "--json")
-        assert own[0] == 0
-        assert json.loads(own[1])
-        assert own[2] == ""
+        ours = lab.python("dpo.py", verb, "steps=5", "--json")
+        assert ours == lab.cli(verb, "dpo.py", "steps=5", "--json")
+        assert ours[0] == 0
+        assert json.loads(ours[1])
+        assert ours[2] == ""
     assert lab.python("dpo.py", "diff", "sft.py") == lab.cli("diff", "dpo.py", "sft.py")
     code, out, _ = lab.python("dpo.py", "--help")
     assert code == 0

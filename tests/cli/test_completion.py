@@ -18,22 +18,22 @@ REGISTER = Path(sys.executable).parent / "register-python-argcomplete"
 
 
 def test_settings_are_those_of_all_members() -> None:
-    found = dict(settings(Experiment))
+    actual = dict(settings(Experiment))
     assert {"objective.beta", "mesh.fsdp", "optimizer.schedule.lr", "evaluation.data.path", "model.weights"} <= set(
-        found
+        actual
     )
-    assert found["memory.remat"][:2] == ["auto", "none"]
-    assert "Objective.DPO()" in found["objective"]
-    assert {"Adapter.LoRA()", "None"} <= set(found["adapter"])
-    assert len(found) < 2000
+    assert actual["memory.remat"][:2] == ["auto", "none"]
+    assert "Objective.DPO()" in actual["objective"]
+    assert {"Adapter.LoRA()", "None"} <= set(actual["adapter"])
+    assert len(actual) < 2000
 
 
 @pytest.mark.extended
 @pytest.mark.skipif(BASH is None or not REGISTER.exists(), reason="needs bash and argcomplete's script")
 def test_bash_completes(tmp_path: Path) -> None:
     data = Data.Preferences("pairs.jsonl", max_prompt_length=8, max_completion_length=8)
-    own = Experiment(name="own", model=Model.Gemma3("tiny"), objective=Objective.DPO(), data=data, steps=1)
-    (tmp_path / "own.json").write_text(to_json(own))
+    ours = Experiment(name="own", model=Model.Gemma3("tiny"), objective=Objective.DPO(), data=data, steps=1)
+    (tmp_path / "own.json").write_text(to_json(ours))
     (tmp_path / "train.py").write_text("raise SystemExit('completion ran the file')\n")
     (tmp_path / "nnxdsl").write_text(f'#!/bin/sh\nexec {sys.executable} -m nnxdsl "$@"\n')
     (tmp_path / "nnxdsl").chmod(0o755)
@@ -51,8 +51,8 @@ def test_bash_completes(tmp_path: Path) -> None:
         """
         path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
-        words = [str(BASH), "-c", script]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        argv = [str(BASH), "-c", script]
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         assert done.stderr == ""
         return {word.strip() for word in done.stdout.splitlines()}
 

@@ -37,10 +37,10 @@ Command = Callable[..., str]
 def command(tmp_path: Path) -> Command:
     """`python -m nnxdsl WORDS` in a directory, with a temporary directory; returns its output."""
 
-    def run(place: Path, temporary: str, *words: str, code: int = 0) -> str:
+    def run(place: Path, temporary: str, *argv: str, code: int = 0) -> str:
         (tmp_path / temporary).mkdir(exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-m", "nnxdsl", *words],
+            [sys.executable, "-m", "nnxdsl", *argv],
             cwd=place,
             env={**environment(), "TMPDIR": str(tmp_path / temporary)},
             capture_output=True,

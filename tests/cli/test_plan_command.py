@@ -40,14 +40,14 @@ class Terminal:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *words: str, err: str = "") -> str:
-        code = cli.main(words)
+    def __call__(self, *text: str, err: str = "") -> str:
+        code = cli.main(text)
         out, said = self._capsys.readouterr()
         assert (code, said) == (0, err)
         return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
 
-    def refused(self, *words: str) -> str:
-        code = cli.main(words)
+    def refused(self, *argv: str) -> str:
+        code = cli.main(argv)
         out, said = self._capsys.readouterr()
         assert (code, out) == (REFUSED, "")
         return said
@@ -65,19 +65,19 @@ def nnxdsl(place: Path, capsys: pytest.CaptureFixture[str]) -> Terminal:
 @pytest.mark.parametrize("file", ["sft.py", pytest.param("dpo.py", marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_arrays(place: Path, file: str) -> None:
     experiment = evolve(load(file, HERE), {"model.weights": load("sft.py", HERE).model.weights})
-    found = plan(experiment)
+    actual = plan(experiment)
     state = compile(experiment).init()
     parts = {"frozen weights": state.frozen, "trainable weights": state.trainable, "optimizer": state.optimizer,
              "reference copy": state.reference}  # fmt: skip
-    planned = {part["name"]: part["bytes"] for part in found["memory"] if part["tag"] == "exact"}
+    planned = {part["name"]: part["bytes"] for part in actual["memory"] if part["tag"] == "exact"}
     made = {name: sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for name, tree in parts.items()}
     assert planned == {name: size for name, size in made.items() if size}
-    arrays = {(array["part"], array["path"]): array for array in found["arrays"]}
+    arrays = {(array["part"], array["path"]): array for array in actual["arrays"]}
     for path, leaf in state.trainable.items():
         array = arrays["trainable", path]
         assert (tuple(array["shape"]), array["dtype"], array["device_bytes"]) == (leaf.shape, leaf.dtype, leaf.nbytes)
-    assert found["parameters"]["trainable"] == sum(leaf.size for leaf in state.trainable.values())
-    assert found["bytes_per_device"] == sum(part["bytes"] for part in found["memory"])
+    assert actual["parameters"]["trainable"] == sum(leaf.size for leaf in state.trainable.values())
+    assert actual["bytes_per_device"] == sum(part["bytes"] for part in actual["memory"])
 
 
 @pytest.mark.extended
@@ -86,11 +86,11 @@ def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
         file.unlink()
     code, out, err = lab.cli("plan", "dpo.py", "mesh.fsdp=4", "mesh.tensor=2", "batch_size=8", "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["devices"] == 8
-    assert (found["steps"], found["rows"], found["microbatches"]) == (40, 320, 1)
-    assert found["tokens_at_most"] == 320 * (48 + 2 * 16)
-    embedding = next(array for array in found["arrays"] if array["path"] == "embed.embedding")
+    actual = json.loads(out)
+    assert actual["devices"] == 8
+    assert (actual["steps"], actual["rows"], actual["microbatches"]) == (40, 320, 1)
+    assert actual["tokens_at_most"] == 320 * (48 + 2 * 16)
+    embedding = next(array for array in actual["arrays"] if array["path"] == "embed.embedding")
     assert embedding["spec"] == ["tensor", "fsdp"]
     assert embedding["device_shape"] == [320 // 2, 128 // 4]
     assert embedding["device_bytes"] * 8 == 320 * 128 * 4
@@ -102,18 +102,18 @@ def test_a_plan_needs_no_devices_and_reads_no_data(lab: Any) -> None:
 
 def test_the_plan_for_people(nnxdsl: Terminal) -> None:
     lines = nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS).splitlines()
-    found = plan(cli.override(load("dpo.py", HERE), (SEVERAL_BLOCKS,)))
-    assert lines[0] == found["id"]
+    actual = plan(cli.override(load("dpo.py", HERE), (SEVERAL_BLOCKS,)))
+    assert lines[0] == actual["id"]
     assert any(line.startswith("computed in float32, on cpu, attention ") for line in lines)
     assert any(line.startswith("reference   cached: precomputed from the initial policy") for line in lines)
     assert "mesh        one device" in lines
-    for part in found["memory"]:
-        row = rf"^[A-Z] {part['name']} +{format_bytes(part['bytes'])} +{part['tag']}: {part['how']}$"
+    for part in actual["memory"]:
+        row = rf"^[A-Z] {part['name']} +{format_bytes(part['bytes'])} +{part['tag']}: {part['formula']}$"
         assert re.search(row, "\n".join(lines), re.M)
-    policies = ", ".join(f"{name} {format_bytes(count)}" for name, count in found["activations"].items())
+    policies = ", ".join(f"{name} {format_bytes(count)}" for name, count in actual["activations"].items())
     assert f"remat       none (the device's memory is unknown); activations: {policies}" in lines
     assert len(lines) <= 24
-    title = f"{len(found['arrays'])} arrays; those of all blocks with the same layout share a row"
+    title = f"{len(actual['arrays'])} arrays; those of all blocks with the same layout share a row"
     listed = nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS, "--arrays").splitlines()
     assert title in listed
     assert nnxdsl("plan", "dpo.py", SEVERAL_BLOCKS, "--match", "norm.scale", "--match", "embedding").startswith(
@@ -129,17 +129,17 @@ def test_the_plan_for_people(nnxdsl: Terminal) -> None:
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize(("device", "sign"), [("h200", "✔ fits: "), ("rtx4090", "✘ does not fit: ")])
 def test_whether_a_device_holds_it_is_an_answer(nnxdsl: Terminal, device: str, sign: str) -> None:
-    words = ("model=Model.Llama3('1b')", "adapter=None", "memory.remat=full", "batch_size=8")
-    lines = nnxdsl("plan", "sft.py", *words, "--device", device.upper()).splitlines()
+    argv = ("model=Model.Llama3('1b')", "adapter=None", "memory.remat=full", "batch_size=8")
+    lines = nnxdsl("plan", "sft.py", *argv, "--device", device.upper()).splitlines()
     kind = hardware.device(device)
-    found = plan(cli.override(load("sft.py", HERE), words), "gpu", kind)
-    needed, usable = found["bytes_per_device"], kind.usable
+    actual = plan(cli.override(load("sft.py", HERE), argv), "gpu", kind)
+    needed, usable = actual["bytes_per_device"], kind.usable
     assert usable is not None
     assert any(line.startswith("computed in bfloat16, on gpu, attention ") for line in lines)
     (verdict,) = [line for line in lines if line.startswith(sign)]
     numbers = f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB"
     rest = f"{abs(usable - needed) / 2**30:.1f} GiB {'free' if needed < usable else 'too much'}"
-    message = found["verdict"]["message"]
+    message = actual["verdict"]["message"]
     assert f"{verdict[0]} {message}".startswith(f"{sign}{numbers}, {rest}")
     message, _, remedy = message.partition("; ")
     assert verdict == f"{verdict[0]} {message} ({needed / usable:.0%} of {kind.description})"
@@ -222,8 +222,8 @@ def test_the_layout_as_text(nnxdsl: Terminal) -> None:
 
 @pytest.mark.extended
 def test_for_machines_it_is_the_same(nnxdsl: Terminal) -> None:
-    found = json.loads(nnxdsl("plan", "dpo.py", QUICK, *EIGHT[1:], "--device", "h100", "--json"))
-    assert found == plan(cli.override(load("dpo.py", HERE), (QUICK, *EIGHT[1:])), "gpu", hardware.device("h100"))
+    actual = json.loads(nnxdsl("plan", "dpo.py", QUICK, *EIGHT[1:], "--device", "h100", "--json"))
+    assert actual == plan(cli.override(load("dpo.py", HERE), (QUICK, *EIGHT[1:])), "gpu", hardware.device("h100"))
 
 
 # So many devices
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused(nnxdsl: Terminal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("text", "message"),
     [
         ("plan dpo.py --device h20o", "PlanError: 1 problem\n  device: there is no 'h20o'; did you mean 'h200'?"),
         ("show dpo.py --device h200", "UsageError: --device has no effect on show"),
@@ -299,8 +299,8 @@ def test_what_does_not_fit_is_refused(nnxdsl: Terminal) -> None:
         ("plan dpo.py --devise h200", "UsageError: --devise: there is no such flag; did you mean '--device'?"),
     ],
 )
-def test_words_that_do_not_go_together(nnxdsl: Terminal, words: str, message: str) -> None:
-    assert nnxdsl.refused(*words.split()) == f"{message}\n"
+def test_words_that_do_not_go_together(nnxdsl: Terminal, text: str, message: str) -> None:
+    assert nnxdsl.refused(*text.split()) == f"{message}\n"
 
 
 # Searching
@@ -312,17 +312,17 @@ def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
     assert device.usable
     search = ("plan", "dpo.py", QUICK, "--search", "--device", "h200", "--count", "2")
     first, headings, *rows = nnxdsl(*search).splitlines()
-    found = json.loads(nnxdsl(*search, "--json"))
-    total, fit = found["tried"], len(found["fit"])
+    actual = json.loads(nnxdsl(*search, "--json"))
+    total, fit = actual["tried"], len(actual["fit"])
     assert first == f"{fit} of {total} placements on 2 x NVIDIA H200 fit; the fastest, by estimate:"
     assert headings.split() == ["s/step", "products", "memory", "links", "GiB/device"]
-    assert (found["device"], found["count"], len(rows)) == ("h200", 2, min(fit, 8))
-    for row, one in list(zip(rows, found["fit"], strict=False))[:2]:
-        words = [word for word in row.split() if "=" in word]
-        asked = cli.override(cli.override(load("dpo.py", HERE), [QUICK]), words)
+    assert (actual["device"], actual["count"], len(rows)) == ("h200", 2, min(fit, 8))
+    for row, one in list(zip(rows, actual["fit"], strict=False))[:2]:
+        argv = [word for word in row.split() if "=" in word]
+        asked = cli.override(cli.override(load("dpo.py", HERE), [QUICK]), argv)
         assert asked == evolve(cli.override(load("dpo.py", HERE), [QUICK]), one["changes"])
         assert asked.mesh.device_count == 2
-        planned = json.loads(nnxdsl("plan", "dpo.py", QUICK, *words, "--device", "h200", "--json"))
+        planned = json.loads(nnxdsl("plan", "dpo.py", QUICK, *argv, "--device", "h200", "--json"))
         assert planned["verdict"]["fits"]
         assert planned["bytes_per_device"] == pytest.approx(one["bytes_per_device"], rel=0.01)
         assert planned["step_seconds"] == one["step_seconds"]
@@ -330,8 +330,8 @@ def test_a_search_prints_words_to_paste(nnxdsl: Terminal) -> None:
 
 
 def test_where_nothing_fits(nnxdsl: Terminal) -> None:
-    words = ("model=Model.Llama3('8b')", "batch_size=1", "--search", "--device", "rtx4090", "--count", "1")
-    assert nnxdsl("plan", "sft.py", *words) == (
+    argv = ("model=Model.Llama3('8b')", "batch_size=1", "--search", "--device", "rtx4090", "--count", "1")
+    assert nnxdsl("plan", "sft.py", *argv) == (
         "none of 5 placements on 1 x NVIDIA GeForce RTX 4090 fits; try quantization, an adapter, or shorter rows\n"
     )
 
@@ -350,8 +350,8 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
     assert {line[1:] for line in lines[2:] if line[0] == "+"} == texts[1] - texts[0]
     assert "-trainable norm.scale 128 float32 (None,) 512" not in lines  # norms lie alike
     assert nnxdsl("diff", "sft.py", "sft.py", "batch_size=8", "--layout") == "# the same layout\n"
-    found = json.loads(nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout", "--json"))
-    assert found == {
+    actual = json.loads(nnxdsl("diff", "sft.py", "sft.py", "mesh.fsdp=2", "--layout", "--json"))
+    assert actual == {
         "same": False,
         "left": build_blueprint(left).layout.dump().splitlines(),
         "right": build_blueprint(sft).layout.dump().splitlines(),
@@ -363,19 +363,19 @@ def test_layouts_are_compared(nnxdsl: Terminal) -> None:
 
 @pytest.mark.slow
 def test_a_plan_is_compiled_for_a_divided_cpu(lab: Any, place: Path) -> None:
-    words = ("plan", "sft.py", "mesh.fsdp=2", "--compile", "--device", "cpu", "--limit", "250")
-    code, out, err = lab.cli(*words, "--json")
+    argv = ("plan", "sft.py", "mesh.fsdp=2", "--compile", "--device", "cpu", "--limit", "250")
+    code, out, err = lab.cli(*argv, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    compiled, cpu = found["compiled"], hardware.device("cpu")
-    assert {**found, "compiled": None} == plan(evolve(load("sft.py", HERE), {"mesh.fsdp": 2}), device=cpu)
+    actual = json.loads(out)
+    compiled, cpu = actual["compiled"], hardware.device("cpu")
+    assert {**actual, "compiled": None} == plan(evolve(load("sft.py", HERE), {"mesh.fsdp": 2}), device=cpu)
     assert (compiled["problem"], compiled["count"], compiled["cached"]) == (None, 2, False)
-    placed = sum(part["bytes"] for part in found["memory"] if part["tag"] == "exact")
+    placed = sum(part["bytes"] for part in actual["memory"] if part["tag"] == "exact")
     assert compiled["memory"]["arguments"] == pytest.approx(placed, rel=0.01)
     assert {"all-gather", "all-reduce"} & {one["kind"] for one in compiled["collectives"]}
     assert not [path for path in (place / "runs").iterdir() if path.name != ".plans"]
 
-    lines = [line.rstrip() for line in lab.cli(*words)[1].splitlines()]
+    lines = [line.rstrip() for line in lab.cli(*argv)[1].splitlines()]
     assert any(line.startswith("compiled for 2 devices (cpu) with nnxdsl ") for line in lines)
     assert any(line.endswith(" s, from the cache") for line in lines)
     table = lines[lines.index("memory on each device, as planned and as compiled") :]

@@ -103,23 +103,23 @@ def values(annotation: Any, limit: Limit | None = None) -> st.SearchStrategy[Any
         low = limit.above if limit.above is not None else limit.at_least
         high = limit.below if limit.below is not None else limit.at_most
     if annotation is int:
-        found: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), int(min(10_000, high or 10_000)))
+        result: st.SearchStrategy[Any] = st.integers(0 if low is None else int(low), int(min(10_000, high or 10_000)))
     elif annotation is float:
-        found = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from([0, -0.0, 1, 5e-6, 1e16])
+        result = st.floats(low, high, allow_nan=False, allow_infinity=False) | st.sampled_from([0, -0.0, 1, 5e-6, 1e16])
     elif annotation is JsonObject:
         plain = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | TEXT
         inside = st.lists(plain, max_size=2) | st.dictionaries(TEXT, plain, max_size=2)
-        found = st.dictionaries(st.sampled_from(["enable_thinking", "reasoning_effort"]), plain | inside).map(
+        result = st.dictionaries(st.sampled_from(["enable_thinking", "reasoning_effort"]), plain | inside).map(
             JsonObject
         )
     elif annotation is str:
-        told = "" if limit is None else limit.describe()
-        found = NAME if told.startswith("1 to 64") else URL if told.startswith("a URL") else TEXT
+        text = "" if limit is None else limit.describe()
+        result = NAME if text.startswith("1 to 64") else URL if text.startswith("a URL") else TEXT
     else:
         return st.deferred(lambda: st.from_type(annotation))
     if limit is function_name:  # what is imported is refused in an object that came as data
-        found = found.filter(lambda value: ":" not in value)
-    return found.filter(lambda value: limit is None or limit._holds(value))
+        result = result.filter(lambda value: ":" not in value)
+    return result.filter(lambda value: limit is None or limit._holds(value))
 
 
 def of_field(field: Field) -> st.SearchStrategy[Any]:
@@ -127,35 +127,35 @@ def of_field(field: Field) -> st.SearchStrategy[Any]:
     return values(field.type, typing.cast("Limit | None", field.check))
 
 
-def of_class(cls: type[Spec], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def of_class(cls: type[Spec], **kwargs: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Objects of one class, some fields given and the rest at their defaults or anything that they may hold."""
 
-    def build(drawn: dict[str, Any]) -> Spec:
+    def build(example: dict[str, Any]) -> Spec:
         if issubclass(cls, FileData):
-            drawn = with_effect(cls, drawn)
-        positional = [drawn.pop(name) for name, field in declared(cls).items() if field.positional]
-        return cls(*positional, **drawn)
+            example = with_effect(cls, example)
+        positional = [example.pop(name) for name, field in declared(cls).items() if field.positional]
+        return cls(*positional, **example)
 
     if issubclass(cls, FileData):
-        given = {"path": PATHS, **given}
-    fields = {name: given.get(name, of_field(field)) for name, field in declared(cls).items()}
+        kwargs = {"path": PATHS, **kwargs}
+    fields = {name: kwargs.get(name, of_field(field)) for name, field in declared(cls).items()}
     needed = {n: s for n, s in fields.items() if declared(cls)[n].default is attrs.NOTHING}
     rest = {n: s for n, s in fields.items() if n not in needed}
     return st.fixed_dictionaries(needed, optional=rest).map(build)
 
 
-def with_effect(cls: type[Any], drawn: dict[str, Any]) -> dict[str, Any]:
+def with_effect(cls: type[Any], example: dict[str, Any]) -> dict[str, Any]:
     """Fields of data without settings that have no effect on its paths, with columns that are read and known roles."""
-    paths = (drawn["path"],) if isinstance(drawn["path"], str) else drawn["path"]
+    paths = (example["path"],) if isinstance(example["path"], str) else example["path"]
     is_hub = any(path.startswith("hf://") for path in paths)
     has_files = any("." in path or "*" in path or "?" in path for path in paths)
     idle = () if is_hub else ("config", "revision", *(("split",) if has_files else ()))
-    read = (drawn.get("field", "text"),) if cls is Data.Text else cls.columns_read
-    theirs = dict.fromkeys(name for name, _ in drawn.get("columns", ()))
+    read = (example.get("field", "text"),) if cls is Data.Text else cls.columns_read
+    theirs = dict.fromkeys(name for name, _ in example.get("columns", ()))
     columns = {"columns": tuple(zip(theirs, read or theirs, strict=False))} if theirs else {}
-    renamed = dict.fromkeys(name for name, _ in drawn.get("roles", ()))
+    renamed = dict.fromkeys(name for name, _ in example.get("roles", ()))
     roles = {"roles": tuple(zip(renamed, ROLES, strict=False))} if renamed else {}
-    rest = {name: value for name, value in drawn.items() if name not in (*idle, "columns", "roles")}
+    rest = {name: value for name, value in example.items() if name not in (*idle, "columns", "roles")}
     return {**rest, **columns, **roles}
 
 
@@ -225,10 +225,10 @@ def of_noun(cls: type[Spec]) -> st.SearchStrategy[Any]:
 
 def of_family(family: type[Spec]) -> st.SearchStrategy[Any]:
     """Objects of every member of a family, third parties' too."""
-    found = [of_noun(cls) for cls in members_of(family) if cls is not Weights.From]
+    result = [of_noun(cls) for cls in members_of(family) if cls is not Weights.From]
     if family is Weights:
-        found.append(st.deferred(lambda: st.from_type(Experiment)).map(Weights.From))
-    return st.one_of(found)
+        result.append(st.deferred(lambda: st.from_type(Experiment)).map(Weights.From))
+    return st.one_of(result)
 
 
 def merged(path: str, coefficients: list[float]) -> Spec:
@@ -240,24 +240,24 @@ def merged(path: str, coefficients: list[float]) -> Spec:
 def launchers(cls: type[Spec]) -> st.SearchStrategy[Any]:
     """Launchers whose settings act, each name given once."""
     pairs = st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), TEXT, max_size=2).map(
-        lambda found: tuple(found.items())
+        lambda actual: tuple(actual.items())
     )
     size = st.none() | st.sampled_from(["64GB", "512MB"])
-    own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    fields: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "Slurm": {"memory": size, "options": pairs, "cluster": st.just("slurm")},
         "Ray": {"resources": st.lists(st.tuples(TEXT, st.floats(0.5, 9.0)), max_size=2).map(tuple)},
     }
-    found = of_class(cls, **own.get(cls.tag, {}))
-    return found | st.just(cls(cluster="local")) if cls.tag == "Slurm" else found
+    result = of_class(cls, **fields.get(cls.tag, {}))
+    return result | st.just(cls(cluster="local")) if cls.tag == "Slurm" else result
 
 
 def ranges(cls: type[Spec]) -> st.SearchStrategy[Any]:
     """Ranges with something between their ends."""
     if cls.tag == "Int":
         numbers = st.tuples(st.integers(-99, 99), st.integers(1, 9), st.integers(1, 9))
-        return numbers.map(lambda drawn: cls(drawn[0], drawn[0] + drawn[1] * drawn[2], step=drawn[1]))
+        return numbers.map(lambda example: cls(example[0], example[0] + example[1] * example[2], step=example[1]))
     floats = st.floats(1e-9, 1e9), st.floats(1.5, 1e9)
-    return st.tuples(*floats).map(lambda drawn: cls(drawn[0], drawn[0] * drawn[1]))
+    return st.tuples(*floats).map(lambda example: cls(example[0], example[0] * example[1]))
 
 
 @st.composite
@@ -265,9 +265,9 @@ def meshes(draw: st.DrawFn) -> Mesh:
     """Meshes of any shape, their slices cut out of the axes that may cross them."""
     sizes = {axis: draw(st.sampled_from([1, 1, 2, 3, 4])) for axis in MESH_AXES}
     slices = draw(st.sampled_from([1, sizes["data"], sizes["data"] * sizes["stage"]]))
-    given = {"rules": RULES, "array_rules": st.lists(st.tuples(TEXT, RULES), max_size=2).map(tuple)}
+    fields = {"rules": RULES, "array_rules": st.lists(st.tuples(TEXT, RULES), max_size=2).map(tuple)}
     kinds = {name: draw(of_field(declared(Mesh)[name])) for name in ("indivisible", "zero1")}
-    return Mesh(**sizes, **kinds, slices=slices, **{name: draw(strategy) for name, strategy in given.items()})
+    return Mesh(**sizes, **kinds, slices=slices, **{name: draw(strategy) for name, strategy in fields.items()})
 
 
 @st.composite
@@ -295,8 +295,8 @@ def sums(draw: st.DrawFn) -> Spec:
 
 def teachers() -> st.SearchStrategy[Any]:
     """Models that a student can be distilled from."""
-    own = {"weights": st.just(Weights.Random())}
-    return st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **own))
+    fields = {"weights": st.just(Weights.Random())}
+    return st.sampled_from(members_of(Model)).flatmap(lambda model: of_class(model, **fields))
 
 
 @st.composite

@@ -73,8 +73,8 @@ def test_it_follows_objective_and_adapter_unless_it_is_another() -> None:
     changed = evolve(made, {"adapter": LORA, "optimizer.schedule.peak_lr": 2e-5})
     assert changed.optimizer == made.optimizer
     assert evolve(made, diff(made, changed)) == changed
-    own = short(Objective.SFT(), optimizer=adamw(3e-5))
-    assert evolve(own, {"adapter": LORA}).optimizer == adamw(3e-5)
+    ours = short(Objective.SFT(), optimizer=adamw(3e-5))
+    assert evolve(ours, {"adapter": LORA}).optimizer == adamw(3e-5)
     assert attrs.evolve(made, adapter=LORA).optimizer == made.optimizer  # plain attrs replaces one field
 
 

@@ -279,7 +279,7 @@ def samples(design: Any) -> dict[str, Experiment]:
 
 def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Experiment, str]]:
     """Every (class, field) with one experiment and the path at which it stands there."""
-    found: dict[tuple[str, str], tuple[Experiment, str]] = {}
+    result: dict[tuple[str, str], tuple[Experiment, str]] = {}
     for called, experiment in experiments.items():
         for path in flatten(experiment):
             if path.rpartition(".")[2] == "type":
@@ -288,8 +288,8 @@ def places(experiments: dict[str, Experiment]) -> dict[tuple[str, str], tuple[Ex
                 for name in declared(type(spec)):
                     if ONLY.get((type(spec).__qualname__, name), called) != called:
                         continue
-                    found.setdefault((type(spec).__qualname__, name), (experiment, node + name))
-    return found
+                    result.setdefault((type(spec).__qualname__, name), (experiment, node + name))
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -328,18 +328,18 @@ def test_every_field_counts_or_not(
 
     checks = {"deadline": None, "suppress_health_check": list(HealthCheck)}  # a busy machine is late at times
     quick = settings(max_examples=3000, phases=[Phase.generate], **checks)
-    drawn = field_values(declared(registry[owner])[name])
+    rendered = field_values(declared(registry[owner])[name])
     if name == "teacher_server":
-        drawn = st.just(TeacherServer("http://localhost:8000", model="another"))
+        rendered = st.just(TeacherServer("http://localhost:8000", model="another"))
     if name == "teacher_servers":
-        drawn = st.just((("math", TeacherServer("http://localhost:8000")), ("logic", TeacherServer("http://1:1"))))
+        rendered = st.just((("math", TeacherServer("http://localhost:8000")), ("logic", TeacherServer("http://1:1"))))
     if name == "teacher_prompt_template":
-        drawn = st.just("{privileged_context} {prompt}")
+        rendered = st.just("{privileged_context} {prompt}")
     if name == "columns":
-        drawn = st.just((("theirs", "text" if owner == "Data.Text" else "prompt"),))
+        rendered = st.just((("theirs", "text" if owner == "Data.Text" else "prompt"),))
     if name == "roles":
-        drawn = st.just((("bot", "assistant"),))
-    changed = evolve(experiment, {path: find(drawn, another, settings=quick)})
+        rendered = st.just((("bot", "assistant"),))
+    changed = evolve(experiment, {path: find(rendered, another, settings=quick)})
     outside = path.replace("model.weights.experiment.", "").split(".")[0] in OUTSIDE
     outside |= name in registry[owner].outside_identity
     assert (fingerprint(changed) == fingerprint(experiment)) == outside

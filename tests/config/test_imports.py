@@ -104,14 +104,14 @@ def test_no_field_of_any_spec_imports_a_class(name: str) -> None:
 def test_one_file_imports_what_data_names() -> None:
     """Elsewhere modules are imported by names that stand in the code."""
     root = Path(nnxdsl.__file__).parent
-    found: set[str] = set()
+    actual: set[str] = set()
     for path in [*root.rglob("*.py"), *(root.parent / "app").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTING:
                 first = node.args[0]
                 if not isinstance(first, ast.Constant):
-                    found.add(f"{path.relative_to(root.parent).as_posix()}: {ast.unparse(first)}")
-    assert found == {
+                    actual.add(f"{path.relative_to(root.parent).as_posix()}: {ast.unparse(first)}")
+    assert actual == {
         "nnxdsl/config/core/imports.py: module",
         "nnxdsl/config/core/fields.py: annotation",  # of a class that is being declared
         "nnxdsl/__init__.py: _LAZY[name]",
@@ -195,11 +195,11 @@ class Done:
     err: str
 
 
-def command(place: Path, *words: str, **variables: str) -> Done:
+def command(place: Path, *argv: str, **variables: str) -> Done:
     paths = os.pathsep.join([str(PACKAGES), str(Path(__file__).parents[2])])
     clean = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *argv],
         cwd=place,
         env={**clean, "PYTHONPATH": paths, **variables},
         capture_output=True,
@@ -217,8 +217,8 @@ def test_the_command_line_reads_a_file_as_data_and_runs_python(design: Any, tmp_
     refused = command(tmp_path, "-m", "nnxdsl", "show", "x.json")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"SpecError: 1 problem in x.json\n  objective.rewards.0.name: {HINT}\n"
-    for words in (["x.json", "--allow", "her_lab"], ["x.json", "--allow", "her_lab:longest"], ["x.py"]):
-        done = command(tmp_path, "-m", "nnxdsl", "show", *words, "--json")
+    for argv in (["x.json", "--allow", "her_lab"], ["x.json", "--allow", "her_lab:longest"], ["x.py"]):
+        done = command(tmp_path, "-m", "nnxdsl", "show", *argv, "--json")
         assert (done.code, done.err) == (0, "")
         assert json.loads(done.out) == to_dict(experiment)
     assert command(tmp_path, "-m", "nnxdsl", "show", "x.json", NNXDSL_ALLOW="his_lab, her_lab").code == 0

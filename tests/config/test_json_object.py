@@ -43,9 +43,9 @@ def test_order_and_kind_of_containers_do_not_count() -> None:
 
 
 def test_held_values_cannot_be_changed() -> None:
-    given = {"a": [1]}
-    held = data(given)
-    given["a"].append(2)
+    fields = {"a": [1]}
+    held = data(fields)
+    fields["a"].append(2)
     held.template_args["a"].append(3)
     assert held == data({"a": [1]})
 

@@ -12,7 +12,7 @@ REWARDS = (Reward("exact_answer"),)
 
 
 def asked(**fields: Any) -> Experiment:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": "grpo",
         "model": Model.Gemma3("tiny"),
         "objective": Objective.GRPO(rewards=REWARDS, num_generations=4),
@@ -21,7 +21,7 @@ def asked(**fields: Any) -> Experiment:
         "batch_size": 8,
         "steps": 2,
     }
-    return Experiment(**{**given, **fields})
+    return Experiment(**{**options, **fields})
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ RARE = {"Reward", "Distance", "Outer"}
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in RARE else f for f in FAMILIES])
 def test_experiments_hold_every_family(family: str) -> None:
     tags = tuple(f'"type": "{tag}"' for tag, cls in CLASSES.items() if cls.family.__name__ == family)
-    found: Spec = find(
+    actual: Spec = find(
         st.from_type(Experiment), lambda experiment: any(tag in to_json(experiment) for tag in tags), settings=QUICK
     )
-    assert to_json(found)
+    assert to_json(actual)

@@ -67,8 +67,8 @@ def marked(path: Path, text: str) -> set[int]:
         text=True,
         check=False,
     )
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    return {each["range"]["start"]["line"] for each in found if each["severity"] == "error"}
+    result = json.loads(done.stdout)["generalDiagnostics"]
+    return {each["range"]["start"]["line"] for each in result if each["severity"] == "error"}
 
 
 @pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is not installed")

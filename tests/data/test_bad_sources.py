@@ -108,9 +108,9 @@ def test_a_name_that_the_hub_does_not_have(tmp_path: Path) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _NoSuchPage)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-    words = [sys.executable, "-m", "nnxdsl", "data", "hf://lab/none"]
+    argv = [sys.executable, "-m", "nnxdsl", "data", "hf://lab/none"]
     try:
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     finally:
         server.shutdown()
         server.server_close()

@@ -100,11 +100,11 @@ def test_permutations_are_pinned() -> None:
 def test_any_step_is_the_same_after_a_state_is_restored(pairs, order, batch_size: int, seed: int, step: int) -> None:
     first = BatchSampler(pairs, batch_size=batch_size, seed=seed, order=order)
     for earlier in range(max(0, step - 2), step):
-        first.at(earlier)
+        first.batch_at(earlier)
     state = json.loads(json.dumps(first.state(step)))
     again = BatchSampler(pairs, batch_size=batch_size, seed=seed, order=order)
     assert again.check(state) == step
-    for one, other in zip(first.at(step), again.at(step), strict=True):
+    for one, other in zip(first.batch_at(step), again.batch_at(step), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -171,7 +171,7 @@ def test_a_source_and_an_order_of_another_package(write, tokens: BytesTokenizer)
     )
     permutation.register(Backwards, lambda order, rows, seed, epoch: np.arange(rows)[::-1])
     batches = BatchSampler(load(data, tokens), batch_size=2, seed=0, order=Backwards())
-    assert batches.at(0).tokens[:, :2].tolist() == [[2, 9], [1, 9]]
+    assert batches.batch_at(0).tokens[:, :2].tolist() == [[2, 9], [1, 9]]
 
 
 @attrs.frozen(kw_only=True)
@@ -187,4 +187,4 @@ def _(order: Order, rows: int, seed: int, epoch: int) -> Any:
 def test_an_order_that_leaves_rows_out_is_refused(pairs: Dataset) -> None:
     batches = BatchSampler(pairs, batch_size=4, seed=0, order=Twice())
     with pytest.raises(DataError, match="Twice: expected each of 10 rows once in epoch 0"):
-        batches.at(0)
+        batches.batch_at(0)

@@ -55,10 +55,10 @@ def test_every_kind_of_odd_row_is_described(write) -> None:
     tested = (Path(__file__).parent / "test_messages.py").read_text(encoding="utf-8")
     for kind in described - {"duplicate", "merged border", BLOCK}:
         assert kind.partition(" (")[0] in tested, kind
-    found = set(
+    actual = set(
         re.findall(r'yield "([^"]+)"|"(merged border|blank prompt|differ by blanks alone|duplicate)"', _sources())
     )
-    assert {one or other for one, other in found} | {BLOCK} == {
+    assert {one or other for one, other in actual} | {BLOCK} == {
         kind for kind in described if not kind.startswith("two forms")
     }
 

@@ -56,15 +56,15 @@ def file_of(experiment: Experiment) -> str:
     return "seen.py"
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert cli.main(["data", *words]) == code
+def shown(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    assert cli.main(["data", *argv]) == code
     out, err = capsys.readouterr()
     assert err == ""
     return out
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
-    return json.loads(shown(capsys, *words, "--json", code=code))
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
+    return json.loads(shown(capsys, *argv, "--json", code=code))
 
 
 def runs(example: dict[str, Any]) -> list[tuple[str, str, int, str]]:
@@ -76,9 +76,9 @@ def test_rows_of_pairs_are_counted_and_shown_as_tokens(write, capsys: pytest.Cap
     path = write(SHORT, LONG, {**SHORT, "rejected": "good"}, SHORT)
     data = Data.Preferences(path, max_prompt_length=5, max_completion_length=6)
     file = file_of(experiment(data, evaluation=Evaluation(every_steps=1, data=Data.Preferences(path))))
-    found = as_json(capsys, file, "data.bad_rows=BadRows.Skip()", "--rows", "2", code=2)
-    assert list(found) == ["id", "data", "evaluation.data"]
-    train = found["data"]
+    actual = as_json(capsys, file, "data.bad_rows=BadRows.Skip()", "--rows", "2", code=2)
+    assert list(actual) == ["id", "data", "evaluation.data"]
+    train = actual["data"]
     assert train["report"] | {"lengths": 0} == {
         "source": "rows.jsonl",
         "rows": 4,
@@ -117,7 +117,7 @@ def test_rows_of_pairs_are_counted_and_shown_as_tokens(write, capsys: pytest.Cap
         ("chosen", "truncated", 3, "gh<eos>"),
         ("rejected", "loss", 3, "xy<eos>"),
     ]
-    held_out = found["evaluation.data"]
+    held_out = actual["evaluation.data"]
     assert held_out["refused"].startswith("rows.jsonl: 1 of 4 rows is bad; fix them, or leave them out with")
     assert (held_out["report"]["accepted"], train["refused"], "padding" in held_out) == (3, "", False)
 
@@ -156,16 +156,16 @@ def test_a_mixture_is_shown_with_its_sources(write, capsys: pytest.CaptureFixtur
     web, code = (Data.Text(write(*({"text": "x" * n} for n in range(1, most)), name=name)) for name, most in
                  (("web.jsonl", 9), ("code.jsonl", 3)))  # fmt: skip
     file = file_of(experiment(Data.Mixture({web: 3, code: 1}), batching=Batching.Packed()))
-    found = as_json(capsys, file)["data"]
-    assert (found["tokens"], found["tokens_with_loss"], found["unit"], found["examples"]) == (59, 49, "rows", [])
-    assert [(s["name"], s["share"], s["rows"], s["tokens"], s["epochs"]) for s in found["sources"]] == [
+    actual = as_json(capsys, file)["data"]
+    assert (actual["tokens"], actual["tokens_with_loss"], actual["unit"], actual["examples"]) == (59, 49, "rows", [])
+    assert [(s["name"], s["share"], s["rows"], s["tokens"], s["epochs"]) for s in actual["sources"]] == [
         ("web", 0.75, 8, 52, 0.75),
         ("code", 0.25, 2, 7, 1.0),
     ]
-    assert [runs(source["examples"][0]) for source in found["sources"]] == [
+    assert [runs(source["examples"][0]) for source in actual["sources"]] == [
         [("tokens", "no loss", 1, "<bos>"), ("tokens", "loss", 2, "x<eos>")]
     ] * 2
-    assert 0 < found["padding"]["share"] < 0.9
+    assert 0 < actual["padding"]["share"] < 0.9
     text = shown(capsys, file)
     assert "web             75.0%     8      52               0.75\n" in text
     assert "data, source code: Data.Text of code.jsonl" in text
@@ -174,9 +174,9 @@ def test_a_mixture_is_shown_with_its_sources(write, capsys: pytest.CaptureFixtur
 def test_labelled_answers_are_shown_each(write, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [SHORT, {"prompt": "cd", "completion": "fine", "label": True}]
     data = Data.Feedback(write(*rows), max_completion_length=3)
-    found = as_json(capsys, file_of(experiment(data, objective=Objective.KTO(beta=0.1))), "--rows", "9")["data"]
-    assert (found["rows"], found["report"]["accepted"], found["tokens"], found["tokens_with_loss"]) == (3, 2, 18, 9)
-    assert [runs(example)[1:] for example in found["examples"]] == [
+    actual = as_json(capsys, file_of(experiment(data, objective=Objective.KTO(beta=0.1))), "--rows", "9")["data"]
+    assert (actual["rows"], actual["report"]["accepted"], actual["tokens"], actual["tokens_with_loss"]) == (3, 2, 18, 9)
+    assert [runs(example)[1:] for example in actual["examples"]] == [
         [("completion", "loss", 3, text[:3]), ("completion", "truncated", 2, f"{text[3:]}<eos>")]
         for text in ("good", "bad!", "fine")
     ]
@@ -187,12 +187,12 @@ def test_a_file_is_described_without_jax(write, tmp_path: Path, bpe_dir: Path) -
     (tmp_path / "alpaca.jsonl.gz").write_bytes(
         gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
     )
-    words = ["data", "alpaca.*", "--tokenizer", str(bpe_dir), "--json", "--rows", "1"]
+    argv = ["data", "alpaca.*", "--tokenizer", str(bpe_dir), "--json", "--rows", "1"]
     code = "import sys; from nnxdsl import cli; assert cli.main(sys.argv[1:]) == 0; assert 'jax' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["source"] == {
+    actual = json.loads(done.stdout)
+    assert actual["source"] == {
         "source": "alpaca.*",
         "rows": 3,
         "bad": {},
@@ -207,8 +207,8 @@ def test_a_file_is_described_without_jax(write, tmp_path: Path, bpe_dir: Path) -
         "layout": "Alpaca (instruction, input, output)",
         "refused": "",
     }
-    assert found["data"]["report"]["odd"] == {"duplicate": 2}
-    assert found["data"]["examples"][0]["runs"][-1] == {
+    assert actual["data"]["report"]["odd"] == {"duplicate": 2}
+    assert actual["data"]["examples"][0]["runs"][-1] == {
         "part": "tokens",
         "loss": True,
         "cut": False,
@@ -234,8 +234,8 @@ def test_the_kind_of_data_is_that_of_its_columns(
     write, capsys: pytest.CaptureFixture[str], row: Any, kind: str | None
 ) -> None:
     code = 2 if kind == "Data.Feedback" else 0  # its prompts must not all be the same
-    found = as_json(capsys, write(row, b"{"), code=code)["source"]
-    assert (found["kind"], found["rows"], found["bad"]) == (kind, 2, {"bad JSON": 1})
+    actual = as_json(capsys, write(row, b"{"), code=code)["source"]
+    assert (actual["kind"], actual["rows"], actual["bad"]) == (kind, 2, {"bad JSON": 1})
     text = " ".join(shown(capsys, "rows.jsonl", code=code).split())
     assert f"read as {kind or 'not recognised; name the columns with columns='}" in text
     assert "unreadable 1 bad JSON: rows.jsonl:2: bad JSON at column 2" in text
@@ -244,12 +244,12 @@ def test_the_kind_of_data_is_that_of_its_columns(
 def test_settings_of_a_file_are_those_of_its_data(write, bpe_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write({"question": "a cat", "answer": "0123456789"})
     columns = 'columns={"question": "prompt", "answer": "completion"}'
-    found = as_json(capsys, path, columns, "max_length=8", "--tokenizer", str(bpe_dir))
-    assert (found["source"]["kind"], found["source"]["layout"]) == (
+    actual = as_json(capsys, path, columns, "max_length=8", "--tokenizer", str(bpe_dir))
+    assert (actual["source"]["kind"], actual["source"]["layout"]) == (
         "Data.Conversations",
         "question as prompt, answer as completion",
     )
-    assert found["data"]["report"]["cut"] == {"tokens": 1}
+    assert actual["data"]["report"]["cut"] == {"tokens": 1}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_no_rows_and_columns_that_are_not_there_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (["none"], "RunError: none: no such file or run (relative to {place}; runs are searched in runs)"),
         (["row.jsonl"], "DataError: row.jsonl: no such file (looked in the current directory, {place}); did you mean "
@@ -284,10 +284,10 @@ def test_no_rows_and_columns_that_are_not_there_are_refused(
     ],
 )  # fmt: skip
 def test_what_is_refused(
-    write, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    write, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     file_of(experiment(Data.Text(write({"text": "a"}))))
-    assert cli.main(["data", *words]) == 2
+    assert cli.main(["data", *argv]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", message.format(place=tmp_path) + "\n")
 
@@ -300,10 +300,10 @@ def test_rows_of_a_small_file_are_shown_as_bytes(
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
     image = {"role": "user", "content": [{"type": "image", "image": "a.png"}]}
     path = write({"messages": messages, "tools": tools}, {"messages": [image, {"role": "assistant", "content": "b"}]})
-    found = as_json(capsys, path)
-    assert found["data"]["report"]["dropped"] == {"not text": 1}
-    assert found["data"]["lengths"]["total"]["histogram"]["counts"] == [1]
-    (example,) = found["data"]["examples"]
+    actual = as_json(capsys, path)
+    assert actual["data"]["report"]["dropped"] == {"not text": 1}
+    assert actual["data"]["lengths"]["total"]["histogram"]["counts"] == [1]
+    (example,) = actual["data"]["examples"]
     assert runs(example)[0][3].startswith('[{"type": "function", "function": {"name": "f"}}]\n<start_of_turn>user\na')
     assert runs(example)[1][1:] == ("loss", 73, f"[{json.dumps(call)}]<end_of_turn>")
     assert "tokenizer  bytes; --tokenizer DIR shows the tokens of a model" in shown(capsys, path)
@@ -316,9 +316,9 @@ def test_rows_of_a_small_file_are_shown_as_bytes(
 
 def test_rows_of_token_ids_are_shown_as_ids(write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write({"prompt_ids": [7, 70], "chosen_ids": [100, 5], "rejected_ids": [33]})
-    found = as_json(capsys, path)["data"]
-    assert [run[3] for run in runs(found["examples"][0])] == ["7 70", "100 5", "33"]
-    assert found["tokenizer"] == "none: rows of token ids"
+    actual = as_json(capsys, path)["data"]
+    assert [run[3] for run in runs(actual["examples"][0])] == ["7 70", "100 5", "33"]
+    assert actual["tokenizer"] == "none: rows of token ids"
     tokenizer = cast("TokenizerBase", MissingTokenizer(Path("weights"), ()))
     data = Data.Preferences(path, max_completion_length=1)
     (example,) = summarize(load(data, tokenizer, vocabulary=101), data, tokenizer, 1)["examples"]
@@ -336,11 +336,11 @@ def test_rows_that_fit_two_layouts_are_refused_with_both(write, capsys: pytest.C
 
 
 def test_an_experiment_may_be_a_file_its_own_command_line_or_json(write, capsys: pytest.CaptureFixture[str]) -> None:
-    own = experiment(Data.Text(write({"text": "abc"})))
-    assert cli.main_of(own, ["data", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    Path("seen.json").write_text(to_json(own))
-    assert as_json(capsys, file_of(own)) == as_json(capsys, "seen.json") == found
+    ours = experiment(Data.Text(write({"text": "abc"})))
+    assert cli.main_of(ours, ["data", "--json"]) == 0
+    actual = json.loads(capsys.readouterr().out)
+    Path("seen.json").write_text(to_json(ours))
+    assert as_json(capsys, file_of(ours)) == as_json(capsys, "seen.json") == actual
     Path("rows.json").write_text(json.dumps([{"text": "abc"}]))
     assert as_json(capsys, "rows.json")["source"]["kind"] == "Data.Text"
 
@@ -359,8 +359,8 @@ def test_the_table_of_rows_adds_up_wherever_it_is_shown(
     data = Data.Text(write(*({"text": str(n)} for n in range(40)), {"text": " "}, {"other": "a"}, {"text": ""}))
     data = evolve(data, {"bad_rows": BadRows.Skip(at_most=3)})
     made = experiment(data, test_size=test_size)
-    found = as_json(capsys, file_of(made))
-    held_out = found["test_size"]["rows"] if test_size else 0
+    actual = as_json(capsys, file_of(made))
+    held_out = actual["test_size"]["rows"] if test_size else 0
     rows = [
         ("read", 43),
         ("left out empty text (first: rows.jsonl:41)", 2),
@@ -384,9 +384,9 @@ def test_the_table_of_rows_adds_up_wherever_it_is_shown(
 
 def test_rows_that_are_held_out_by_test_size_are_shown_apart(write, capsys: pytest.CaptureFixture[str]) -> None:
     data = Data.Text(write(*({"text": str(number)} for number in range(40))))
-    found = as_json(capsys, file_of(experiment(data, test_size=0.25)))
-    assert list(found) == ["id", "data", "test_size"]
-    assert found["data"]["rows"] + found["test_size"]["rows"] == 40
-    assert 1 <= found["test_size"]["rows"] <= 20
-    shown_rows = [{example["row"] for example in found[part]["examples"]} for part in ("data", "test_size")]
+    actual = as_json(capsys, file_of(experiment(data, test_size=0.25)))
+    assert list(actual) == ["id", "data", "test_size"]
+    assert actual["data"]["rows"] + actual["test_size"]["rows"] == 40
+    assert 1 <= actual["test_size"]["rows"] <= 20
+    shown_rows = [{example["row"] for example in actual[part]["examples"]} for part in ("data", "test_size")]
     assert not shown_rows[0] & shown_rows[1]

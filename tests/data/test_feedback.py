@@ -21,9 +21,9 @@ OTHER = {"prompt": "Other: ", "completion": "else", "label": True}
 
 
 def answers(write: Any, *rows: dict[str, Any], **fields: Any) -> Pairs:
-    found = load(Data.Feedback(write(*rows), **fields), BytesTokenizer())
-    assert isinstance(found, Pairs)
-    return found
+    result = load(Data.Feedback(write(*rows), **fields), BytesTokenizer())
+    assert isinstance(result, Pairs)
+    return result
 
 
 def shown(dataset: Pairs, row: int) -> tuple[str, str, str, bool]:
@@ -94,10 +94,10 @@ def test_batches_bear_labels_padded_or_packed(write: Any) -> None:
         BatchSampler(dataset, batch_size=4, seed=0, order=Order.Shuffled(), **fields)
         for fields in ({}, {"batching": Packed(), "blocks": 2})
     )
-    one, other = padded.at(1), packed.at(1)
+    one, other = padded.batch_at(1), packed.batch_at(1)
     assert token_count(one) == token_count(other)
-    found = dict(zip(packed.places(1).ravel().tolist(), other.desirable.ravel().tolist(), strict=True))
-    assert [found[row] for row in padded.indices(1).tolist()] == one.desirable.tolist()
+    actual = dict(zip(packed.places(1).ravel().tolist(), other.desirable.ravel().tolist(), strict=True))
+    assert [actual[row] for row in padded.indices(1).tolist()] == one.desirable.tolist()
     assert np.all(other.desirable[packed.places(1) < 0] == 0)
     assert dataset.ids_digest() == answers(write, *rows).ids_digest()
 

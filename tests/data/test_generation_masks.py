@@ -132,8 +132,8 @@ def test_the_template_decides_what_is_masked(tmp_path: Path, block: str, runs: l
     source = "{% for m in messages %}" + TURN + "{% if m.role == 'assistant' %}" + block
     source += "{% else %}{{ m.content }}<end_of_turn>\n{% endif %}{% endfor %}" + OPEN
     chat = CHAT[3:] if "loop.last" in block else CHAT
-    text, found, warnings = masked(BytesTokenizer(source), {"messages": chat}, tmp_path)
-    assert found == runs
+    text, actual, warnings = masked(BytesTokenizer(source), {"messages": chat}, tmp_path)
+    assert actual == runs
     assert warnings == odd
     assert text.endswith("a cat and a dog<end_of_turn>" + ("\n" if runs[-1].endswith("\n") else ""))
 

@@ -48,8 +48,8 @@ def test_a_dataset_in_the_cache(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(rows)]
     ran = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    found: list[Any] = [json.loads(line) for line in ran.stdout.splitlines()]
-    (whole, digest), (part, other), again, *errors = found
+    actual: list[Any] = [json.loads(line) for line in ran.stdout.splitlines()]
+    (whole, digest), (part, other), again, *errors = actual
     assert (whole, part) == ("hf://lab/pairs:row 10", "hf://lab/pairs:row 2")
     assert again == [whole, digest]
     assert digest != other

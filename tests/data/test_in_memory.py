@@ -41,7 +41,7 @@ def test_every_container_is_the_same_file(tmp_path: Path, library: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "cure"),
+    ("inputs", "cure"),
     [
         (ROWS, "; write nnxdsl.save_rows(rows) for rows in memory"),
         (iter(ROWS), "; write nnxdsl.save_rows(rows) for rows in memory"),
@@ -50,9 +50,9 @@ def test_every_container_is_the_same_file(tmp_path: Path, library: str) -> None:
         (5, ", got 5"),
     ],
 )
-def test_what_is_no_path_is_refused_with_what_to_write(given: Any, cure: str) -> None:
+def test_what_is_no_path_is_refused_with_what_to_write(inputs: Any, cure: str) -> None:
     with pytest.raises(SpecError) as error:
-        Data.Conversations(given)
+        Data.Conversations(inputs)
     assert str(error.value).endswith(cure)
 
 

@@ -50,7 +50,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "own", "name", "unread"),
+    ("kind", "row", "ours", "name", "unread"),
     [
         (
             "Preferences",
@@ -96,15 +96,15 @@ TOOLS = [{"type": "function", "function": {"name": "weather"}}]
     ],
 )
 def test_rows_in_a_layout_have_the_tokens_of_rows_in_our_columns(
-    write, kind: str, row: dict[str, Any], own: dict[str, Any], name: str, unread: str
+    write, kind: str, row: dict[str, Any], ours: dict[str, Any], name: str, unread: str
 ) -> None:
     tokens, data = BytesTokenizer(CALLING), getattr(Data, kind)
-    found = load(data(write(row)), tokens)
-    expected = load(data(write(own, name="own.jsonl")), tokens)
-    assert found.ids_digest() == expected.ids_digest()
-    assert found.report.layout.startswith(f"{name} (")
-    assert f"columns: {found.report.layout}" in found.report.lines()
-    assert found.report.unread == dict.fromkeys(unread.split(), 1)
+    actual = load(data(write(row)), tokens)
+    expected = load(data(write(ours, name="own.jsonl")), tokens)
+    assert actual.ids_digest() == expected.ids_digest()
+    assert actual.report.layout.startswith(f"{name} (")
+    assert f"columns: {actual.report.layout}" in actual.report.lines()
+    assert actual.report.unread == dict.fromkeys(unread.split(), 1)
 
 
 def test_own_columns_are_no_layout(write) -> None:
@@ -115,11 +115,11 @@ def test_own_columns_are_no_layout(write) -> None:
 def test_columns_are_renamed(write) -> None:
     row = {"question": "Capital? ", "good": "Paris", "bad": "Rome", "prompt": "not this", "id": 1}
     columns = {"question": "prompt", "good": "chosen", "bad": "rejected"}
-    found = load(Data.Preferences(write(row), columns=columns), BytesTokenizer())
-    own = write({"prompt": "Capital? ", "chosen": "Paris", "rejected": "Rome"}, name="own.jsonl")
-    assert found.ids_digest() == load(Data.Preferences(own), BytesTokenizer()).ids_digest()
-    assert found.report.layout == "question as prompt, good as chosen, bad as rejected"
-    assert found.report.unread == {"id": 1}
+    actual = load(Data.Preferences(write(row), columns=columns), BytesTokenizer())
+    ours = write({"prompt": "Capital? ", "chosen": "Paris", "rejected": "Rome"}, name="own.jsonl")
+    assert actual.ids_digest() == load(Data.Preferences(ours), BytesTokenizer()).ids_digest()
+    assert actual.report.layout == "question as prompt, good as chosen, bad as rejected"
+    assert actual.report.unread == {"id": 1}
 
 
 def test_columns_turn_the_recognition_off(write) -> None:
@@ -208,8 +208,8 @@ def test_worker_processes_and_stored_tokens_read_the_layout(write, tmp_path) -> 
     expected = load(Data.Preferences(path), BytesTokenizer())
     cache = TokenCache(tmp_path / "home", min_bytes=0, workers=2)
     for _ in range(2):
-        found = load(Data.Preferences(path), BytesTokenizer(), cache=cache)
-        assert found.ids_digest() == expected.ids_digest()
-        assert found.report == expected.report
+        actual = load(Data.Preferences(path), BytesTokenizer(), cache=cache)
+        assert actual.ids_digest() == expected.ids_digest()
+        assert actual.report == expected.report
     renamed = load(Data.Preferences(path, columns={"chosen": "chosen"}), BytesTokenizer(), cache=cache)
     assert renamed.ids_digest() != expected.ids_digest()  # another key of the cache

@@ -119,9 +119,9 @@ def test_a_word_that_the_vocabulary_lacks_is_no_marker(write, tmp_path: Path) ->
     tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
-    words = HFTokenizer(tmp_path / "tokenizer.json")
-    assert load(Data.Text(write({"text": "cat dog"})), words).row(0)["tokens"].tolist() == [2, 0, 1]
-    assert problem(Data.Text(write({"text": "cat [UNK]"})), words) == said("field 'text'", "[UNK]")
+    tokens = HFTokenizer(tmp_path / "tokenizer.json")
+    assert load(Data.Text(write({"text": "cat dog"})), tokens).row(0)["tokens"].tolist() == [2, 0, 1]
+    assert problem(Data.Text(write({"text": "cat [UNK]"})), tokens) == said("field 'text'", "[UNK]")
 
 
 @pytest.fixture
@@ -171,9 +171,9 @@ def test_a_fingerprint_tells_tokenizers_that_stop_elsewhere(bpe_dir: Path, tmp_p
 def test_where_answers_end_in_a_file_of_several_modalities(bpe_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(bpe_dir, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").unlink()
-    for fields, own in (({"eos_token_id": 3}, 3), ({"eos_token_id": None}, 0), ({}, 0)):
+    for fields, ours in (({"eos_token_id": 3}, 3), ({"eos_token_id": None}, 0), ({}, 0)):
         (tmp_path / "config.json").write_text(json.dumps({**fields, "text_config": {"eos_token_id": [0]}}))
-        assert HFTokenizer(tmp_path / "tokenizer.json").stop_ids == {own, 2, 4}  # and those that every file gives
+        assert HFTokenizer(tmp_path / "tokenizer.json").stop_ids == {ours, 2, 4}  # and those that every file gives
 
 
 @pytest.mark.parametrize(

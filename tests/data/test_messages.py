@@ -153,17 +153,17 @@ def test_messages_of_weight_0_have_no_loss(
 ) -> None:
     tokenizer = BytesTokenizer(template)
     dataset = load(Data.Conversations(write(row)), tokenizer, loss_on=loss_on)
-    own = dataset.row(0)
-    text = tokenizer.decode(own["tokens"][own["target"] == 1].tolist(), skip_special=False)
+    ours = dataset.row(0)
+    text = tokenizer.decode(ours["tokens"][ours["target"] == 1].tolist(), skip_special=False)
     if learnt is not None:
         assert text == learnt
     else:  # what the same chat has without the weights, but for the one answer
         plain = {name: [{k: v for k, v in m.items() if k != "weight"} for m in chat] for name, chat in row.items()}
         other = load(Data.Conversations(write(plain)), tokenizer, loss_on=loss_on).row(0)
-        assert other["tokens"].tolist() == own["tokens"].tolist()
-        out = own["tokens"][(other["target"] == 1) & (own["target"] == 0)].tolist()
+        assert other["tokens"].tolist() == ours["tokens"].tolist()
+        out = ours["tokens"][(other["target"] == 1) & (ours["target"] == 0)].tolist()
         assert tokenizer.decode(out, skip_special=False) == "Hello<end_of_turn>"
-        assert not ((other["target"] == 0) & (own["target"] == 1)).any()
+        assert not ((other["target"] == 0) & (ours["target"] == 1)).any()
     assert dataset.report.odd == {}
 
 

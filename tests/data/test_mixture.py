@@ -20,9 +20,9 @@ SKIP = BadRows.Skip(at_most=1)
 SOURCES = st.lists(st.tuples(st.integers(1, 100_000), st.integers(1, 3000)), min_size=1, max_size=6)
 
 
-def chat(number: int, words: str = "") -> dict[str, Any]:
+def chat(number: int, text: str = "") -> dict[str, Any]:
     roles = ("user", "assistant")
-    return {"messages": [{"role": role, "content": f"{words}{role} {number}"} for role in roles]}
+    return {"messages": [{"role": role, "content": f"{text}{role} {number}"} for role in roles]}
 
 
 def mixed(shares: list[int], rows: list[int], seed: int = 0, *, shuffled: bool = True) -> MixedRows:
@@ -37,9 +37,9 @@ def mixed(shares: list[int], rows: list[int], seed: int = 0, *, shuffled: bool =
 def test_no_source_is_two_rows_from_its_share(sources: list[tuple[int, int]], seed: int, shuffled: bool) -> None:
     shares, rows = [list(values) for values in zip(*sources, strict=True)]
     mixture, places = mixed(shares, rows, seed, shuffled=shuffled), 3 * BLOCK
-    drawn = mixture.source_of(mixture.at(np.arange(places)))
+    rendered = mixture.source_of(mixture.rows_at(np.arange(places)))
     for blocks in (1, 2, 3):
-        counts = np.bincount(drawn[: blocks * BLOCK], minlength=len(rows))
+        counts = np.bincount(rendered[: blocks * BLOCK], minlength=len(rows))
         assert np.abs(counts - mixture.shares * blocks * BLOCK).max() < 2
     expected = mixture.shares * places / np.array(rows)
     assert mixture.epochs(places) == pytest.approx(expected.tolist())
@@ -50,29 +50,29 @@ def test_no_source_is_two_rows_from_its_share(sources: list[tuple[int, int]], se
 def test_any_place_is_the_same_without_those_before(sources: list[tuple[int, int]], place: int, size: int) -> None:
     shares, rows = [list(values) for values in zip(*sources, strict=True)]
     here = np.arange(place, place + size)
-    whole = mixed(shares, rows).at(np.arange(place + size))
-    assert mixed(shares, rows).at(here).tolist() == whole[place:].tolist()
-    assert mixed(shares, rows).at(here[::-1]).tolist() == whole[place:][::-1].tolist()
+    whole = mixed(shares, rows).rows_at(np.arange(place + size))
+    assert mixed(shares, rows).rows_at(here).tolist() == whole[place:].tolist()
+    assert mixed(shares, rows).rows_at(here[::-1]).tolist() == whole[place:][::-1].tolist()
 
 
 def test_a_source_goes_through_its_epochs_whatever_the_others_do() -> None:
     mixture = mixed([3, 1], [500, 70])
-    rows = mixture.at(np.arange(4 * BLOCK))
+    rows = mixture.rows_at(np.arange(4 * BLOCK))
     for source, (first, count) in enumerate(((0, 500), (500, 70))):
-        own = rows[mixture.source_of(rows) == source] - first
-        for epoch in range(len(own) // count):
-            seen = own[epoch * count : (epoch + 1) * count]
+        ours = rows[mixture.source_of(rows) == source] - first
+        for epoch in range(len(ours) // count):
+            seen = ours[epoch * count : (epoch + 1) * count]
             assert seen.tolist() == ordered(Order.Shuffled(), count, 0, epoch).tolist()
 
 
 def test_sources_are_spread_evenly_without_shuffling() -> None:
     mixture = mixed([3, 1], [9, 9], shuffled=False)
-    assert mixture.source_of(mixture.at(np.arange(8))).tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
-    assert mixture.at(np.arange(8)).tolist() == [0, 1, 9, 2, 3, 4, 10, 5]
+    assert mixture.source_of(mixture.rows_at(np.arange(8))).tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert mixture.rows_at(np.arange(8)).tolist() == [0, 1, 9, 2, 3, 4, 10, 5]
 
 
 def test_another_seed_shuffles_otherwise() -> None:
-    one, other = (mixed([1, 1], [5000, 5000], seed).at(np.arange(64)) for seed in (0, 1))
+    one, other = (mixed([1, 1], [5000, 5000], seed).rows_at(np.arange(64)) for seed in (0, 1))
     assert one.tolist() != other.tolist()
 
 
@@ -89,8 +89,8 @@ def test_the_rows_of_all_sources_are_joined(write, tokens: BytesTokenizer) -> No
         "two.jsonl:1",
     ]
     for row in range(len(both)):
-        own = apart[0].row(row) if row < 9 else apart[1].row(row - 9)
-        assert {name: part.tolist() for name, part in both.row(row).items()} == {n: p.tolist() for n, p in own.items()}
+        ours = apart[0].row(row) if row < 9 else apart[1].row(row - 9)
+        assert {name: part.tolist() for name, part in both.row(row).items()} == {n: p.tolist() for n, p in ours.items()}
     assert both.shapes["length"] == max(dataset.shapes["length"] for dataset in apart)
     assert (both.report.rows, both.report.accepted, both.report.dropped) == (15, 14, {"missing field": 1})
     assert both.report.first == {"missing field": "two.jsonl:6"}
@@ -129,8 +129,8 @@ def test_sources_are_named_after_their_files() -> None:
 )
 def test_weights_count_rows_epochs_or_tokens(write, tokens: BytesTokenizer, unit: Any, share: float | None) -> None:
     many = Data.Text(write(*({"text": "short"} for _ in range(100)), name="many.jsonl"))
-    few = Data.Text(write(*({"text": "long" * 30} for _ in range(50)), name="few.jsonl"))
-    both = load(Data.Mixture({many: 1, few: 1}, unit=unit), tokens)
+    small = Data.Text(write(*({"text": "long" * 30} for _ in range(50)), name="few.jsonl"))
+    both = load(Data.Mixture({many: 1, small: 1}, unit=unit), tokens)
     first, second = both.mixture
     assert (first.name, second.name, first.rows, second.rows) == ("many", "few", 100, 50)
     if share is not None:
@@ -144,8 +144,8 @@ def test_pairs_labels_and_prompts_are_joined(write, tokens: BytesTokenizer) -> N
         [{"prompt": f"{n}?", "completion": f"{n}", "label": n % 2 == side} for n in range(4)] for side in (0, 1)
     ]
     datas = [Data.Feedback(write(*rows, name=f"{name}.jsonl")) for name, rows in zip("ab", labelled, strict=True)]
-    joined, own = load(Data.Mixture(dict.fromkeys(datas, 1)), tokens), [load(data, tokens) for data in datas]
-    for row, dataset in enumerate(own):
+    joined, ours = load(Data.Mixture(dict.fromkeys(datas, 1)), tokens), [load(data, tokens) for data in datas]
+    for row, dataset in enumerate(ours):
         mine = joined.batch(np.arange(4) + 4 * row, 4)
         theirs = dataset.with_shapes(joined.shapes).batch(np.arange(4), 4)
         for left, right in zip(mine, theirs, strict=True):

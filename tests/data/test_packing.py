@@ -44,8 +44,8 @@ def kept(parts: dict[str, Sequence[Sequence[int]]]) -> TokenizedRows:
 def pairs_of(lengths: Sequence[tuple[int, int, int]]) -> Pairs:
     """Pairs of such lengths, in which no token occurs twice."""
     tokens = iter(range(1, 10**6))
-    drawn = [[[next(tokens) for _ in range(length)] for length in row] for row in lengths]
-    return Pairs(kept({name: [row[part] for row in drawn] for part, name in enumerate(PARTS)}))
+    rendered = [[[next(tokens) for _ in range(length)] for length in row] for row in lengths]
+    return Pairs(kept({name: [row[part] for row in rendered] for part, name in enumerate(PARTS)}))
 
 
 def sequences_of(lengths: Sequence[int], seed: int = 0) -> Sequences:
@@ -65,14 +65,14 @@ def test_every_pair_lies_once_and_whole_where_it_is_said_to(
     lengths: list[tuple[int, int, int]], size: int, blocks: int, length: int | None
 ) -> None:
     dataset = pairs_of(lengths)
-    found = batches(dataset, Batching.Packed(length=length), size, blocks)
-    batch, where = found.at(0), found.places(0)
+    actual = batches(dataset, Batching.Packed(length=length), size, blocks)
+    batch, where = actual.batch_at(0), actual.places(0)
     assert isinstance(batch, PackedPairs)
     assert (batch.tokens.shape[0], batch.weight.shape) == (blocks, where.shape)
     assert length is None or batch.tokens.shape[2] == length
-    assert sorted(where[where >= 0]) == sorted(found.indices(0))
+    assert sorted(where[where >= 0]) == sorted(actual.indices(0))
     assert np.array_equal(batch.weight, where >= 0)
-    assert token_count(batch) == sum(sum(lengths[row]) for row in found.indices(0))
+    assert token_count(batch) == sum(sum(lengths[row]) for row in actual.indices(0))
     for block, rows in enumerate(where):
         flat = {name: getattr(batch, name)[block].reshape(-1) for name in ("tokens", "position", "branch", "segment")}
         line = np.repeat(np.arange(batch.tokens.shape[1]), batch.tokens.shape[2])
@@ -90,8 +90,8 @@ def test_every_pair_lies_once_and_whole_where_it_is_said_to(
             assert flat["position"][slots].tolist() == [*range(len(prompt)), *after]
             assert flat["branch"][slots].tolist() == np.repeat([0, 1, 2], lengths[row]).tolist()
             assert len(set(flat["segment"][slots])) == len(set(line[slots])) == 1
-            for own, said in ((number, chosen), (batch.weight.shape[1] + number, rejected)):
-                mine = batch.owner[block] == own
+            for ours, said in ((number, chosen), (batch.weight.shape[1] + number, rejected)):
+                mine = batch.owner[block] == ours
                 assert batch.target[block][mine].tolist() == said
                 before = flat["tokens"][batch.source[block][mine]].tolist()
                 assert before == [prompt[-1], *said[:-1]]
@@ -104,14 +104,14 @@ def test_every_sequence_lies_once_and_its_targets_are_predicted_from_the_token_b
     lengths: list[int], size: int, blocks: int
 ) -> None:
     dataset = sequences_of(lengths)
-    found = batches(dataset, Batching.Packed(), size, blocks)
-    batch, where = found.at(0), found.places(0)
+    actual = batches(dataset, Batching.Packed(), size, blocks)
+    batch, where = actual.batch_at(0), actual.places(0)
     assert isinstance(batch, PackedSequences)
-    assert sorted(where[where >= 0]) == sorted(found.indices(0))
-    assert token_count(batch) == sum(lengths[row] for row in found.indices(0))
+    assert sorted(where[where >= 0]) == sorted(actual.indices(0))
+    assert token_count(batch) == sum(lengths[row] for row in actual.indices(0))
     expected = [
         (int(ids[slot - 1]), int(ids[slot]))
-        for ids, target in ((row["tokens"], row["target"]) for row in map(dataset.row, found.indices(0)))
+        for ids, target in ((row["tokens"], row["target"]) for row in map(dataset.row, actual.indices(0)))
         for slot in np.flatnonzero(target)
     ]
     before = np.take_along_axis(batch.tokens.reshape(blocks, -1), batch.source, axis=1)
@@ -128,9 +128,9 @@ def test_a_step_has_the_same_batch_however_it_is_reached(
     logps = np.random.default_rng(0).standard_normal((len(dataset), 2)).astype(np.float32)
     first = batches(dataset.with_reference_logps(logps), batching, size, blocks)
     for earlier in range(max(0, step - 2), step):
-        first.at(earlier)
+        first.batch_at(earlier)
     again = batches(dataset, batching, size, blocks).over(dataset.with_reference_logps(logps))
-    one, other = first.at(step), again.at(step)
+    one, other = first.batch_at(step), again.batch_at(step)
     assert isinstance(one, PairBatch | PackedPairs)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
     where = first.places(step)
@@ -177,12 +177,12 @@ def test_levels_cost_least(values: list[int], count: int) -> None:
     def cost(chosen: Sequence[int]) -> int:
         return sum(min(level for level in chosen if level >= value) for value in values)
 
-    found = levels(values, count)
-    assert found == sorted(set(found))
-    assert found[-1] == max(values)
-    assert len(found) <= count
+    actual = levels(values, count)
+    assert actual == sorted(set(actual))
+    assert actual[-1] == max(values)
+    assert len(actual) <= count
     if count == 2:
-        assert cost(found) == min(cost((value, max(values))) for value in values)
+        assert cost(actual) == min(cost((value, max(values))) for value in values)
 
 
 @given(st.integers(1, 100_000))
@@ -194,22 +194,22 @@ def test_lengths_are_rounded_up_by_little(length: int) -> None:
 
 def test_buckets_are_few_and_the_last_is_the_longest() -> None:
     needed = np.random.default_rng(0).lognormal(4, 0.8, 5000).clip(1, 500).astype(np.int32)
-    found = buckets(needed, 504, 4, 16)
-    assert found[-1] == 504
-    assert list(found) == sorted(set(found))
-    assert len(found) <= 4
+    actual = buckets(needed, 504, 4, 16)
+    assert actual[-1] == 504
+    assert list(actual) == sorted(set(actual))
+    assert len(actual) <= 4
     longest = needed.reshape(-1, 20)[:, :16].max(axis=1)
-    shares = [np.mean(longest <= length) for length in found]
+    shares = [np.mean(longest <= length) for length in actual]
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1], abs=0.12)
 
 
 def test_a_bucketed_batch_is_as_long_as_its_rows_need() -> None:
     dataset = pairs_of([(3, 4, 5)] * 6 + [(30, 20, 4), (90, 6, 60)])
-    found = batches(dataset, Batching.Bucketed(buckets=4), 2)
+    actual = batches(dataset, Batching.Bucketed(buckets=4), 2)
     whole = batches(dataset, Batching.Padded(), 2)
     shapes = set()
     for step in range(8):
-        batch, padded = found.at(step), whole.at(step)
+        batch, padded = actual.batch_at(step), whole.batch_at(step)
         assert isinstance(batch, PairBatch)
         assert isinstance(padded, PairBatch)
         shapes.add((batch.prompt.shape[1], batch.chosen.shape[1]))
@@ -222,7 +222,7 @@ def test_a_bucketed_batch_is_as_long_as_its_rows_need() -> None:
 
 
 def test_a_bucketed_sequence() -> None:
-    batch = batches(sequences_of([5] * 7 + [70]), Batching.Bucketed(), 1).at(3)
+    batch = batches(sequences_of([5] * 7 + [70]), Batching.Bucketed(), 1).batch_at(3)
     assert isinstance(batch, SequenceBatch)
     assert batch.tokens.shape[1] == rounded(int(batch.length[0]))
 
@@ -235,12 +235,12 @@ def test_a_row_that_is_too_short_is_refused_with_the_pair() -> None:
         "batching.length: rows.jsonl:2 has 90 tokens, more than the 89 of a row, and is not split; raise "
         "batching.length, or leave it out"
     )
-    batch = batches(dataset, Batching.Packed(length=90), 2).at(0)
+    batch = batches(dataset, Batching.Packed(length=90), 2).batch_at(0)
     assert isinstance(batch, PackedPairs)
     assert batch.tokens.shape == (1, 2, 90)
 
 
-class Own(Dataset):
+class Custom(Dataset):
     """A kind of dataset of another package."""
 
     def _shapes(self) -> dict[str, int]:
@@ -258,8 +258,8 @@ class Halved(Batching):
 
 
 def test_what_does_not_say_how_it_is_packed_is_refused() -> None:
-    dataset = Own(kept({"tokens": [[1, 2]]}))
-    assert batches(dataset, Batching.Padded(), 1).at(0).weight.tolist() == [1]
+    dataset = Custom(kept({"tokens": [[1, 2]]}))
+    assert batches(dataset, Batching.Padded(), 1).batch_at(0).weight.tolist() == [1]
     for batching, method in ((Batching.Packed(), "packing_lengths"), (Batching.Bucketed(), "axis_lengths")):
         with pytest.raises(DataError) as error:
             batches(dataset, batching, 1)
@@ -274,12 +274,12 @@ def test_a_way_of_another_package() -> None:
         "batching: nothing is registered for Halved; add @nnxdsl.data.collate.make_collator.register(Halved)"
     )
     make_collator.register(Halved, cast("Any", make_collator.dispatch(Batching.Padded)))
-    assert batches(dataset, Halved(), 2).at(0).weight.tolist() == [1, 1]
+    assert batches(dataset, Halved(), 2).batch_at(0).weight.tolist() == [1, 1]
 
 
 def test_the_demo_data_pack(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(request.config.rootpath)
     dataset = load(Data.Preferences("experiments/data/preferences.jsonl"), BytesTokenizer())
     packed, padded = (batches(dataset, batching, 32) for batching in (Batching.Packed(), Batching.Padded()))
-    assert np.mean([non_padding_fraction(packed.at(step)) for step in range(5)]) > 0.93
-    assert np.mean([non_padding_fraction(padded.at(step)) for step in range(5)]) < 0.85
+    assert np.mean([non_padding_fraction(packed.batch_at(step)) for step in range(5)]) > 0.93
+    assert np.mean([non_padding_fraction(padded.batch_at(step)) for step in range(5)]) < 0.85

@@ -132,12 +132,12 @@ def test_of_several_turns_those_of_the_assistant_are_targets(write, row: dict, e
 def marked(tokenizer: BytesTokenizer, dataset: Pairs, row: int) -> tuple[str, ...]:
     """A row's parts as text, with targets in double brackets."""
     parts = dataset.row(row)
-    found = [tokenizer.decode(parts["prompt"].tolist(), skip_special=False)]
+    result = [tokenizer.decode(parts["prompt"].tolist(), skip_special=False)]
     for side in ("chosen", "rejected"):
         runs = itertools.groupby(zip(parts[side].tolist(), dataset.mask(side, row), strict=True), key=lambda x: x[1])
         texts = [(on, tokenizer.decode([token for token, _ in run], skip_special=False)) for on, run in runs]
-        found.append("".join(f"[[{text}]]" if on else text for on, text in texts))
-    return tuple(found)
+        result.append("".join(f"[[{text}]]" if on else text for on, text in texts))
+    return tuple(result)
 
 
 def test_completions_of_several_turns_that_are_cut(write) -> None:

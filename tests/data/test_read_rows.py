@@ -73,7 +73,7 @@ def test_half_of_a_batch(kind: type[Dataset], batching: BatchingSpec, part: int)
         assert 0 < len(mine) < 8
         for ids in partly.dataset._parts.values():
             ids.read.clear()
-        batch, expected = partly.at(step, lambda found: found[half].ravel()), whole.at(step)  # noqa: B023
+        batch, expected = partly.batch_at(step, lambda actual: actual[half].ravel()), whole.batch_at(step)  # noqa: B023
         for ids in partly.dataset._parts.values():
             assert ids.read == mine
         for name, value, right in zip(batch._fields, batch, expected, strict=True):
@@ -89,7 +89,7 @@ def test_half_of_a_batch(kind: type[Dataset], batching: BatchingSpec, part: int)
 def test_the_last_batch_of_an_evaluation_is_filled_up() -> None:
     whole, partly = dataset(Pairs), dataset(Pairs)
     rows = np.array([3, 9, 27, 8, 1])
-    batch, expected = partly.read_batch(rows, 8, lambda found: found[4:]), whole.batch(rows, 8)
+    batch, expected = partly.read_batch(rows, 8, lambda actual: actual[4:]), whole.batch(rows, 8)
     for name, value, right in zip(batch._fields, batch, expected, strict=True):
         if right is not None:
             np.testing.assert_array_equal(value[4:], right[4:], err_msg=name)

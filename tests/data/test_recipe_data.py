@@ -43,7 +43,7 @@ def same_batches(one: Dataset, other: Dataset) -> None:
         options: dict[str, Any] = {"batch_size": 16, "seed": 3, "order": Order.Shuffled(), "batching": batching}
         samplers = BatchSampler(one, **options), BatchSampler(other, **options)
         for step in range(len(one) // 16 + 2):
-            for left, right in zip(*(sampler.at(step) for sampler in samplers), strict=True):
+            for left, right in zip(*(sampler.batch_at(step) for sampler in samplers), strict=True):
                 assert (left is None and right is None) or (left.dtype == right.dtype and np.array_equal(left, right))
 
 

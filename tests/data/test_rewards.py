@@ -45,12 +45,12 @@ def test_a_function_gets_the_columns_that_it_names() -> None:
     def everything(completion: str, **columns: object) -> int:
         return len(columns)
 
-    found = Rewards((Reward("some"), Reward("all", weight=0.5)))
+    actual = Rewards((Reward("some"), Reward("all", weight=0.5)))
     row = {"prompt": "Hi", "answer": "a", "bonus": 3.0}
-    found.check([row], ["x.jsonl:1"])
-    assert found.score(Sampled(["text"], [[1, 2]], [row], ["x.jsonl:1"])).values == [[3.0, 3.0]]
+    actual.check([row], ["x.jsonl:1"])
+    assert actual.score(Sampled(["text"], [[1, 2]], [row], ["x.jsonl:1"])).values == [[3.0, 3.0]]
     assert seen == {"completion": "text", "answer": "a", "bonus": 3.0}
-    assert (found.names, found.weights) == (("some", "all"), (1.0, 0.5))
+    assert (actual.names, actual.weights) == (("some", "all"), (1.0, 0.5))
 
 
 def test_rewards_that_are_there() -> None:
@@ -125,13 +125,13 @@ def test_the_answer_goes_by_name() -> None:
     def own_name(text: str, prompt: str) -> float:
         return float((prompt, text) == ("Hi", "text"))
 
-    found = Rewards((Reward("any order"), Reward("own name")))
+    actual = Rewards((Reward("any order"), Reward("own name")))
     row = {"prompt": "Hi"}
-    found.check([row], ["x.jsonl:1"])
-    assert found.score(Sampled(["text"], [[1]], [row], ["x.jsonl:1"])).values == [[1.0, 1.0]]
+    actual.check([row], ["x.jsonl:1"])
+    assert actual.score(Sampled(["text"], [[1]], [row], ["x.jsonl:1"])).values == [[1.0, 1.0]]
     for name in ("completion", "text"):
         with pytest.raises(DataError) as error:
-            found.check([row, {**row, name: "noise"}], ["x.jsonl:1", "x.jsonl:2"])
+            actual.check([row, {**row, name: "noise"}], ["x.jsonl:1", "x.jsonl:2"])
         assert f"x.jsonl:2: the column '{name}' has the name of a parameter for completions" in str(error.value)
 
 
@@ -171,18 +171,18 @@ def test_a_function_of_all_completions_is_called_once_as_by_trl() -> None:
     calls: list[dict[str, Any]] = []
 
     @reward("everything")
-    def everything(completions: list[Any], **given: Any) -> list[float]:
-        calls.append({"completions": completions, **given})
-        return [float(number) for number in given["number"]]
+    def everything(completions: list[Any], **kwargs: Any) -> list[float]:
+        calls.append({"completions": completions, **kwargs})
+        return [float(number) for number in kwargs["number"]]
 
     @reward("some")
     def some(prompts: list[Any], number: list[int]) -> np.ndarray:
         return np.asarray(number) + len(prompts)
 
-    found = Rewards((Reward("everything"), Reward("some")))
+    actual = Rewards((Reward("everything"), Reward("some")))
     rows = [{"prompt": "Hi", "number": 1}, {"prompt": CHAT, "number": 2, "only": True}]
-    found.check(rows, ["a", "b"])
-    scores = found.score(Sampled(["x", "y"], [[1], [2, 3]], rows, ["a", "b"]))
+    actual.check(rows, ["a", "b"])
+    scores = actual.score(Sampled(["x", "y"], [[1], [2, 3]], rows, ["a", "b"]))
     assert scores.values == [[1.0, 3.0], [2.0, 4.0]]
     assert calls == [
         {
@@ -229,12 +229,12 @@ def test_what_is_wrong_with_values_of_all_completions(result: Any, message: str)
 def test_a_reward_that_does_not_apply_is_left_out_of_the_sum() -> None:
     reward("one")(lambda completion: None if "n" in completion else 1.0)
     reward("two")(lambda completions: [None if "m" in text else 10.0 for text in completions])
-    found = Rewards((Reward("one", weight=2.0), Reward("two", weight=0.5)))
-    scores = found.score(Sampled(["a", "n", "m", "nm"], [[1]] * 4, [{"prompt": ""}] * 4, ["r"] * 4))
+    actual = Rewards((Reward("one", weight=2.0), Reward("two", weight=0.5)))
+    scores = actual.score(Sampled(["a", "n", "m", "nm"], [[1]] * 4, [{"prompt": ""}] * 4, ["r"] * 4))
     again = Scores(**json.loads(json.dumps(scores._asdict())))  # as other processes get them
     np.testing.assert_equal(np.asarray(again.values), np.asarray(scores.values))
     np.testing.assert_equal(np.asarray(scores.values), [[1, 10], [math.nan, 10], [1, math.nan], [math.nan] * 2])
-    np.testing.assert_equal(found.totals(scores.values), [7.0, 5.0, 2.0, math.nan])
+    np.testing.assert_equal(actual.totals(scores.values), [7.0, 5.0, 2.0, math.nan])
 
 
 def test_functions_report_metrics_and_values_of_completions() -> None:
@@ -252,8 +252,8 @@ def test_functions_report_metrics_and_values_of_completions() -> None:
         log_extra("is long", [np.bool_(len(text) > 2) for text in completions])
         return [0.0 for _ in completions]
 
-    found = Rewards((Reward("one"), Reward("all")))
-    scores = found.score(Sampled(["a", "bb", "ccc"], [[1]] * 3, [{"prompt": ""}] * 3, ["r"] * 3))
+    actual = Rewards((Reward("one"), Reward("all")))
+    scores = actual.score(Sampled(["a", "bb", "ccc"], [[1]] * 3, [{"prompt": ""}] * 3, ["r"] * 3))
     assert scores.metrics == {"letters": [1.0, 2.0, 3.0, 9.0]}
     assert scores.extra == {"first": ["a", "b", None], "sizes": [1, 2, 3], "is long": [False, False, True]}
     assert {type(value) for each in scores.extra.values() for value in each} == {str, int, bool, type(None)}

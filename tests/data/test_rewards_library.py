@@ -24,27 +24,29 @@ def scores(
 ) -> Scores:
     answers = answers or [""] * len(texts)
     rows = [{"prompt": "", "answer": answer} for answer in answers]
-    found = Rewards((reward,), limit)
-    found.check(rows, [f"x.jsonl:{number}" for number in range(len(rows))])
-    return found.score(Sampled(texts, ids, rows, ["x.jsonl:1"] * len(rows)))
+    result = Rewards((reward,), limit)
+    result.check(rows, [f"x.jsonl:{number}" for number in range(len(rows))])
+    return result.score(Sampled(texts, ids, rows, ["x.jsonl:1"] * len(rows)))
 
 
-def values(reward: Reward, texts: Sequence[str], ids: Sequence[Sequence[int]] = (), **given: Any) -> list[float | None]:
+def values(
+    reward: Reward, texts: Sequence[str], ids: Sequence[Sequence[int]] = (), **kwargs: Any
+) -> list[float | None]:
     """What a reward gives, None where it does not apply."""
-    found = scores(reward, texts, ids or [[1]] * len(texts), **given).values
-    return [None if math.isnan(value) else value for (value,) in found]
+    result = scores(reward, texts, ids or [[1]] * len(texts), **kwargs).values
+    return [None if math.isnan(value) else value for (value,) in result]
 
 
-def of_ids(reward: Reward, **given: Any) -> list[float | None]:
+def of_ids(reward: Reward, **kwargs: Any) -> list[float | None]:
     """What a reward gives for the token ids of the reference, whatever their text."""
-    return values(reward, ["text"] * len(TRL["ids"]), TRL["ids"], **given)
+    return values(reward, ["text"] * len(TRL["ids"]), TRL["ids"], **kwargs)
 
 
 def test_answers_in_mathematics_are_those_of_trl() -> None:
-    found = scores(Reward.MathAccuracy(), TEXTS, [[1]] * len(TEXTS), ANSWERS)
-    assert [None if math.isnan(value) else value for (value,) in found.values] == TRL["accuracy"]
-    assert found.extra["answer_parsed"][1] == r"[1/3, '\\frac{2}{6}']"
-    assert found.extra["gold_parsed"][0] == r"[1/3, '\\frac{1}{3}']"
+    actual = scores(Reward.MathAccuracy(), TEXTS, [[1]] * len(TEXTS), ANSWERS)
+    assert [None if math.isnan(value) else value for (value,) in actual.values] == TRL["accuracy"]
+    assert actual.extra["answer_parsed"][1] == r"[1/3, '\\frac{2}{6}']"
+    assert actual.extra["gold_parsed"][0] == r"[1/3, '\\frac{1}{3}']"
 
 
 def test_answers_after_reasoning_are_those_of_trl() -> None:
@@ -55,9 +57,9 @@ def test_answers_after_reasoning_are_those_of_trl() -> None:
 def test_cosine_length_is_that_of_trl(case: dict[str, Any]) -> None:
     settings = {name: value for name, value in case.items() if name != "values"}
     for length, expected in zip(TRL["lengths"], case["values"], strict=True):
-        found = values(Reward.CosineLength(**settings), TEXTS, [[1] * length] * len(TEXTS), answers=ANSWERS)
-        assert [value is None for value in found] == [value is None for value in expected]
-        np.testing.assert_allclose([v for v in found if v is not None], [v for v in expected if v is not None])
+        actual = values(Reward.CosineLength(**settings), TEXTS, [[1] * length] * len(TEXTS), answers=ANSWERS)
+        assert [value is None for value in actual] == [value is None for value in expected]
+        np.testing.assert_allclose([v for v in actual if v is not None], [v for v in expected if v is not None])
 
 
 def test_cosine_length_by_hand() -> None:
@@ -114,9 +116,9 @@ def test_the_format_of_reasoning_by_hand() -> None:
 @pytest.mark.parametrize("case", TRL["repetition"])
 def test_the_penalty_of_repetition_is_that_of_trl(case: dict[str, Any]) -> None:
     reward = Reward.RepetitionPenalty(ngram_size=case["ngram_size"], max_penalty=case["max_penalty"])
-    found = of_ids(reward)
-    assert found == case["values"]
-    assert not any(math.copysign(1, value) < 0 and value == 0 for value in found if value is not None)
+    actual = of_ids(reward)
+    assert actual == case["values"]
+    assert not any(math.copysign(1, value) < 0 and value == 0 for value in actual if value is not None)
 
 
 @pytest.mark.parametrize("case", TRL["soft_overlong"])
@@ -152,7 +154,7 @@ def test_lengths_without_effect_are_refused() -> None:
 
 
 def test_names_are_the_settings_and_weights_act() -> None:
-    found = Rewards((Reward.ThinkFormat(name="think", weight=2.0), Reward.RepetitionPenalty(weight=3.0)))
-    assert found.names == ("think", "repetition_penalty")
-    scored = found.score(Sampled(["<think>a</think>"], [[1, 1, 1, 1]], [{"prompt": ""}], ["x"]))
-    assert found.totals(scored.values).tolist() == [2.0 - 1.5]
+    actual = Rewards((Reward.ThinkFormat(name="think", weight=2.0), Reward.RepetitionPenalty(weight=3.0)))
+    assert actual.names == ("think", "repetition_penalty")
+    scored = actual.score(Sampled(["<think>a</think>"], [[1, 1, 1, 1]], [{"prompt": ""}], ["x"]))
+    assert actual.totals(scored.values).tolist() == [2.0 - 1.5]

@@ -152,21 +152,25 @@ def mutated(row: Row, draw: random.Random) -> None:
         case 4 if isinstance(place, dict):
             place[draw.choice(FIELDS)] = draw.choice(ODD_VALUES)()
         case _:
-            texts = [(box, at) for box in containers(row) for at in (box if isinstance(box, dict) else range(len(box)))
-                     if isinstance(box[at], str)]  # fmt: skip
+            texts = [
+                (box, index)
+                for box in containers(row)
+                for index in (box if isinstance(box, dict) else range(len(box)))
+                if isinstance(box[index], str)
+            ]
             if texts:
-                box, at = draw.choice(texts)
-                box[at] = draw.choice(["", " ", box[at] + " ", box[at] + "\n", "\n" + box[at]])
+                box, index = draw.choice(texts)
+                box[index] = draw.choice(["", " ", box[index] + " ", box[index] + "\n", "\n" + box[index]])
 
 
 def broken(line: bytes, draw: random.Random) -> bytes:
     """A line with what no JSON writer would write, or as other systems write it."""
-    at = draw.randrange(len(line))
+    index = draw.randrange(len(line))
     match draw.randrange(8):
         case 0:
-            return line[:at]
+            return line[:index]
         case 1:
-            return line[:at] + b"\xff" + line[at:]
+            return line[:index] + b"\xff" + line[index:]
         case 2:
             return line[:-1] + b', "prompt": "twice", "prompt": "twice"}'
         case 3:
@@ -199,29 +203,34 @@ def strict(line: bytes) -> Row | None:
     return value if isinstance(value, dict) else None
 
 
-def words(value: Any) -> set[str]:
+def text_words(value: Any) -> set[str]:
     """All words of a value, keys included, but for what is no text."""
     if isinstance(value, str):
         return set(re.findall(r"w\d+x", value))
     if isinstance(value, dict):
-        return set().union(*(words(key) | words(part) for key, part in value.items() if key not in NOT_TEXT), set())
-    return set().union(*map(words, value), set()) if isinstance(value, list) else set()
+        return set().union(
+            *(text_words(key) | text_words(part) for key, part in value.items() if key not in NOT_TEXT), set()
+        )
+    return set().union(*map(text_words, value), set()) if isinstance(value, list) else set()
 
 
 def learnt(dataset: Dataset, number: int) -> str:
     """What the tokens of a line of the file say; an answer that feedback only compares with is not the line's."""
     rows = [row for row, where in enumerate(dataset.row_ids) if where == f"rows.jsonl:{number}"]
     sides = ("chosen",) if getattr(dataset, "desirable", None) is not None else ("chosen", "rejected")
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for row in rows:
         part = {name: ids.tolist() for name, ids in dataset.row(row).items()}
-        found += [part["prompt"] + part[side] for side in sides] if "chosen" in part else [part["tokens"]]
-    return " ".join(BytesTokenizer().decode(ids, skip_special=False) for ids in found)
+        result += [part["prompt"] + part[side] for side in sides] if "chosen" in part else [part["tokens"]]
+    return " ".join(BytesTokenizer().decode(ids, skip_special=False) for ids in result)
 
 
 def unaccounted(row: Row, kind: type[Data], text: str, dataset: Dataset) -> set[str]:
     """Words of a kept row that are neither in its tokens nor counted by what the report says of it."""
-    missing, odd = {name: words(value) - words(text) for name, value in row.items()}, " ".join(dataset.report.odd)
+    missing, odd = (
+        {name: text_words(value) - text_words(text) for name, value in row.items()},
+        " ".join(dataset.report.odd),
+    )
     for name in missing:
         if name not in READS[kind] and dataset.report.unread.get(name) == 1:
             missing[name] = set()
@@ -238,7 +247,7 @@ def unaccounted(row: Row, kind: type[Data], text: str, dataset: Dataset) -> set[
             for name, part in message.items()
             if name not in read and (name != "value" or "content" in message)
         ]
-        missing = {name: found - words(ignored) for name, found in missing.items()}
+        missing = {name: result - text_words(ignored) for name, result in missing.items()}
     return set().union(*missing.values(), set())
 
 
@@ -247,7 +256,9 @@ def file_of(line: bytes, number: int, good: Callable[[random.Random], Row]) -> t
     others = [json.dumps(good(random.Random(number + place))).encode() for place in range(3)]
     before = [*others[:2], line] if number % 2 else [line]
     data = b"\n".join([*before, *others[len(before) - 1 :]])
-    numbered = [at for at, one in enumerate(data.split(b"\n"), start=1) if one == line.strip(b"\r\n").split(b"\n")[-1]]
+    numbered = [
+        index for index, one in enumerate(data.split(b"\n"), start=1) if one == line.strip(b"\r\n").split(b"\n")[-1]
+    ]
     return (numbered or [0])[0], data
 
 
@@ -275,7 +286,7 @@ def test_no_text_of_a_row_vanishes(seed: int, tmp_path: Path, monkeypatch: pytes
         line = json.dumps(row, ensure_ascii=draw.random() < 0.5 or "\\ud800" in json.dumps(row)).encode()
         if draw.random() < 0.15:
             line = broken(line, draw)
-        at, content = file_of(line, number, form)
+        index, content = file_of(line, number, form)
         Path("rows.jsonl").write_bytes(content)
         data = kind("rows.jsonl", bad_rows=BadRows.Skip(at_most=9))  # type: ignore[call-arg]
         tokenizer = BytesTokenizer(draw.choice(TEMPLATES))
@@ -287,22 +298,22 @@ def test_no_text_of_a_row_vanishes(seed: int, tmp_path: Path, monkeypatch: pytes
             continue
         report, lines = dataset.report, sum(1 for one in content.split(b"\n") if one.strip() and one != b"\xef\xbb\xbf")
         assert report.rows == lines == report.accepted + sum(report.dropped.values()), case
-        is_kept = f"rows.jsonl:{at}" in dataset.row_ids
+        is_kept = f"rows.jsonl:{index}" in dataset.row_ids
         outcomes[f"kept {kind.__name__}" if is_kept else "counted"] += 1
         if not is_kept:
             continue
         parsed = strict(line.strip().removeprefix(b"\xef\xbb\xbf"))
         assert parsed is not None, case
         if isinstance(dataset, Prompts):
-            prompt = dataset.row(dataset.row_ids.index(f"rows.jsonl:{at}"))["prompt"].tolist()
+            prompt = dataset.row(dataset.row_ids.index(f"rows.jsonl:{index}"))["prompt"].tolist()
             text = tokenizer.decode(prompt, skip_special=False)
             assert not unaccounted({"prompt": parsed["prompt"]}, kind, text, dataset), (case, text, report)
             known = {name: value for name, value in parsed.items() if value is not None}
-            assert dataset.columns[dataset.row_ids.index(f"rows.jsonl:{at}")] == known, case
+            assert dataset.columns[dataset.row_ids.index(f"rows.jsonl:{index}")] == known, case
             continue
-        text = learnt(dataset, at)
+        text = learnt(dataset, index)
         assert not unaccounted(parsed, kind, text, dataset), (case, text, report)
-        rows = [row for row, where in enumerate(dataset.row_ids) if where == f"rows.jsonl:{at}"]
+        rows = [row for row, where in enumerate(dataset.row_ids) if where == f"rows.jsonl:{index}"]
         taken = [ids.tolist() for row in rows for ids in dataset.row(row).values()]
         for name in READS[kind] & {name for name in parsed if name.endswith("_ids") and parsed[name] is not None}:
             assert parsed[name] in taken or name in str(report.odd), case

@@ -31,7 +31,7 @@ def test_pieces_are_those_of_one_stable_sort() -> None:
     pieces = list(sorted_pieces(lambda: np.array_split(values, 13), len(values)))
     rows = np.concatenate([rows for rows, _ in pieces])
     assert rows.tolist() == np.argsort(values, kind="stable").tolist()
-    assert np.concatenate([own for _, own in pieces]).tolist() == values[rows].tolist()
+    assert np.concatenate([ours for _, ours in pieces]).tolist() == values[rows].tolist()
     assert len(pieces) == 10
     assert max(len(rows) for rows, _ in pieces) < 300
 

@@ -50,13 +50,13 @@ def test_ids_are_those_of_trl(name: str, shape: str, write: Any) -> None:
     dataset = load(kind(write(*(example["row"] for example in stored)), **limits), tokenizer, **options)
     line_break = tokenizer.encode("\n")
     for row, example in enumerate(stored):
-        own, trl = {part: ids.tolist() for part, ids in dataset.row(row).items()}, dict(example["trl"])
+        fields, trl = {part: ids.tolist() for part, ids in dataset.row(row).items()}, dict(example["trl"])
         if "target" in trl:
             trl["target"][0] = 0
         if kind is Data.Feedback:
-            own = {"prompt": own["prompt"], "completion": own["chosen"]}
+            fields = {"prompt": fields["prompt"], "completion": fields["chosen"]}
         if shape.endswith("chat") and kind is not Data.Prompts:
             for part in trl.keys() - {"prompt", "target"}:
                 assert trl[part][-len(line_break) :] == line_break
             trl = {part: ids if part == "prompt" else ids[: -len(line_break)] for part, ids in trl.items()}
-        assert own == trl
+        assert fields == trl

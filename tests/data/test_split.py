@@ -39,16 +39,16 @@ def texts(dataset: Dataset, part: str) -> list[str]:
 
 
 def test_a_row_stays_on_its_side(tmp_path: Path) -> None:
-    few, many = loaded(tmp_path / "a.jsonl", list(range(300))), loaded(tmp_path / "b.jsonl", list(range(599, -1, -1)))
-    (train, test), (longer_train, longer_test) = train_test_split(few, 0.1), train_test_split(many, 0.1)
+    small, many = loaded(tmp_path / "a.jsonl", list(range(300))), loaded(tmp_path / "b.jsonl", list(range(599, -1, -1)))
+    (train, test), (longer_train, longer_test) = train_test_split(small, 0.1), train_test_split(many, 0.1)
     sides = [texts(side, "tokens") for side in (train, test, longer_train, longer_test)]
-    assert sorted([*sides[0], *sides[1]]) == sorted(texts(few, "tokens"))
+    assert sorted([*sides[0], *sides[1]]) == sorted(texts(small, "tokens"))
     assert not set(sides[2]) & set(sides[3])
     assert set(sides[0]) < set(sides[2])
     assert set(sides[1]) < set(sides[3])
     assert 15 <= len(test) <= 45
     assert 40 <= len(longer_test) <= 80
-    assert set(texts(train_test_split(few, 0.3)[1], "tokens")) > set(sides[1])
+    assert set(texts(train_test_split(small, 0.3)[1], "tokens")) > set(sides[1])
 
 
 def test_equal_prompts_are_on_one_side(tmp_path: Path) -> None:
@@ -61,11 +61,13 @@ def test_selected_rows_make_the_batches_of_the_whole(tmp_path: Path) -> None:
     whole = loaded(tmp_path / "a.jsonl", list(range(95, 110)))
     rows = np.array([9, 2, 11])
     some = whole.select(rows)
-    for own, expected in zip(some.batch([0, 1, 2], 4), whole.batch(rows, 4), strict=True):
-        np.testing.assert_array_equal(own, expected)
+    for ours, expected in zip(some.batch([0, 1, 2], 4), whole.batch(rows, 4), strict=True):
+        np.testing.assert_array_equal(ours, expected)
     assert list(some.row_ids) == [whole.row_ids[row] for row in rows]
     assert (some.report.accepted, some.report.lengths["tokens"].total) == (3, sum(map(len, texts(some, "tokens"))) + 6)
-    assert [own.tolist() for own in some.packing_lengths()] == [own[rows].tolist() for own in whole.packing_lengths()]
+    assert [ours.tolist() for ours in some.packing_lengths()] == [
+        ours[rows].tolist() for ours in whole.packing_lengths()
+    ]
     again = loaded(tmp_path / "b.jsonl", [104, 97, 106])
     assert some.ids_digest() == again.ids_digest() != whole.ids_digest()
 

@@ -67,7 +67,7 @@ def test_hf_forgets_the_padding_and_cutting_of_its_last_use(bpe_dir: Path, tmp_p
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     shutil.copy(bpe_dir / "tokenizer_config.json", tmp_path)
-    plain, used = (HFTokenizer(at / "tokenizer.json") for at in (bpe_dir, tmp_path))
+    plain, used = (HFTokenizer(index / "tokenizer.json") for index in (bpe_dir, tmp_path))
     text = "what is the capital of France, and who asks?"
     assert used.encode(text) == plain.encode(text)
     assert len(used.encode(text)) > 4
@@ -110,11 +110,13 @@ def test_chat_template_of_its_own_file_goes_before_the_config(bpe_dir: Path, tmp
 
 def test_a_chat_template_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ 2 }}")
-    found = open_tokenizer(Tokenizer.Bytes(chat_template=str(tmp_path / "mine.jinja")), None)
+    actual = open_tokenizer(Tokenizer.Bytes(chat_template=str(tmp_path / "mine.jinja")), None)
     assert (
-        found.chat_template == "{{ 2 }}" == open_tokenizer(Tokenizer.Bytes(chat_template="{{ 2 }}"), None).chat_template
+        actual.chat_template
+        == "{{ 2 }}"
+        == open_tokenizer(Tokenizer.Bytes(chat_template="{{ 2 }}"), None).chat_template
     )
-    assert found.fingerprint != open_tokenizer(Tokenizer.Bytes(), None).fingerprint
+    assert actual.fingerprint != open_tokenizer(Tokenizer.Bytes(), None).fingerprint
     with pytest.raises(DataError, match="chat_template: 'none' is neither jinja2 source nor a file"):
         open_tokenizer(Tokenizer.Bytes(chat_template="none"), None)
     (tmp_path / "bytes.jinja").write_bytes(b"\xff")
@@ -337,13 +339,13 @@ def test_sentencepiece_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.Mo
     )
 )
 def test_characters_of_tokens_are_those_of_the_tokenizers_library(
-    bpe: HFTokenizer, bpe_dir: Path, words: list[str]
+    bpe: HFTokenizer, bpe_dir: Path, texts: list[str]
 ) -> None:
-    text = "".join(words)
+    text = "".join(texts)
     whole = tokenizers.Tokenizer.from_file(str(bpe_dir / "tokenizer.json")).encode(text, add_special_tokens=False)
-    found = bpe.offsets(text)
-    assert list(found) == whole.offsets
-    assert found[:2] == whole.offsets[:2]
-    assert len(found) == len(bpe.encode(text)) == len(whole.ids)
-    for ends in zip(*found, strict=True):
+    actual = bpe.offsets(text)
+    assert list(actual) == whole.offsets
+    assert actual[:2] == whole.offsets[:2]
+    assert len(actual) == len(bpe.encode(text)) == len(whole.ids)
+    for ends in zip(*actual, strict=True):
         assert list(ends) == sorted(ends), "borders of turns are found by bisection"

@@ -34,8 +34,8 @@ def test_one_format_reads_what_a_template_of_trl_writes(template: str) -> None:
         arguments = STORED["arguments"][: 1 if template == "gptoss" else int(count)]
         expected = [("look_up", {name: str(value) for name, value in one.items()}) for one in arguments]
         formats.append([name for name, read in READERS.items() if as_text(read(text)) == expected])
-    assert all(len(found) == 1 for found in formats), formats
-    assert len({found[0] for found in formats}) == 1
+    assert all(len(actual) == 1 for actual in formats), formats
+    assert len({actual[0] for actual in formats}) == 1
 
 
 @pytest.mark.parametrize(

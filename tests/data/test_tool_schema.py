@@ -21,12 +21,12 @@ def test_it_is_that_of_transformers(function: Callable[..., Any]) -> None:
 
 
 def test_descriptions_of_parameters_may_be_missing() -> None:
-    def found(place: str) -> None:
+    def check(place: str) -> None:
         """Finds."""
 
     parameters = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
     schema = {"name": "found", "description": "Finds.", "parameters": parameters, "return": {"type": "null"}}
-    assert tool_schema(found) == {"type": "function", "function": schema}
+    assert tool_schema(check) == {"type": "function", "function": schema}
 
 
 def test_what_has_no_schema_is_told() -> None:

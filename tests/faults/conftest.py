@@ -63,7 +63,7 @@ def half_done(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Lab
     """A lab whose run was killed as it began to save step 12: steps 6 and 9 are there."""
 
     def run(lab: Lab) -> None:
-        child = lab.start(at="save-begun@4")  # the one before has been waited for
+        child = lab.start(point="save-begun@4")  # the one before has been waited for
         assert child.wait() == -9, child.said()
 
     return once(tmp_path_factory.mktemp("half"), nursery, run)

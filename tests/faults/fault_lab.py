@@ -136,19 +136,19 @@ class Nursery:
         self._read()
 
     def start(
-        self, place: Path, *words: str, environment: Mapping[str, str] | None = None, file_bytes: int | None = None
+        self, place: Path, *argv: str, environment: Mapping[str, str] | None = None, file_bytes: int | None = None
     ) -> Child:
         """`python WORDS` in `place`.
 
         Args:
             place: Its working directory.
-            words: A file and its arguments, or "-m" and a module.
+            argv: A file and its arguments, or "-m" and a module.
             environment: Variables beside those of the nursery.
             file_bytes: The largest file that it may write; writes beyond fail.
         """
         self._count += 1
         out, err = (self.place / f"{self._count}.{name}" for name in ("out", "err"))
-        asked = {"words": words, "cwd": str(place), "environment": dict(environment or {}), "file_bytes": file_bytes}
+        asked = {"words": argv, "cwd": str(place), "environment": dict(environment or {}), "file_bytes": file_bytes}
         pid = self.ask({**asked, "out": str(out), "err": str(err)})["pid"]
         return Child(self, pid, out, err)
 
@@ -179,8 +179,8 @@ class Lab:
     @property
     def run(self) -> Path:
         """The directory of the run."""
-        (found,) = (path for path in (self.place / "runs").glob("tiny-*"))
-        return found
+        (result,) = (path for path in (self.place / "runs").glob("tiny-*"))
+        return result
 
     @property
     def directory(self) -> RunDirectory:
@@ -190,23 +190,23 @@ class Lab:
     def checkpoints(self) -> Path:
         return self.run / "checkpoints"
 
-    def start(self, *words: str, at: str | None = None, **settings: Any) -> Child:
+    def start(self, *argv: str, point: str | None = None, **settings: Any) -> Child:
         """`python tiny.py WORDS`, killed at a failpoint."""
-        environment = {**settings.pop("environment", {}), **({} if at is None else {"NNXDSL_FAILPOINT": at})}
-        return self.nursery.start(self.place, "tiny.py", "run", *words, environment=environment, **settings)
+        environment = {**settings.pop("environment", {}), **({} if point is None else {"NNXDSL_FAILPOINT": point})}
+        return self.nursery.start(self.place, "tiny.py", "run", *argv, environment=environment, **settings)
 
-    def finish(self, *words: str, **settings: Any) -> Child:
+    def finish(self, *argv: str, **settings: Any) -> Child:
         """The same to its end, which must be a good one."""
-        child = self.start(*words, **settings)
+        child = self.start(*argv, **settings)
         code = child.wait()
         assert code == 0, child.said()
         return child
 
-    def refused(self, *words: str, code: int = 2, **settings: Any) -> str:
+    def refused(self, *argv: str, code: int = 2, **settings: Any) -> str:
         """The last line that it says when it refuses to run; of several, as for a SpecError, all from the error on."""
-        child = self.start(*words, **settings)
-        found, said = child.wait(), child.said()
-        assert found == code, (found, said)
+        child = self.start(*argv, **settings)
+        result, said = child.wait(), child.said()
+        assert result == code, (result, said)
         lines = said.splitlines()
         starts = [number for number, line in enumerate(lines) if "Error: " in line.split(" ")[0] + " "]
         return "\n".join(lines[starts[-1] :]) if starts else said
@@ -271,9 +271,9 @@ class Whole:
     def check_ended(self, run: Path) -> None:
         """Figures, answers and weights are those of the undisturbed run, to the bit; none twice, none missing."""
         directory = RunDirectory(run)
-        found = without_times(rows(directory))
-        assert [key(row) for row in found] == [key(row) for row in self.rows]
-        assert found == self.rows
+        result = without_times(rows(directory))
+        assert [key(row) for row in result] == [key(row) for row in self.rows]
+        assert result == self.rows
         assert without_times(directory.samples()) == self.samples
         assert self.check_saved(run) == max(self.arrays)
         status = directory.status()
@@ -293,8 +293,8 @@ def rows(directory: RunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in found]
+def without_times(result: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in result]
 
 
 def digests(checkpoints: Checkpoints, step: int) -> dict[str, str]:
@@ -304,10 +304,10 @@ def digests(checkpoints: Checkpoints, step: int) -> dict[str, str]:
         group: {name: jax.ShapeDtypeStruct(info.shape, info.dtype) for name, info in infos.items()}
         for group, infos in contents.items()
     }
-    found = checkpoints.restore(step, targets)
+    result = checkpoints.restore(step, targets)
     return {
         f"{group}.{name}": hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).hexdigest()
-        for group, arrays in found.items()
+        for group, arrays in result.items()
         for name, array in jax.device_get(arrays).items()
     }
 

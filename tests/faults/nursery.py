@@ -37,8 +37,8 @@ def main() -> None:
 def ended(pid: int, seconds: float) -> dict[str, int | None]:
     end = time.monotonic() + seconds
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        result, status = os.waitpid(pid, os.WNOHANG)
+        if result:
             return {"code": os.waitstatus_to_exitcode(status)}
         if time.monotonic() > end:
             return {"code": None}
@@ -72,14 +72,14 @@ def born(asked: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """`python WORDS`."""
     try:
-        if words[0] == "-m":
-            sys.argv = words[1:]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0

@@ -67,12 +67,12 @@ def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = No
     reference = make(place / "whole", nursery)
     for name in ("cold", "whole"):  # the first fills the compile cache, the second is as quick as those to be killed
         lab = make(place / name, nursery)
-        at = time.monotonic()
+        index = time.monotonic()
         child = lab.start("checkpoint.every_steps=1", "checkpoint.keep=100")
         child.until(lambda lab=lab: is_training(lab, 1))
         first = time.monotonic()
         assert child.wait() == 0, child.said()
-        seen.whole, seen.training = time.monotonic() - at, time.monotonic() - first
+        seen.whole, seen.training = time.monotonic() - index, time.monotonic() - first
     shutil.rmtree(place / "cold")
     whole = Whole.of(reference.run)
     while seen.kills < kills:
@@ -143,7 +143,7 @@ def checked(lab: Lab, whole: Whole, before: int, seen: Soak) -> int:
         if line.endswith(" saved")
     ] if (run / "log.txt").exists() else []  # fmt: skip
     newest = whole.check_saved(run, at_least=max([said, before, *logged]))
-    found = [
+    result = [
         name
         for name, is_there in (
             ("half a step", (run / "checkpoints" / ".writing").exists()),
@@ -152,7 +152,7 @@ def checked(lab: Lab, whole: Whole, before: int, seen: Soak) -> int:
         )
         if is_there
     ]
-    seen.where[" and ".join(found) or "nothing half done"] += 1
+    seen.where[" and ".join(result) or "nothing half done"] += 1
     seen.states[str(status.get("state"))] += 1
     assert newest <= STEPS
     return newest

@@ -38,11 +38,11 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
     with CheckpointReader(killed.checkpoints) as checkpoints:
         assert checkpoints.steps() == [6, 9, 12]
         assert digests(checkpoints, 9) == whole.arrays[9]
-    found, wanted = (
+    actual, wanted = (
         [row for row in of if "kind" not in row] for of in (without_times(rows(killed.directory)), whole.rows)
     )
-    assert found[:9] == wanted[:9]
-    for row, other in zip(found[9:], wanted[9:], strict=True):
+    assert actual[:9] == wanted[:9]
+    for row, other in zip(actual[9:], wanted[9:], strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
         assert row["num_tokens"] == other["num_tokens"]
     # The step that the other mesh saved comes back on one device.
@@ -54,11 +54,11 @@ def test_on_another_mesh_it_begins_bit_exact_and_stays_near(killed: Lab, whole: 
 
 def test_from_another_mesh_the_same_arrays_come_back(lab: Lab, killed: Lab, whole: Whole) -> None:
     """Saved on four devices, restored on one: the arrays that the program gets are those of the files, to the bit."""
-    child = lab.start("mesh=Mesh(fsdp=4)", at="save-begun@3", environment=EIGHT)
+    child = lab.start("mesh=Mesh(fsdp=4)", point="save-begun@3", environment=EIGHT)
     assert child.wait() == -9, child.said()
     with CheckpointReader(lab.checkpoints) as checkpoints:
         before = digests(checkpoints, 6)
-    again = lab.start("checkpoint.keep=100", at="save-begun")  # on one device, to its first save
+    again = lab.start("checkpoint.keep=100", point="save-begun")  # on one device, to its first save
     assert again.wait() == -9, again.said()
     assert f"resuming runs/{lab.run.name} at step 6\n" in again.said()
     with CheckpointReader(lab.checkpoints) as checkpoints:
@@ -95,7 +95,7 @@ def test_a_run_directory_of_another_shape_is_refused(killed: Lab) -> None:
     recipe = killed.place / "tiny.py"
     run = killed.run
     recipe.write_text(recipe.read_text().replace("layers=1,", "layers=2,"))
-    other = killed.start(at="run-renamed")  # to learn its id
+    other = killed.start(point="run-renamed")  # to learn its id
     assert other.wait() == -9
     (new,) = (path for path in (killed.place / "runs").glob("tiny-*") if path != run)
     shutil.rmtree(new)
@@ -103,7 +103,7 @@ def test_a_run_directory_of_another_shape_is_refused(killed: Lab) -> None:
     said = killed.refused()
     assert said.startswith(f"RunError: runs/{new.name} holds another experiment (tiny, made ")
     record = json.loads((new / "run.json").read_text())  # and if even its record is forged
-    other = killed.start("--home", "elsewhere", at="run-renamed")
+    other = killed.start("--home", "elsewhere", point="run-renamed")
     assert other.wait() == -9
     forged = json.loads(next((killed.place / "elsewhere").glob("tiny-*/run.json")).read_text())
     (new / "run.json").write_text(json.dumps({**record, "identity": forged["identity"]}))
@@ -148,7 +148,7 @@ def test_batches_are_the_same_from_every_position(lab: Lab, order: Any, batching
     for position in range(15):
         state = json.loads(json.dumps(whole.state(position)))
         assert other.check(state) == position
-        one, two = whole.at(position), other.at(position)
+        one, two = whole.batch_at(position), other.batch_at(position)
         assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True) if a is not None)
 
 
@@ -198,10 +198,10 @@ def test_bad_rows_of_each_kind_are_named_or_counted(lab: Lab, whole: Whole) -> N
     assert not (lab.place / "runs").exists() or not list((lab.place / "runs").glob("tiny-*"))
     child = lab.finish("data.bad_rows=BadRows.Skip(at_most=6)")
     assert {"read        29", "trained on  23"} <= {line.strip() for line in child.said().splitlines()}
-    found, wanted = (
+    actual, wanted = (
         [row["loss"] for row in of if "kind" not in row] for of in (rows(lab.directory), whole.rows)
     )  # fmt: skip
-    assert found == wanted
+    assert actual == wanted
     fewer = lab.refused("data.bad_rows=BadRows.Skip(at_most=5)")
     assert fewer.startswith("DataError: texts.jsonl: more than 5 bad rows, the limit of ")
 
@@ -210,7 +210,7 @@ def test_hostile_files_are_refused(lab: Lab, tmp_path: Path) -> None:
     """Row 29, where a run meets them: a run that is a link out, a lock that is one, an id that leads out."""
     outside = tmp_path / "outside"
     outside.mkdir()
-    lab.start(at="run-renamed").wait()
+    lab.start(point="run-renamed").wait()
     name = lab.run.name
     shutil.rmtree(lab.run)
     (lab.place / "runs" / name).symlink_to(outside)

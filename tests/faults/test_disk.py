@@ -44,7 +44,7 @@ def fill(place: Path, leave: int) -> Path:
 
 def test_a_save_that_has_no_room_is_refused_before_it_is_written(lab: Lab, whole: Whole, nursery: Nursery) -> None:
     with small_disk(lab.place / "small", 8_000_000) as place:
-        child = lab.start("--home", "small/runs", at="save-begun@3:pause")  # step 9 is about to be written
+        child = lab.start("--home", "small/runs", point="save-begun@3:pause")  # step 9 is about to be written
         child.until(child.is_stopped)
         (run,) = (place / "runs").glob("tiny-*")
         taken = fill(place, 20_000)
@@ -59,15 +59,15 @@ def test_a_save_that_has_no_room_is_refused_before_it_is_written(lab: Lab, whole
         assert not (run / "checkpoints" / ".writing").exists()
         # Before anything is written, where it begins or goes on:
         refused = lab.refused("--home", "small/runs")
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"CheckpointError: checkpoint step 9 could not be saved in .*/small/runs/tiny-\w+/checkpoints: it needs "
             r"(\d+\.\d) KiB of disk space, and (\d+\.\d) KiB are free; checkpoint step 6 is unchanged; free some "
             r"space or name another directory, and run again",
             refused,
         )
-        assert found is not None, refused
+        assert match is not None, refused
         needed = sum(path.stat().st_size for path in (run / "checkpoints" / "00000006").rglob("*") if path.is_file())
-        assert 0.3 * needed < float(found[1]) * 1024 < 3 * needed
+        assert 0.3 * needed < float(match[1]) * 1024 < 3 * needed
         # With room again it goes on.
         taken.unlink()
         lab.finish("--home", "small/runs")
@@ -85,7 +85,7 @@ def test_a_run_is_refused_whose_first_save_has_no_room(lab: Lab) -> None:
 
 def test_a_write_that_fails_is_said_and_the_last_step_stays(killed: Lab, whole: Whole) -> None:
     """As a quota does, which no one sees before: no file may have more than so many bytes."""
-    child = killed.start(at="save-begun:pause", file_bytes=10**9)
+    child = killed.start(point="save-begun:pause", file_bytes=10**9)
     child.until(child.is_stopped)
     resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (15_000, 10**9))
     child.send(signal.SIGCONT)
@@ -104,7 +104,7 @@ def test_a_write_that_fails_is_said_and_the_last_step_stays(killed: Lab, whole: 
 def test_a_disk_that_is_full_in_the_middle_of_a_save(lab: Lab, whole: Whole) -> None:
     """The room was there when it was asked for, and is gone when it is written to."""
     with small_disk(lab.place / "small", 8_000_000) as place:
-        child = lab.start("--home", "small/runs", at="save-begun@2:pause")
+        child = lab.start("--home", "small/runs", point="save-begun@2:pause")
         child.until(child.is_stopped)
         (run,) = (place / "runs").glob("tiny-*")
         taken = fill(place, 0)

@@ -44,12 +44,12 @@ ELSEWHERE = ("rows-copied", "rows-dropped", "commit-replaced", "processes-joined
 KILLS = [f"{point}@{visit}" for point in POINTS if point not in ELSEWHERE for visit in VISITS.get(point, (1, 2))]
 
 
-@pytest.mark.parametrize("at", KILLS)
-def test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal(lab: Lab, whole: Whole, at: str) -> None:
-    child = lab.start(at=at)
+@pytest.mark.parametrize("point", KILLS)
+def test_killed_at_a_point_it_loses_nothing_and_ends_bit_equal(lab: Lab, whole: Whole, point: str) -> None:
+    child = lab.start(point=point)
     assert child.wait() == -9, child.said()
     check(lab, whole)
-    again = lab.start(at=at.partition("@")[0])  # and once more where it goes on
+    again = lab.start(point=point.partition("@")[0])  # and once more where it goes on
     assert again.wait() in (-9, 0), again.said()
     check(lab, whole)
     lab.finish()
@@ -67,16 +67,16 @@ def check(lab: Lab, whole: Whole) -> None:
         whole.check_saved(lab.run, at_least=status.get("checkpoint") or 0)
 
 
-@pytest.mark.parametrize("at", ["rows-copied", "rows-copied@2", "rows-dropped", "rows-dropped@2"])
-def test_killed_as_it_takes_back_rows(lab: Lab, whole: Whole, at: str) -> None:
-    child = lab.start(at="evaluation-appended@2")  # step 6: there are rows beyond the last save, and answers
+@pytest.mark.parametrize("point", ["rows-copied", "rows-copied@2", "rows-dropped", "rows-dropped@2"])
+def test_killed_as_it_takes_back_rows(lab: Lab, whole: Whole, point: str) -> None:
+    child = lab.start(point="evaluation-appended@2")  # step 6: there are rows beyond the last save, and answers
     assert child.wait() == -9
     with (lab.run / "samples.jsonl").open("a") as file:
         file.write('{"step": 6, "prompt": "row 1", "policy": "", "reference": null}\n')
     steps = whole.check_saved(lab.run)
     with (lab.run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "loss": 0.0}\n')
-    child = lab.start(at=at)
+    child = lab.start(point=point)
     assert child.wait() == -9, child.said()
     assert whole.check_saved(lab.run) == steps
     lab.finish()
@@ -86,7 +86,7 @@ def test_killed_as_it_takes_back_rows(lab: Lab, whole: Whole, at: str) -> None:
 def test_killed_as_a_damaged_step_is_replaced(killed: Lab, whole: Whole) -> None:
     manifest = killed.checkpoints / "00000009" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
-    child = killed.start(at="commit-replaced")
+    child = killed.start(point="commit-replaced")
     assert child.wait() == -9, child.said()
     assert whole.check_saved(killed.run) == 6
     killed.finish()
@@ -103,4 +103,4 @@ def test_kills_at_random_instants_of_saves(tmp_path: Path, nursery: Nursery) -> 
 
 
 def test_each_point_is_killed_at() -> None:
-    assert {re.sub("@.*", "", at) for at in KILLS} | set(ELSEWHERE) == set(POINTS)
+    assert {re.sub("@.*", "", index) for index in KILLS} | set(ELSEWHERE) == set(POINTS)

@@ -31,7 +31,7 @@ def one_message(said: str) -> str:
 
 @pytest.mark.parametrize("size", [3_000, 4_000, 9_000, 15_000, 21_000])
 def test_a_file_that_may_not_grow(lab: Lab, whole: Whole, size: int) -> None:
-    child = lab.start(at="save-begun@2:pause", file_bytes=10**9)
+    child = lab.start(point="save-begun@2:pause", file_bytes=10**9)
     child.until(child.is_stopped)
     resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (size, 10**9))
     child.send(signal.SIGCONT)
@@ -42,10 +42,10 @@ def test_a_file_that_may_not_grow(lab: Lab, whole: Whole, size: int) -> None:
     whole.check_ended(lab.run)
 
 
-@pytest.mark.parametrize("at", ["save-begun@2:pause", "metrics-appended@2:pause"])
+@pytest.mark.parametrize("point", ["save-begun@2:pause", "metrics-appended@2:pause"])
 @pytest.mark.parametrize("free", [0, 1, 2, 5, 12, 30, 63, 64, 80])
-def test_too_few_file_descriptors(lab: Lab, whole: Whole, free: int, at: str) -> None:
-    child = lab.start(at=at)
+def test_too_few_file_descriptors(lab: Lab, whole: Whole, free: int, point: str) -> None:
+    child = lab.start(point=point)
     child.until(child.is_stopped)
     used = max(int(name) for name in os.listdir(f"/proc/{child.pid}/fd")) + 1
     resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (used + free, used + free))

@@ -112,7 +112,7 @@ def test_points_are_those_that_the_code_comes_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("text", "message"),
     [
         ("commit-rename", "there is no failpoint 'commit-rename'; did you mean 'commit-renamed'?"),
         ("commit-renamed@0", "expected a failpoint, optionally followed by '@3' or ':pause', got 'commit-renamed@0'"),
@@ -120,10 +120,10 @@ def test_points_are_those_that_the_code_comes_to() -> None:
     ],
 )
 def test_a_point_that_is_none_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     monkeypatch.setattr("nnxdsl.storage.failpoints._from_environment", failpoints._from_environment.__wrapped__)
-    monkeypatch.setenv(VARIABLE, told)
+    monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(RunError) as raised:
         make(tmp_path)
     assert str(raised.value) == f"{VARIABLE}: {message}"

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(2 * HANG_SECONDS)]
 PROMISE = LOST_SECONDS + 2 * REPORT_SECONDS
 """Seconds by the clocks of the processes; a test adds what its own start took, on a machine that is as busy."""
 
-WORDS = ("run", "mesh.data=2", "steps=100000", "evaluation=None", "checkpoint.every_steps=20")
+ARGV = ("run", "mesh.data=2", "steps=100000", "evaluation=None", "checkpoint.every_steps=20")
 
 
 @contextlib.contextmanager
@@ -39,21 +39,21 @@ def load(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def two(lab: Lab, at: dict[int, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A run in two processes; `at` says at which point of the code one of them is killed."""
+def two(lab: Lab, point: dict[int, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A run in two processes; `point` says at which point of the code one of them is killed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     children: list[subprocess.Popen[bytes]] = []
     for number in range(2):
         variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-        if number in at:
-            variables["NNXDSL_FAILPOINT"] = at[number]
+        if number in point:
+            variables["NNXDSL_FAILPOINT"] = point[number]
         flags = ["--coordinator", f"localhost:{port}", "--processes", "2", "--process", str(number)]
         with (lab.place / f"{number}.out").open("wb") as out:
             children.append(
                 subprocess.Popen(
-                    [sys.executable, "tiny.py", *WORDS, *flags],
+                    [sys.executable, "tiny.py", *ARGV, *flags],
                     cwd=lab.place,
                     env={**environment(), **variables},
                     stdout=out,

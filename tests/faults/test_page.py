@@ -26,7 +26,7 @@ def test_every_row_of_the_matrix_has_its_line() -> None:
 
 def test_every_guard_that_is_taken_out_is_there() -> None:
     """What `without.py` would replace stands in the code once."""
-    found = {
+    actual = {
         guard.what: (ROOT / "nnxdsl" / guard.file).read_text(encoding="utf-8").count(guard.old) for guard in GUARDS
     }
-    assert {what: count for what, count in found.items() if count != 1} == {}
+    assert {what: count for what, count in actual.items() if count != 1} == {}

@@ -17,7 +17,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_saves_at_the_step_boundary(lab: Lab, whole: Whole, number: signal.Signals) -> None:
-    child = lab.start(at="metrics-appended@4:pause")
+    child = lab.start(point="metrics-appended@4:pause")
     child.until(child.is_stopped)
     child.send(number)
     child.send(signal.SIGCONT)
@@ -34,10 +34,12 @@ def test_a_signal_saves_at_the_step_boundary(lab: Lab, whole: Whole, number: sig
     whole.check_ended(lab.run)
 
 
-@pytest.mark.parametrize("at", ["save-started", "save-written", "manifest-written", "commit-unnamed", "commit-renamed"])
-def test_two_signals_in_the_middle_of_a_save_end_at_once(lab: Lab, whole: Whole, at: str) -> None:
+@pytest.mark.parametrize(
+    "point", ["save-started", "save-written", "manifest-written", "commit-unnamed", "commit-renamed"]
+)
+def test_two_signals_in_the_middle_of_a_save_end_at_once(lab: Lab, whole: Whole, point: str) -> None:
     began = time.monotonic()
-    child = lab.start(at=f"{at}@2:pause")  # of step 6
+    child = lab.start(point=f"{point}@2:pause")  # of step 6
     child.until(child.is_stopped)
     sent = time.monotonic()
     for number in (*CODES, signal.SIGCONT):
@@ -50,8 +52,8 @@ def test_two_signals_in_the_middle_of_a_save_end_at_once(lab: Lab, whole: Whole,
 
 
 def test_a_second_signal_does_not_wait_for_the_save_that_the_first_asked_for(lab: Lab) -> None:
-    words = ("evaluation=None", "steps=20000", "checkpoint.every_steps=20000")
-    child = lab.start(*words, at="save-written:pause")
+    argv = ("evaluation=None", "steps=20000", "checkpoint.every_steps=20000")
+    child = lab.start(*argv, point="save-written:pause")
     child.until(lambda: any((lab.place / "runs").glob("tiny-*")) and steps_done(lab.run) >= 2)
     child.send(signal.SIGTERM)
     child.until(child.is_stopped)
@@ -62,7 +64,7 @@ def test_a_second_signal_does_not_wait_for_the_save_that_the_first_asked_for(lab
     status = lab.directory.status()
     assert (status.get("state"), status.get("checkpoint")) == ("stopping", None)  # it says nothing that is not so
     assert lab.directory.liveness() == "lost"
-    child = lab.start(*words)  # from the beginning: nothing was saved, and nothing had been said to be
+    child = lab.start(*argv)  # from the beginning: nothing was saved, and nothing had been said to be
     child.until(lambda: steps_done(lab.run) >= 2 and lab.directory.attempts()[-1]["attempt"] == 2)
     child.send(signal.SIGTERM)
     assert child.wait() == 143, child.said()

@@ -27,16 +27,16 @@ tiny.experiment.main()
 """
 
 
-def jumping(lab: Lab, jump: str, at: str) -> Child:
+def jumping(lab: Lab, jump: str, point: str) -> Child:
     """The run under a wall clock of its own.
 
     Args:
         lab: Where it runs.
         jump: Seconds that are added to the clock, by `next(looks)`: how often it was looked at.
-        at: A failpoint.
+        point: A failpoint.
     """
     (lab.place / "jump.py").write_text(JUMPING.replace("{jump}", jump))
-    return lab.nursery.start(lab.place, "jump.py", environment={"NNXDSL_FAILPOINT": at})
+    return lab.nursery.start(lab.place, "jump.py", environment={"NNXDSL_FAILPOINT": point})
 
 
 def test_clocks_that_jump_change_nothing(lab: Lab, whole: Whole) -> None:
@@ -101,7 +101,7 @@ POISONED = """
 import tiny
 from nnxdsl import Guard
 from nnxdsl.data.sampler import BatchSampler
-real = BatchSampler.at
+real = BatchSampler.batch_at
 def poisoned(self, step, reads=None):
     batch = real(self, step, reads)
     if step in {steps} and hasattr(batch, "tokens"):
@@ -109,7 +109,7 @@ def poisoned(self, step, reads=None):
         tokens[0, 0] = 10_000  # in no vocabulary: its vector is NaN
         batch = batch._replace(tokens=tokens)
     return batch
-BatchSampler.at = poisoned
+BatchSampler.batch_at = poisoned
 tiny.experiment.main()
 """
 
@@ -134,22 +134,24 @@ def test_a_nan_stops_with_the_step_its_rows_and_the_weights_from_before(lab: Lab
 
 
 def test_skipped_steps_are_counted_capped_and_change_nothing(lab: Lab) -> None:
-    words = ("run", "guard=Guard.Skip(max_in_a_row=2, max_total=3)", "checkpoint.every_steps=1", "checkpoint.keep=100")
-    child = lab.nursery.start(lab.place, poisoned(lab, 4, 5, 8), *words)
+    argv = ("run", "guard=Guard.Skip(max_in_a_row=2, max_total=3)", "checkpoint.every_steps=1", "checkpoint.keep=100")
+    child = lab.nursery.start(lab.place, poisoned(lab, 4, 5, 8), *argv)
     assert child.wait() == 0, child.said()
     for step, count, total in ((4, 1, 1), (5, 2, 2), (8, 1, 3)):
         assert f"step {step}: loss is nan, grad_norm nan; its rows begin with texts.jsonl:" in child.said()
         assert f"; skipped, {count} in a row, {total} in all" in child.said()
     with CheckpointReader(lab.checkpoints) as checkpoints:
-        found = {step: digests(checkpoints, step) for step in checkpoints.steps()}
+        actual = {step: digests(checkpoints, step) for step in checkpoints.steps()}
     for before, after in ((4, 5), (5, 6), (8, 9)):
-        kept = [name for name in found[before] if name.startswith("trainable.") or ".inner" in name or "inner/" in name]
-        assert len(kept) > 5, sorted(found[before])
-        assert all(found[before][name] == found[after][name] for name in kept)
-    assert found[6] != found[7]
+        kept = [
+            name for name in actual[before] if name.startswith("trainable.") or ".inner" in name or "inner/" in name
+        ]
+        assert len(kept) > 5, sorted(actual[before])
+        assert all(actual[before][name] == actual[after][name] for name in kept)
+    assert actual[6] != actual[7]
     other = Lab(lab.place, lab.nursery)
-    words = ("run", "guard=Guard.Skip(max_in_a_row=1)", "name=capped")
-    child = other.nursery.start(lab.place, poisoned(lab, 4, 5, 8), *words)
+    argv = ("run", "guard=Guard.Skip(max_in_a_row=1)", "name=capped")
+    child = other.nursery.start(lab.place, poisoned(lab, 4, 5, 8), *argv)
     assert child.wait() == 1
     assert "2 steps were skipped by step 5, more than guard.max_in_a_row; the last checkpoint is step 3" in child.said()
 
@@ -165,8 +167,8 @@ def test_a_spike_is_skipped_and_written_down(lab: Lab) -> None:
     guard = "guard=Guard.SkipSpikes(window=4, max_norm_ratio=100.0, max_loss_ratio=1.05)"
     child = lab.nursery.start(lab.place, "poisoned.py", "run", guard)
     assert child.wait() == 0, child.said()
-    found: list[dict[str, Any]] = [row for row in rows(lab.directory) if "kind" not in row]
-    assert found[9]["skipped"] == 1
-    assert [row["step"] for row in found if row["skipped"]] == [9]
+    actual: list[dict[str, Any]] = [row for row in rows(lab.directory) if "kind" not in row]
+    assert actual[9]["skipped"] == 1
+    assert [row["step"] for row in actual if row["skipped"]] == [9]
     assert any("step 9: loss is " in event["event"] and "skipped" in event["event"] for event in lab.directory.events())
-    assert found[9]["loss"] > 1.05 * np.median([row["loss"] for row in found[5:9]])
+    assert actual[9]["loss"] > 1.05 * np.median([row["loss"] for row in actual[5:9]])

@@ -12,11 +12,11 @@ pytestmark = pytest.mark.faults
 
 
 def test_of_two_that_start_together_one_is_refused(lab: Lab, whole: Whole) -> None:
-    first = lab.start(at="metrics-appended@2:pause")
+    first = lab.start(point="metrics-appended@2:pause")
     first.until(first.is_stopped)
     before = {path: path.read_bytes() for path in lab.run.rglob("*") if path.is_file()}
-    for words in ((), ("--restart",)):
-        said = lab.refused(*words)
+    for argv in ((), ("--restart",)):
+        said = lab.refused(*argv)
         assert f"RunError: runs/{lab.run.name} is in use by process {first.pid} on " in said
         assert f"; wait until it ends, or stop it with `kill -TERM {first.pid}` (it saves first)" in said
     assert {path: path.read_bytes() for path in lab.run.rglob("*") if path.is_file()} == before
@@ -37,7 +37,7 @@ def test_of_many_that_make_one_directory_one_runs(lab: Lab, whole: Whole) -> Non
 
 
 def test_a_killed_runs_lock_is_recovered_and_said(lab: Lab, whole: Whole) -> None:
-    child = lab.start(at="metrics-appended@2")
+    child = lab.start(point="metrics-appended@2")
     assert child.wait() == -9
     record = json.loads((lab.run / "lock").read_text())
     assert record["pid"] == child.pid

@@ -77,8 +77,8 @@ GUARDS = [
     ),
     Guard(
         "4", "batches go on where they were", "trainer/batches.py",
-        "batch = self.sampler.at(step, self.program.reads)\n",
-        'batch = self.sampler.at(step - self.__dict__.setdefault("first", step), self.program.reads)\n',
+        "batch = self.sampler.batch_at(step, self.program.reads)\n",
+        'batch = self.sampler.batch_at(step - self.__dict__.setdefault("first", step), self.program.reads)\n',
         f"{KILL}[save-begun@2]",
     ),
     Guard(
@@ -276,13 +276,13 @@ def main() -> None:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "", "-p", "no:cacheprovider", runs]
     subprocess.run(command, cwd=ROOT, check=True)  # the runs that others are compared with, made with all guards
     asked = [guard for guard in GUARDS if options.only is None or options.only in f"{guard.row} {guard.what}"]
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for guard in asked:
-        found[f"{guard.row}: {guard.what}"] = said = result_without(guard)
+        result[f"{guard.row}: {guard.what}"] = said = result_without(guard)
         print(f"{guard.row:6}  {guard.what}: {said}", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(found, indent=2) + "\n")
-    sys.exit(0 if all(said.startswith("fails") for said in found.values()) else 1)
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(0 if all(said.startswith("fails") for said in result.values()) else 1)
 
 
 def result_without(guard: Guard) -> str:
@@ -315,8 +315,10 @@ def result_without(guard: Guard) -> str:
         environment = {**os.environ, "PYTHONPATH": str(copy)}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
-    told = [line for line in lines if "Error: " in line and "AssertionError" not in line]
-    lines = told[-1:] or [line for line in lines if "assert " in line] or lines  # what the process said, where one did
+    reported = [line for line in lines if "Error: " in line and "AssertionError" not in line]
+    lines = (
+        reported[-1:] or [line for line in lines if "assert " in line] or lines
+    )  # what the process said, where one did
     if done.returncode == 0:
         return "PASSES WITHOUT IT"
     return f"fails: {lines[0][1:].strip()[:200]}" if lines and done.returncode == 1 else f"BROKEN: {done.stdout[-500:]}"

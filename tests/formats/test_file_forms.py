@@ -50,9 +50,9 @@ def test_several_files_are_one(name: str, dtype: np.dtype, tmp_path: Path) -> No
     assert parts.config == whole.config
     paths = [path for path in whole._sources if not path.startswith("mtp.")]  # which no stored checkpoint has
     for path in paths:
-        found, wanted = parts.leaf(path), whole.leaf(path).astype(dtype)
-        assert (found.dtype, found.shape) == (dtype, wanted.shape), path
-        assert found.tobytes() == wanted.tobytes(), path
+        actual, wanted = parts.leaf(path), whole.leaf(path).astype(dtype)
+        assert (actual.dtype, actual.shape) == (dtype, wanted.shape), path
+        assert actual.tobytes() == wanted.tobytes(), path
 
 
 def older_text(fields: dict[str, Any]) -> dict[str, Any]:

@@ -40,14 +40,14 @@ def stack(
 def test_any_part_is_numpys(data: st.DataObject) -> None:
     leading = tuple(data.draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)))
     shape = (data.draw(st.integers(1, 600)), data.draw(st.integers(1, 300)))
-    found, whole = stack(leading, shape)
+    actual, whole = stack(leading, shape)
     index = tuple(
         slice(first, data.draw(st.integers(first, length)))
         for length in whole.shape
         for first in [data.draw(st.integers(0, length))]
     )
     dtype = data.draw(st.sampled_from([BFLOAT16, np.dtype(np.float32), np.dtype(np.float16)]))
-    read = found.read(index, dtype)
+    read = actual.read(index, dtype)
     assert read.flags.c_contiguous
     assert read.dtype == dtype
     assert read.tobytes() == whole[index].astype(dtype).tobytes()
@@ -56,8 +56,8 @@ def test_any_part_is_numpys(data: st.DataObject) -> None:
 def test_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_arrays, "BAND_BYTES", 1000)
     for leading in ((), (5,), (2, 3)):
-        found, whole = stack(leading, (70, 90))
-        assert np.array_equal(np.asarray(found), whole)
+        actual, whole = stack(leading, (70, 90))
+        assert np.array_equal(np.asarray(actual), whole)
     flat = np.arange(5000, dtype=np.float32)
     assert np.array_equal(MappedArray((5000,), flat.dtype, parts(flat), 0).read(), flat)
 
@@ -73,16 +73,16 @@ def test_an_error_of_a_piece_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers() -> None:
-    found, whole = stack((4, 3), (5, 6))
-    assert np.array_equal(found.layers(1, 3).read(), whole[1:3])
+    actual, whole = stack((4, 3), (5, 6))
+    assert np.array_equal(actual.layers(1, 3).read(), whole[1:3])
 
 
 def test_what_a_program_writes_over_is_the_devices_own() -> None:
     """An array that lies in the host's memory cannot be written over: the result would be a second one."""
-    found, whole = stack((2,), (300, 200), np.dtype(np.float32))
+    actual, whole = stack((2,), (300, 200), np.dtype(np.float32))
     add = jax.jit(lambda array: array + 1, donate_argnums=0)
     for is_donated in (True, False):
-        placed = place(found, jnp.float32, jnp.zeros(()).sharding, is_donated=is_donated)
+        placed = place(actual, jnp.float32, jnp.zeros(()).sharding, is_donated=is_donated)
         where = placed.unsafe_buffer_pointer()
         after = add(placed)
         assert np.array_equal(after, whole + 1)
@@ -90,7 +90,7 @@ def test_what_a_program_writes_over_is_the_devices_own() -> None:
 
 
 def test_a_piece_of_another_shape_is_refused() -> None:
-    found, _ = stack((2,), (4, 6))
+    actual, _ = stack((2,), (4, 6))
     wide = parts(np.zeros((4, 6), BFLOAT16), np.zeros((1, 6), BFLOAT16))  # which numpy would repeat
     with pytest.raises(ValueError, match=r"a part has shape \(1, 6\), expected \(4, 6\)"):
-        MappedArray(found.shape, BFLOAT16, wide, 1).read()
+        MappedArray(actual.shape, BFLOAT16, wide, 1).read()

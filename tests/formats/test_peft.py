@@ -71,18 +71,18 @@ def read(directory: Path, name: str) -> peft.PeftAdapter:
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("name", BASES)
 def test_logits_equal_those_of_peft(name: str) -> None:
-    found = read(REFERENCE / "peft" / name, name)
-    lora = found.adapter
+    actual = read(REFERENCE / "peft" / name, name)
+    lora = actual.adapter
     assert attrs.evolve(lora, targets=tuple(sorted(lora.targets))) == ADAPTERS[name]
-    assert found.base == BASES[name]
+    assert actual.base == BASES[name]
     reader, _ = base_of(name)
     expected = np.load(REFERENCE / "peft" / name / "expected.npz")
     policy = abstract_decoder(reader.config, jnp.float32, lora)
-    assert set(found.leaves) == {path for path in policy.variables if lora_math.is_adapter(path)}
-    for path, leaf in found.leaves.items():
+    assert set(actual.leaves) == {path for path in policy.variables if lora_math.is_adapter(path)}
+    for path, leaf in actual.leaves.items():
         assert leaf.shape == policy.variables[path].shape
-    assert set(found.whole) == ({"embed.embedding", "lm_head.kernel"} if name == "saved" else set())
-    source = AdapterSource(reader, {**found.leaves, **found.whole}, is_pissa=found.is_pissa)
+    assert set(actual.whole) == ({"embed.embedding", "lm_head.kernel"} if name == "saved" else set())
+    source = AdapterSource(reader, {**actual.leaves, **actual.whole}, is_pissa=actual.is_pissa)
     leaves = {path: jnp.asarray(source.leaf(path)) for path in policy.variables}
     tokens = jnp.asarray(expected["tokens"])
 
@@ -96,22 +96,22 @@ def test_logits_equal_those_of_peft(name: str) -> None:
     assert np.abs(expected["logits"]).max() > 3
     # Differences from PEFT's float32 are 4e-7 to 2e-6 of the largest logit, and so are those of both from float64. PEFT
     # decomposes a PiSSA base in float32, and its logits are 3.4e-6 from those of float64; ours are 1e-6 from them.
-    bound = 2e-5 if found.is_pissa else 1e-5
+    bound = 2e-5 if actual.is_pissa else 1e-5
     np.testing.assert_allclose(got, expected["logits"], atol=bound * np.abs(expected["logits"]).max(), rtol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name != "saved"])
 def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
-    found = read(REFERENCE / "peft" / name, name)
+    actual = read(REFERENCE / "peft" / name, name)
     reader, _ = base_of(name)
     peft.write(
         tmp_path,
         reader.config,
-        found.leaves,
-        adapter=found.adapter,
-        base=found.base,
+        actual.leaves,
+        adapter=actual.adapter,
+        base=actual.base,
         model_type=KINDS.get(name),
-        is_pissa=found.is_pissa,
+        is_pissa=actual.is_pissa,
     )
     mine, theirs = (safetensors.index(place / peft.WEIGHTS) for place in (tmp_path, REFERENCE / "peft" / name))
     assert mine.keys() == theirs.keys()
@@ -128,16 +128,16 @@ def test_written_as_peft_writes_it(name: str, tmp_path: Path) -> None:
         assert ours.pop("lora_dropout") == 0.0
     assert {key: original[key] for key in ours} == ours
     again = read(tmp_path, name)
-    assert again.adapter == found.adapter
-    assert all(np.array_equal(again.leaves[path], leaf) for path, leaf in found.leaves.items())
+    assert again.adapter == actual.adapter
+    assert all(np.array_equal(again.leaves[path], leaf) for path, leaf in actual.leaves.items())
 
 
 @pytest.mark.extended
 def test_names_of_other_bases(tmp_path: Path) -> None:
-    found = read(REFERENCE / "peft" / "gemma3", "gemma3")
+    actual = read(REFERENCE / "peft" / "gemma3", "gemma3")
     reader, _ = base_of("gemma3")
-    some = {path: leaf for path, leaf in found.leaves.items() if path.startswith("layers.blocks.4.mlp.up.")}
-    peft.write(tmp_path, reader.config, some, adapter=found.adapter, base=None, is_multimodal=True)
+    some = {path: leaf for path, leaf in actual.leaves.items() if path.startswith("layers.blocks.4.mlp.up.")}
+    peft.write(tmp_path, reader.config, some, adapter=actual.adapter, base=None, is_multimodal=True)
     assert set(safetensors.index(tmp_path / peft.WEIGHTS)) == {
         f"base_model.model.model.language_model.layers.4.mlp.up_proj.lora_{side}.weight" for side in "AB"
     }
@@ -214,19 +214,19 @@ def test_patterns_of_ranks(changed: Callable[..., str], tmp_path: Path) -> None:
 
 
 def test_in_what_another_differs() -> None:
-    found = read(REFERENCE / "peft" / "dora", "dora")
-    assert not list(found.unlike(ADAPTERS["dora"], found.leaves))
+    actual = read(REFERENCE / "peft" / "dora", "dora")
+    assert not list(actual.unlike(ADAPTERS["dora"], actual.leaves))
     asked = Adapter.LoRA(rank=4, alpha=3.0, targets=("query", "value"), alphas=(("query", 9.0),))
-    paths = [path for path in found.leaves if ".down." not in path]
+    paths = [path for path in actual.leaves if ".down." not in path]
     start = "as in adapter_config.json of adapter.start"
-    assert [str(problem) for problem in found.unlike(asked, paths)] == [
+    assert [str(problem) for problem in actual.unlike(asked, paths)] == [
         f"adapter: expected Adapter.DoRA, {start}, got Adapter.LoRA",
         f"adapter.scaling: expected 'sqrt_rank', {start}, got 'rank'",
         f"adapter.targets: expected ('attention.query', 'attention.value', 'mlp.down'), {start}, got "
         "('query', 'value')",
     ]
     other = attrs.evolve(ADAPTERS["dora"], rank=5, alphas=())
-    assert [str(problem) for problem in found.unlike(other, found.leaves)] == [
+    assert [str(problem) for problem in actual.unlike(other, actual.leaves)] == [
         f"adapter.rank: expected 4 at blocks.0.attention.query, {start}, got 5",
         f"adapter.alpha: expected 9.0 at blocks.0.attention.query, {start}, got 3.0",
     ]
@@ -260,24 +260,24 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "gemma3")
 
 
-def written_again(directory: Path, found: peft.PeftAdapter, leaves: dict[str, np.ndarray]) -> peft.PeftAdapter:
+def written_again(directory: Path, result: peft.PeftAdapter, leaves: dict[str, np.ndarray]) -> peft.PeftAdapter:
     reader, _ = base_of("phi3")
-    peft.write(directory, reader.config, leaves, adapter=found.adapter, base=None, model_type="phi3")
+    peft.write(directory, reader.config, leaves, adapter=result.adapter, base=None, model_type="phi3")
     return read(directory, "phi3")
 
 
 def test_joined_projections_after_training_have_blocks(tmp_path: Path) -> None:
     """Each layer has an A of its own by then: PEFT's one A holds them all, and B is block diagonal."""
-    found = read(REFERENCE / "peft" / "phi3", "phi3")
+    actual = read(REFERENCE / "peft" / "phi3", "phi3")
     draw = np.random.default_rng(0)
-    trained = {path: leaf + draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in found.leaves.items()}
-    again = written_again(tmp_path, found, trained)
+    trained = {path: leaf + draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in actual.leaves.items()}
+    again = written_again(tmp_path, actual, trained)
     settings = json.loads((tmp_path / peft.CONFIG).read_text())
     assert {module.rpartition(".")[2]: rank for module, rank in settings["rank_pattern"].items()} == {
         "qkv_proj": 12,
         "gate_up_proj": 8,
     }
-    assert again.adapter == found.adapter
+    assert again.adapter == actual.adapter
     for path, leaf in trained.items():
         np.testing.assert_array_equal(again.leaves[path], leaf)
     # What PEFT computes of the file: alpha / sqrt(r) times B A.
@@ -292,31 +292,31 @@ def test_joined_projections_after_training_have_blocks(tmp_path: Path) -> None:
 
 
 def test_joined_projections_before_training_share_a(tmp_path: Path) -> None:
-    found = read(REFERENCE / "peft" / "phi3", "phi3")
+    actual = read(REFERENCE / "peft" / "phi3", "phi3")
     draw = np.random.default_rng(0)
     fresh = {path: draw.normal(size=leaf.shape) if path.endswith("_a") else np.zeros(leaf.shape)
-             for path, leaf in found.leaves.items()}  # fmt: skip
-    again = written_again(tmp_path, found, {path: leaf.astype(np.float32) for path, leaf in fresh.items()})
-    assert again.adapter == found.adapter
+             for path, leaf in actual.leaves.items()}  # fmt: skip
+    again = written_again(tmp_path, actual, {path: leaf.astype(np.float32) for path, leaf in fresh.items()})
+    assert again.adapter == actual.adapter
     assert not any(np.any(leaf) for path, leaf in again.leaves.items() if path.endswith("_b"))
 
 
 def test_joined_projections_are_adapted_as_one(tmp_path: Path) -> None:
-    found = read(REFERENCE / "peft" / "phi3", "phi3")
-    some = {path: leaf for path, leaf in found.leaves.items() if ".key." not in path}
+    actual = read(REFERENCE / "peft" / "phi3", "phi3")
+    some = {path: leaf for path, leaf in actual.leaves.items() if ".key." not in path}
     with pytest.raises(WeightsError, match="qkv_proj: PEFT has one adapter for all layers that it joins, this adapter"):
-        written_again(tmp_path, found, some)
+        written_again(tmp_path, actual, some)
 
 
 @pytest.mark.parametrize("name", ["experts", "gpt_oss"])
 def test_experts_after_training_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
     """Gate and up have an A of their own by then; what PEFT adds to its parameter is what ours add to ours."""
-    found, (reader, base) = read(REFERENCE / "peft" / name, name), base_of(name)
+    actual, (reader, base) = read(REFERENCE / "peft" / name, name), base_of(name)
     draw = np.random.default_rng(0)
-    trained = {path: leaf + draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in found.leaves.items()}
-    peft.write(tmp_path, reader.config, trained, adapter=found.adapter, base=None, model_type=KINDS[name])
+    trained = {path: leaf + draw.normal(size=leaf.shape).astype(np.float32) for path, leaf in actual.leaves.items()}
+    peft.write(tmp_path, reader.config, trained, adapter=actual.adapter, base=None, model_type=KINDS[name])
     again = read(tmp_path, name)
-    assert again.adapter == found.adapter
+    assert again.adapter == actual.adapter
     for path, leaf in trained.items():
         np.testing.assert_array_equal(again.leaves[path], leaf)
     # peft.tuners.lora.ParamWrapper.get_delta_weight, of the inner of two parameters of a module.
@@ -332,8 +332,8 @@ def test_experts_after_training_are_read_as_they_were_written(name: str, tmp_pat
     scale = alpha / (np.sqrt(rank) if settings["use_rslora"] else rank)
     a, b = a.reshape(experts, rank, inputs), b.reshape(2 * width, rank, experts)
     change = scale * np.einsum("ore,eri->eio", b, a)
-    own = found.adapter.alpha / (np.sqrt(2) if settings["use_rslora"] else 2)
-    gate, up = (own * trained[f"{path}_lora_a"][0] @ trained[f"{path}_lora_b"][0] for path in kernels)
+    ours = actual.adapter.alpha / (np.sqrt(2) if settings["use_rslora"] else 2)
+    gate, up = (ours * trained[f"{path}_lora_a"][0] @ trained[f"{path}_lora_b"][0] for path in kernels)
     wanted = (
         np.stack([gate, up], axis=-1).reshape(change.shape) if name == "gpt_oss" else np.concatenate([gate, up], -1)
     )
@@ -341,9 +341,9 @@ def test_experts_after_training_are_read_as_they_were_written(name: str, tmp_pat
 
 
 def test_some_experts_layers_have_names_of_their_own(tmp_path: Path) -> None:
-    found, (reader, _) = read(REFERENCE / "peft" / "gpt_oss", "gpt_oss"), base_of("gpt_oss")
-    some = {path: leaf for path, leaf in found.leaves.items() if path.startswith("tail.") and ".down." in path}
-    peft.write(tmp_path, reader.config, some, adapter=found.adapter, base=None, model_type="gpt_oss")
+    actual, (reader, _) = read(REFERENCE / "peft" / "gpt_oss", "gpt_oss"), base_of("gpt_oss")
+    some = {path: leaf for path, leaf in actual.leaves.items() if path.startswith("tail.") and ".down." in path}
+    peft.write(tmp_path, reader.config, some, adapter=actual.adapter, base=None, model_type="gpt_oss")
     settings = json.loads((tmp_path / peft.CONFIG).read_text())
     assert settings["target_parameters"] == ["model.layers.4.mlp.experts.down_proj"]
     names = {f"base_model.model.model.layers.4.mlp.experts.lora_{side}.weight" for side in "AB"}
@@ -357,9 +357,9 @@ def test_some_experts_layers_have_names_of_their_own(tmp_path: Path) -> None:
     "adapter", [Adapter.DoRA(rank=2, alpha=5.0, targets=("mlp",)), Adapter.LoRA(rank=2, alpha=5.0, dropout=0.1)]
 )
 def test_adapters_of_experts_that_peft_refuses(adapter: Any, tmp_path: Path) -> None:
-    found, (reader, _) = read(REFERENCE / "peft" / "gpt_oss", "gpt_oss"), base_of("gpt_oss")
+    actual, (reader, _) = read(REFERENCE / "peft" / "gpt_oss", "gpt_oss"), base_of("gpt_oss")
     with pytest.raises(WeightsError, match="PEFT does not support this layer; export the model with its adapter merg"):
-        peft.write(tmp_path, reader.config, found.leaves, adapter=adapter, base=None, model_type="gpt_oss")
+        peft.write(tmp_path, reader.config, actual.leaves, adapter=adapter, base=None, model_type="gpt_oss")
 
 
 def test_whole_modules_that_do_not_fit(tmp_path: Path) -> None:
@@ -390,14 +390,14 @@ def test_an_embedding_without_the_head_that_is_tied_to_it(tmp_path: Path) -> Non
     settings = json.loads((place / peft.CONFIG).read_text())
     settings |= {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
     (place / peft.CONFIG).write_text(json.dumps(settings))
-    found = read(place, "gemma3")
-    assert found.whole.keys() == {"embed.embedding"}
-    assert np.array_equal(found.whole["embed.embedding"], embedding)
+    actual = read(place, "gemma3")
+    assert actual.whole.keys() == {"embed.embedding"}
+    assert np.array_equal(actual.whole["embed.embedding"], embedding)
 
 
 def test_a_layer_that_settings_leave_out_stays_without_change(tmp_path: Path) -> None:
-    found = read(REFERENCE / "peft" / "layers", "layers")
-    for path, leaf in found.leaves.items():
+    actual = read(REFERENCE / "peft" / "layers", "layers")
+    for path, leaf in actual.leaves.items():
         if path.startswith("layers."):
             assert [bool(np.any(layer)) for layer in leaf] == [True, False, True, False][: len(leaf)], path
 

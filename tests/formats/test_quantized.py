@@ -45,23 +45,23 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     eight = FIGURES["eight"].view(ml_dtypes.float8_e4m3fn)
-    few = {"a_blocks": FIGURES["blocks"], "a_scales": FIGURES["scales"]}
-    write(tmp_path / "x", {**few, "b.weight": eight, "b.weight_scale_inv": FIGURES["factors"]})
-    found = dict(dequantize(safetensors.index(tmp_path / "x")))
-    assert found.keys() == {"a", "b.weight"}
-    assert isinstance(found["a"], Mxfp4)
-    assert isinstance(found["b.weight"], BlockFloat8)
+    small = {"a_blocks": FIGURES["blocks"], "a_scales": FIGURES["scales"]}
+    write(tmp_path / "x", {**small, "b.weight": eight, "b.weight_scale_inv": FIGURES["factors"]})
+    actual = dict(dequantize(safetensors.index(tmp_path / "x")))
+    assert actual.keys() == {"a", "b.weight"}
+    assert isinstance(actual["a"], Mxfp4)
+    assert isinstance(actual["b.weight"], BlockFloat8)
     for name, expected in (("a", FIGURES["mxfp4"]), ("b.weight", FIGURES["float8"])):
-        assert found[name].shape == expected.shape
-        np.testing.assert_array_equal(bits(found[name].read()), expected)
+        assert actual[name].shape == expected.shape
+        np.testing.assert_array_equal(bits(actual[name].read()), expected)
 
 
 def test_the_last_block_of_a_matrix_may_be_cut(tmp_path: Path) -> None:
     """DeepSeek-V3's kv_a_proj_with_mqa has 576 rows, which are four blocks and a half."""
     eight = FIGURES["eight"].view(ml_dtypes.float8_e4m3fn)[:192, :]
     write(tmp_path / "x", {"w": eight, "w_scale_inv": FIGURES["factors"]})
-    ((_, found),) = dequantize(safetensors.index(tmp_path / "x"))
-    np.testing.assert_array_equal(bits(found.read()), FIGURES["float8"][:192])
+    ((_, actual),) = dequantize(safetensors.index(tmp_path / "x"))
+    np.testing.assert_array_equal(bits(actual.read()), FIGURES["float8"][:192])
 
 
 def directory(place: Path, config: DecoderConfig) -> tuple[dict[str, np.ndarray], Path]:
@@ -107,21 +107,21 @@ def test_a_published_gpt_oss_is_read(tmp_path: Path) -> None:
 
 def test_a_published_deepseek_is_read(tmp_path: Path) -> None:
     tensors, file = directory(tmp_path, DEEPSEEK_V3["tiny"])
-    few: dict[str, np.ndarray] = {}
+    small: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         is_matrix = name.endswith("proj.weight") or "kv_a_proj" in name or "kv_b_proj" in name
         if not is_matrix:
-            few[name] = tensor
+            small[name] = tensor
             continue
-        few[name] = tensor.astype(ml_dtypes.float8_e4m3fn)
+        small[name] = tensor.astype(ml_dtypes.float8_e4m3fn)
         blocks = tuple(-(-length // 128) for length in tensor.shape)
-        few[f"{name}_scale_inv"] = np.full(blocks, 0.5, np.float32)
-    assert any(name.endswith("_scale_inv") for name in few)
-    write(file, few)
+        small[f"{name}_scale_inv"] = np.full(blocks, 0.5, np.float32)
+    assert any(name.endswith("_scale_inv") for name in small)
+    write(file, small)
     say(tmp_path, quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
     assert check(tmp_path) == []
     reader, name = hf.HubReader(tmp_path), "model.layers.0.mlp.down_proj.weight"
-    halved = few[name].astype(np.float32).T * 0.5
+    halved = small[name].astype(np.float32).T * 0.5
     np.testing.assert_array_equal(reader.leaf("lead.blocks.0.mlp.down.kernel").astype(np.float32), halved)
 
 
@@ -140,6 +140,6 @@ def test_scales_that_do_not_fit_are_told_of(tmp_path: Path) -> None:
     tensors[f"{name}_blocks"] = np.zeros((experts, out, into // 32, 16), np.uint8)
     tensors[f"{name}_scales"] = np.zeros((experts, out, into // 32 + 1), np.uint8)
     write(file, tensors)
-    found = "\n".join(check(tmp_path))
-    assert f"expected a tensor {name} of shape" in found
-    assert f"{name}_blocks: {file}: no tensor of a text decoder" in found
+    actual = "\n".join(check(tmp_path))
+    assert f"expected a tensor {name} of shape" in actual
+    assert f"{name}_blocks: {file}: no tensor of a text decoder" in actual

@@ -89,7 +89,7 @@ def test_what_is_said_of_tensors_that_do_not_cover_the_file_once(kind: str, tmp_
     assert str(caught.value) == f"{file}: damaged: {said}"
 
 
-WORDS = ("F32", "F16", "BF16", "F64", "U8", "BOOL", "I64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "C64", "F4", "F6_E2M3")
+DTYPES = ("F32", "F16", "BF16", "F64", "U8", "BOOL", "I64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "C64", "F4", "F6_E2M3")
 ODD = st.sampled_from(
     [None, True, -1, 0, 1, 2.0, 2**62, 2**64, 10**30, float("nan"), "F32", "f32", "", [], [1], {}, "\ud800"]
 )
@@ -99,18 +99,18 @@ ODD = st.sampled_from(
 def files(draw: st.DrawFn) -> bytes:
     """A file of the format, or one with something wrong in its header or behind it."""
     entries: list[tuple[str, Any]] = []
-    at = 0
+    position = 0
     for number in range(draw(st.integers(0, 4))):
-        dtype, shape = draw(st.sampled_from(WORDS)), draw(st.lists(st.integers(0, 5), max_size=3))
-        stop = at + math.prod(shape) * safetensors._BITS[dtype] // 8
-        entries.append((f"t{number}", {"dtype": dtype, "shape": shape, "data_offsets": [at, stop]}))
-        at = stop
+        dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 5), max_size=3))
+        stop = position + math.prod(shape) * safetensors._BITS[dtype] // 8
+        entries.append((f"t{number}", {"dtype": dtype, "shape": shape, "data_offsets": [position, stop]}))
+        position = stop
     if draw(st.booleans()):
         entries = draw(st.permutations(entries))
     if draw(st.booleans()):
-        given = draw(st.sampled_from([{"format": "pt"}, {}, None, {"a": 1}, {"a": None}, ["a"], "a", 3]))
-        entries.append(("__metadata__", given))
-    size = at
+        fields = draw(st.sampled_from([{"format": "pt"}, {}, None, {"a": 1}, {"a": None}, ["a"], "a", 3]))
+        entries.append(("__metadata__", fields))
+    size = position
     for _ in range(draw(st.integers(0, 2))):
         tensors = [index for index, (name, _) in enumerate(entries) if name != "__metadata__"]
         which = draw(st.sampled_from(tensors)) if tensors else None
@@ -130,7 +130,7 @@ def files(draw: st.DrawFn) -> bytes:
             entries.insert(draw(st.integers(0, len(entries))), (name, draw(st.sampled_from([entry, {}, None]))))
         elif kind == "field":
             field = draw(st.sampled_from(list(entry)))
-            odd = st.one_of(ODD, st.lists(ODD, max_size=3), st.sampled_from(WORDS).map(lambda word: {word: None}))
+            odd = st.one_of(ODD, st.lists(ODD, max_size=3), st.sampled_from(DTYPES).map(lambda word: {word: None}))
             entries[which] = name, entry | {field: draw(odd)}
         elif kind == "drop":
             del entry[draw(st.sampled_from(list(entry)))]
@@ -168,14 +168,14 @@ def test_a_file_is_refused_where_the_library_refuses_it(content: bytes) -> None:
             with pytest.raises(WeightsError, match=r"x\.safetensors: damaged: "):
                 safetensors.index(file)
             return
-        found = safetensors.index(file)
-    assert found.keys() == theirs.keys()
+        actual = safetensors.index(file)
+    assert actual.keys() == theirs.keys()
     start = 8 + int.from_bytes(content[:8], "little")
-    for tensor in found.values():  # they cover the data once, in their order
+    for tensor in actual.values():  # they cover the data once, in their order
         assert tensor.start == start
         start = tensor.stop
     assert start == len(content)
-    for name, tensor in found.items():
+    for name, tensor in actual.items():
         assert tensor.shape == tuple(theirs[name]["shape"])
         assert tensor.stop - tensor.start == len(theirs[name]["data"])
 
@@ -210,11 +210,11 @@ def test_all_that_is_written_is_read(tmp_path: Path) -> None:
     }
     file = tmp_path / "x.safetensors"
     safetensors.write(file, {name: (a.shape, a.dtype) for name, a in arrays.items()}, arrays.__getitem__)
-    found = safetensors.index(file)
-    assert list(found) == list(arrays)
+    actual = safetensors.index(file)
+    assert list(actual) == list(arrays)
     for name, array in arrays.items():
-        assert (found[name].numpy, found[name].shape) == (array.dtype, array.shape)
-        assert np.array_equal(found[name].read(), array)
+        assert (actual[name].numpy, actual[name].shape) == (array.dtype, array.shape)
+        assert np.array_equal(actual[name].read(), array)
 
 
 def test_shards() -> None:

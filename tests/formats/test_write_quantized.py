@@ -69,8 +69,8 @@ def test_integers_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> 
 
 def test_integers_that_are_not_packed_are_read(tmp_path: Path) -> None:
     scale = FIGURES["channel_scale"].view(BFLOAT16)
-    found = read(tmp_path, {"x.weight": FIGURES["channel_packed"], "x.weight_scale": scale})
-    np.testing.assert_array_equal(bits(found), FIGURES["channel"])
+    actual = read(tmp_path, {"x.weight": FIGURES["channel_packed"], "x.weight_scale": scale})
+    np.testing.assert_array_equal(bits(actual), FIGURES["channel"])
 
 
 def test_published_mxfp4_is_written_as_the_same_values(tmp_path: Path) -> None:
@@ -100,17 +100,17 @@ def test_errors_are_within_the_bounds_of_the_format(name: str, tmp_path: Path) -
     weight = (draw.standard_normal((128, 256)) * np.exp(draw.standard_normal((128, 1)))).astype(np.float32)
     if name == "mxfp4":
         form: quantize.WeightFormat = quantize.Mxfp4Format()
-        found = read(tmp_path, form.encode("x.weight", weight.T[None]))[0].T
+        actual = read(tmp_path, form.encode("x.weight", weight.T[None]))[0].T
     else:
         form = FORMATS[name]
-        found = read(tmp_path, form.encode("x.weight", weight))
-    error = np.abs(found.astype(np.float32) - weight) / blocks_of(name, weight)
+        actual = read(tmp_path, form.encode("x.weight", weight))
+    error = np.abs(actual.astype(np.float32) - weight) / blocks_of(name, weight)
     bound = form.largest_error() + 2.0**-8  # read in bfloat16
     assert bound / 2 < error.max() <= bound
     assert bound == quantize.largest_error(name)
     if name == "fp8":  # floats: the relative error of each element that is no subnormal is bounded
         normal = np.abs(weight) >= blocks_of(name, weight) * 2.0**-6 / 448
-        assert (np.abs(found.astype(np.float32) - weight)[normal] <= np.abs(weight)[normal] * bound).all()
+        assert (np.abs(actual.astype(np.float32) - weight)[normal] <= np.abs(weight)[normal] * bound).all()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-40, 1e30])
@@ -118,8 +118,8 @@ def test_errors_are_within_the_bounds_of_the_format(name: str, tmp_path: Path) -
 def test_zeros_and_extreme_magnitudes(name: str, scale: float, tmp_path: Path) -> None:
     weight = np.random.default_rng(4).uniform(0.5, 1, (128, 128)).astype(np.float32) * np.float32(scale)
     form = quantize.Mxfp4Format() if name == "mxfp4" else FORMATS[name]
-    found = read(tmp_path, form.encode("x.weight", weight[None] if name == "mxfp4" else weight)).astype(np.float32)
-    assert np.abs(found - weight).max() <= max(quantize.largest_error(name) * scale, 1e-38)
+    actual = read(tmp_path, form.encode("x.weight", weight[None] if name == "mxfp4" else weight)).astype(np.float32)
+    assert np.abs(actual - weight).max() <= max(quantize.largest_error(name) * scale, 1e-38)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -165,8 +165,8 @@ def test_a_checkpoint(method: str, sizes: dict[str, DecoderConfig], tmp_path: Pa
     assert after.keys() == before.keys()
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
-    found = config["quantization_config"]
-    kept = set(found["ignore" if method.startswith("int") else "modules_to_not_convert"])
+    actual = config["quantization_config"]
+    kept = set(actual["ignore" if method.startswith("int") else "modules_to_not_convert"])
     for name, values in before.items():
         is_kept = name in stored and stored[name].dtype == "BF16"
         if is_kept:
@@ -231,8 +231,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_the_command_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A quantized checkpoint is converted to bfloat16 as it is read; another format is made of it."""
     directory(tmp_path / "a", LLAMA3["tiny"])
-    words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hub", "--quantization", "int4"]
-    assert cli.main(words) == 0
+    argv = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hub", "--quantization", "int4"]
+    assert cli.main(argv) == 0
     assert "hub, from hub" in capsys.readouterr().out
     convert(tmp_path / "b", tmp_path / "plain", "hub")
     quantized, plain = hf.HubReader(tmp_path / "b"), hf.HubReader(tmp_path / "plain")

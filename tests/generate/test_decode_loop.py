@@ -81,17 +81,17 @@ def naive(last_logits: Callable[[Sequence[int]], np.ndarray], prompt: Sequence[i
 
 @pytest.mark.gpu
 def test_greedy_is_the_naive_loop(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:
-    found = sampler(leaves, PROMPTS, Sampling(NEW))
-    assert found == [naive(last_logits, prompt, NEW) for prompt in PROMPTS]
-    assert len({tuple(answer) for answer in found}) == len(PROMPTS)
-    assert all(len(set(answer)) > 2 for answer in found)
+    actual = sampler(leaves, PROMPTS, Sampling(NEW))
+    assert actual == [naive(last_logits, prompt, NEW) for prompt in PROMPTS]
+    assert len({tuple(answer) for answer in actual}) == len(PROMPTS)
+    assert all(len(set(answer)) > 2 for answer in actual)
 
 
 @pytest.mark.extended
 def test_a_greedy_answer_does_not_depend_on_the_rest_of_the_batch(sampler: Sampler, leaves: Leaves) -> None:
-    together = sampler(leaves, PROMPTS, Sampling(NEW))
-    assert [sampler(leaves, [prompt], Sampling(NEW))[0] for prompt in PROMPTS[:2]] == together[:2]
-    assert sampler(leaves, PROMPTS[::-1], Sampling(NEW)) == together[::-1]
+    joined = sampler(leaves, PROMPTS, Sampling(NEW))
+    assert [sampler(leaves, [prompt], Sampling(NEW))[0] for prompt in PROMPTS[:2]] == joined[:2]
+    assert sampler(leaves, PROMPTS[::-1], Sampling(NEW)) == joined[::-1]
 
 
 @pytest.mark.gpu
@@ -100,14 +100,14 @@ def test_an_answer_ends_before_the_stop_token(
 ) -> None:
     whole = sampler(leaves, PROMPTS, Sampling(NEW))
     stops = {whole[0][3], whole[1][0]}
-    found = Sampler(template, CONFIG, jnp.float32, stops)(leaves, PROMPTS, Sampling(NEW))
+    actual = Sampler(template, CONFIG, jnp.float32, stops)(leaves, PROMPTS, Sampling(NEW))
 
     def cut(answer: list[int]) -> list[int]:
         return answer[: next((place for place, token in enumerate(answer) if token in stops), NEW)]
 
-    assert found == [cut(answer) for answer in whole]
-    assert found[1] == []
-    assert len(found[0]) <= 3
+    assert actual == [cut(answer) for answer in whole]
+    assert actual[1] == []
+    assert len(actual[0]) <= 3
 
 
 @pytest.mark.extended
@@ -131,10 +131,10 @@ def test_capped_logits_are_drawn_from(sampler: Sampler, leaves: Leaves) -> None:
     config = CONFIG.with_fields({"head.soft_cap": 1e-4})
     template = abstract_decoder(config)
     capped = Sampler(template, config, jnp.float32, stop_ids=())
-    found = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
+    actual = capped(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
     # All words are about as likely then, as they are at a high temperature.
-    assert found == sampler(leaves, PROMPTS, Sampling(NEW, temperature=1e5, seed=1))
-    assert found != sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
+    assert actual == sampler(leaves, PROMPTS, Sampling(NEW, temperature=1e5, seed=1))
+    assert actual != sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.0, seed=1))
 
 
 @pytest.mark.extended
@@ -208,8 +208,8 @@ def test_a_stream_compiles_its_pieces_once(sampler: Sampler, leaves: Leaves) -> 
 
 @pytest.mark.extended
 def test_the_likeliest_of_one_or_of_no_mass_is_greedy(sampler: Sampler, leaves: Leaves) -> None:
-    drawn = sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, top_k=7, top_p=1e-6))
-    assert drawn == sampler(leaves, PROMPTS, Sampling(NEW))
+    samples = sampler(leaves, PROMPTS, Sampling(NEW, temperature=1.5, top_k=7, top_p=1e-6))
+    assert samples == sampler(leaves, PROMPTS, Sampling(NEW))
 
 
 def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> None:
@@ -223,8 +223,8 @@ def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> 
 @pytest.mark.gpu
 def test_draws_follow_the_softmax(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:
     temperature, rows = 2.0, 4000
-    drawn = sampler(leaves, [PROMPTS[0]] * rows, Sampling(1, temperature=temperature, seed=3))
-    counted = np.bincount([answer[0] for answer in drawn], minlength=50) / rows
+    samples = sampler(leaves, [PROMPTS[0]] * rows, Sampling(1, temperature=temperature, seed=3))
+    counted = np.bincount([answer[0] for answer in samples], minlength=50) / rows
     logits = last_logits(PROMPTS[0]).astype(np.float64) / temperature
     wanted = np.exp(logits - logits.max())
     wanted /= wanted.sum()

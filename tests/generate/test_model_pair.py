@@ -69,41 +69,41 @@ def test_the_first_policy_is_the_reference_to_the_bit(models: ModelPair, table: 
 @pytest.mark.extended
 def test_tokens_sum_to_the_pair_and_to_its_margin(models: ModelPair, table: dict[str, Any]) -> None:
     row = next(row for row in table["rows"] if row["row"] == ROW)
-    found = tokens(models, {"row": ROW}, silent)["sides"]
-    sums = [(math.fsum(side["policy"]), math.fsum(side["other"])) for side in found]
+    actual = tokens(models, {"row": ROW}, silent)["sides"]
+    sums = [(math.fsum(side["policy"]), math.fsum(side["other"])) for side in actual]
     assert [policy for policy, _ in sums] == pytest.approx(row["policy"], abs=1e-5)
     assert [other for _, other in sums] == pytest.approx(row["other"], abs=1e-5)
     beta, ((c, c_ref), (r, r_ref)) = 0.2, sums
     assert beta * ((c - c_ref) - (r - r_ref)) == pytest.approx(row["rewards"]["margins"], abs=1e-5)
-    assert "".join(found[0]["pieces"]) == "<bos>Say 42: good xx<eos>"
+    assert "".join(actual[0]["pieces"]) == "<bos>Say 42: good xx<eos>"
 
 
 def test_a_text_of_ones_own_is_read_as_the_pair_is(models: ModelPair) -> None:
-    (pair, _), (own,) = (
+    (pair, _), (ours,) = (
         tokens(models, asked, silent)["sides"]
         for asked in ({"row": ROW}, {"prompt": "Say 42: ", "text": "good xx", "chat": False})
     )
-    assert (own["ids"], own["begin"]) == (pair["ids"], pair["begin"])
+    assert (ours["ids"], ours["begin"]) == (pair["ids"], pair["begin"])
     for side in ("policy", "other"):
-        np.testing.assert_allclose(own[side], pair[side], atol=1e-5)
-    again = {"prompt_ids": own["ids"][: own["begin"]], "completion_ids": own["ids"][own["begin"] :]}
+        np.testing.assert_allclose(ours[side], pair[side], atol=1e-5)
+    again = {"prompt_ids": ours["ids"][: ours["begin"]], "completion_ids": ours["ids"][ours["begin"] :]}
     (same,) = tokens(models, again, silent)["sides"]
-    assert same["policy"] == own["policy"]
+    assert same["policy"] == ours["policy"]
 
 
 def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: ModelPair) -> None:
     (side, _) = tokens(models, {"row": ROW}, silent)["sides"]
     seen = 0
-    for at, piece in enumerate(side["pieces"][side["begin"] :]):
+    for index, piece in enumerate(side["pieces"][side["begin"] :]):
         for name, column in (("policy", 1), ("other", 2)):
-            best = side["likeliest"][name][at]
+            best = side["likeliest"][name][index]
             assert len(best) == 5
             assert [row[column] for row in best] == sorted((row[column] for row in best), reverse=True)
             for text, policy, other in best:
                 if text == piece:
                     seen += 1
-                    assert policy == pytest.approx(side["policy"][at], abs=1e-4)
-                    assert other == pytest.approx(side["other"][at], abs=1e-4)
+                    assert policy == pytest.approx(side["policy"][index], abs=1e-4)
+                    assert other == pytest.approx(side["other"][index], abs=1e-4)
     assert seen > len(side["policy"])
 
 
@@ -111,28 +111,28 @@ def test_the_likeliest_tokens_have_the_log_probabilities_of_the_text(models: Mod
 def test_answers_are_those_that_the_run_wrote(models: ModelPair) -> None:
     wrote = [row for row in RunDirectory(models.directory).samples() if row["step"] == DPO_STEPS]
     for row in wrote:
-        found = generate(models, {"prompt": row["prompt"], "max_new_tokens": 6}, silent)
-        assert found["policy"]["text"] == row["policy"]
-        assert found["other"]["text"] == row["reference"]
-        assert "".join(found["prompt_pieces"]) == f"<bos>{row['prompt']}"
+        actual = generate(models, {"prompt": row["prompt"], "max_new_tokens": 6}, silent)
+        assert actual["policy"]["text"] == row["policy"]
+        assert actual["other"]["text"] == row["reference"]
+        assert "".join(actual["prompt_pieces"]) == f"<bos>{row['prompt']}"
         for side in ("policy", "other"):
-            said = found[side]
+            said = actual[side]
             assert len(said["ids"]) == said["tokens"] + (said["stop"] is not None)
-    drawn = {"row": ROW, "max_new_tokens": 6, "temperature": 1.0, "seed": 5}
-    first, again = generate(models, drawn, silent), generate(models, drawn, silent)
+    rendered = {"row": ROW, "max_new_tokens": 6, "temperature": 1.0, "seed": 5}
+    first, again = generate(models, rendered, silent), generate(models, rendered, silent)
     assert first["policy"]["ids"] == again["policy"]["ids"]
 
 
 def test_two_steps_of_one_run_and_the_policy_before_training(finished: Any) -> None:
     with contextlib.chdir(finished.lab.place):
         two = ModelPair.open(finished.run("dpo"), 0, str(DPO_STEPS))
-        found = pairs(two, {"limit": 3}, silent)
+        actual = pairs(two, {"limit": 3}, silent)
         with pytest.raises(RunError, match="no checkpoint of step 1; there are"):
             ModelPair.open(finished.run("dpo"), 1)
-    assert found["against"] == f"step {DPO_STEPS}"
-    assert not found["first"]["expected"]
-    assert found["first"]["largest"] > 0.01
-    assert len(found["rows"]) == 3
+    assert actual["against"] == f"step {DPO_STEPS}"
+    assert not actual["first"]["expected"]
+    assert actual["first"]["largest"] > 0.01
+    assert len(actual["rows"]) == 3
 
 
 @pytest.mark.slow
@@ -141,14 +141,14 @@ def test_the_policy_of_another_run(finished: Any) -> None:
     with contextlib.chdir(finished.lab.place):
         # The first policy of the one is the last of the other, whose weights it starts from.
         both = ModelPair.open(dpo, 0, f"{sft.name}@{SFT_STEPS}")
-        found = pairs(both, {}, silent)
+        actual = pairs(both, {}, silent)
         for wrong in ("other@1", f"{sft.name}@x", f"{sft.name}@1", f"../{sft.name}@{SFT_STEPS}"):
             with pytest.raises(RunError, match=r"expected RUN@STEP|no checkpoint of step 1"):
                 ModelPair.open(dpo, 0, wrong)
-    assert found["against"] == f"{sft.name}, step {SFT_STEPS}"
-    assert found["first"]["largest"] == pytest.approx(0, abs=1e-4)
-    assert not found["first"]["expected"]
-    for row in found["rows"]:
+    assert actual["against"] == f"{sft.name}, step {SFT_STEPS}"
+    assert actual["first"]["largest"] == pytest.approx(0, abs=1e-4)
+    assert not actual["first"]["expected"]
+    for row in actual["rows"]:
         assert row["policy"] == pytest.approx(row["other"], abs=1e-3)
 
 
@@ -164,17 +164,17 @@ def test_several_answers_to_one_prompt(models: ModelPair) -> None:
 
 @pytest.mark.extended
 def test_text_is_told_while_it_is_decoded(models: ModelPair) -> None:
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     def tell(stage: str, partial: Any = None) -> None:
         if partial is not None:
-            told.append(json.loads(json.dumps({"stage": stage, **partial})))
+            reported.append(json.loads(json.dumps({"stage": stage, **partial})))
 
     asked = {"prompt": "Say 1: ", "max_new_tokens": 40, "temperature": 5.0, "seed": 3, "samples": 3}
-    found = generate(models, asked, tell)
+    actual = generate(models, asked, tell)
     for side in ("policy", "other"):
-        samples = [found[side], *found[side]["more"]]
-        steps = [one[side] for one in told if side in one]
+        samples = [actual[side], *actual[side]["more"]]
+        steps = [one[side] for one in reported if side in one]
         assert len(steps) > 2
         for number, sample in enumerate(samples):
             texts, counts = ([step[name][number] for step in steps] for name in ("texts", "tokens"))
@@ -182,8 +182,8 @@ def test_text_is_told_while_it_is_decoded(models: ModelPair) -> None:
             assert counts == sorted(counts)
             assert counts[-1] == len(sample["ids"])
             assert [step["done"][number] for step in steps] == [count == len(sample["ids"]) for count in counts]
-    assert told[0].keys() == {"stage", "policy"}
-    assert told[-1].keys() == {"stage", "policy", "other"}  # what the first model said stays
+    assert reported[0].keys() == {"stage", "policy"}
+    assert reported[-1].keys() == {"stage", "policy", "other"}  # what the first model said stays
 
 
 @pytest.mark.parametrize("tokenizer", [BytesTokenizer(), HFTokenizer(BYTE_FALLBACK)], ids=["bytes", "fallback"])
@@ -222,12 +222,12 @@ def test_progress_has_the_text_and_keeps_its_distance(monkeypatch: pytest.Monkey
 @pytest.mark.extended
 def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) -> None:
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
-    given = {"messages": messages, "max_new_tokens": 2, "sides": ["policy"]}
-    found = generate(models, given, silent)
+    fields = {"messages": messages, "max_new_tokens": 2, "sides": ["policy"]}
+    actual = generate(models, fields, silent)
     template = models.encoder.template().render(messages, add_generation_prompt=True)
-    assert found["prompt_ids"] == models.encoder.rendered(template)
-    assert "other" not in found
-    assert len(found["policy"]["ids"]) <= 2
+    assert actual["prompt_ids"] == models.encoder.rendered(template)
+    assert "other" not in actual
+    assert len(actual["policy"]["ids"]) <= 2
     for wrong in (
         [],
         "x",
@@ -236,27 +236,27 @@ def test_a_chat_of_several_turns_goes_through_the_template(models: ModelPair) ->
         [{"role": "x", "content": "c"}],
     ):
         with pytest.raises(RunError, match="messages: expected roles"):
-            generate(models, {**given, "messages": wrong}, silent)
+            generate(models, {**fields, "messages": wrong}, silent)
     for sides in ([], ["reference"], "policy"):
         with pytest.raises(RunError, match="sides: expected a list"):
-            generate(models, {**given, "sides": sides}, silent)
+            generate(models, {**fields, "sides": sides}, silent)
 
 
 @pytest.mark.extended
 def test_a_last_message_of_the_assistant_is_continued(models: ModelPair) -> None:
     messages = [{"role": "user", "content": "Hi 1"}, {"role": "assistant", "content": "go"}]
-    found = generate(models, {"messages": messages, "max_new_tokens": 3}, silent)
-    assert "".join(found["prompt_pieces"]) == "<bos><start_of_turn>user\nHi 1<end_of_turn>\n<start_of_turn>model\ngo"
+    actual = generate(models, {"messages": messages, "max_new_tokens": 3}, silent)
+    assert "".join(actual["prompt_pieces"]) == "<bos><start_of_turn>user\nHi 1<end_of_turn>\n<start_of_turn>model\ngo"
     for side in ("policy", "other"):
-        ids = found[side]["ids"]
+        ids = actual[side]["ids"]
         assert 1 <= len(ids) <= 3
-        scored = tokens(models, {"prompt_ids": found["prompt_ids"], "completion_ids": ids}, silent)["sides"][0]
+        scored = tokens(models, {"prompt_ids": actual["prompt_ids"], "completion_ids": ids}, silent)["sides"][0]
         best = [each[0][0] for each in scored["likeliest"][side]]
         assert best == scored["pieces"][scored["begin"] :]  # greedy, from behind the prefill
 
 
 def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
-    for do, asked, words in (
+    for do, asked, token_ids in (
         (generate, {"prompt": "x", "max_new_tokens": 5_000}, "positions; shorten the prompt"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "temperature": 1.0, "top_k": 10**6}, "top_k"),
         (generate, {"prompt": "x", "max_new_tokens": 4, "top_p": 0.5}, "no effect with temperature 0"),
@@ -267,7 +267,7 @@ def test_what_cannot_be_answered_is_refused(models: ModelPair) -> None:
         (tokens, {"prompt_ids": [1], "completion_ids": [10**6]}, "token ids below"),
         (tokens, {"prompt": "x", "text": "y" * 5_000}, "positions; shorten it"),
     ):
-        with pytest.raises(RunError, match=words):
+        with pytest.raises(RunError, match=token_ids):
             do(models, asked, silent)
 
 
@@ -284,9 +284,9 @@ def test_the_process_answers_line_by_line_and_ends_with_its_input(finished: Any,
         {"id": 2, "do": "nothing"},
         {"id": 3, "do": "generate", "prompt": "x", "max_new_tokens": 0},
     ]
-    words = [sys.executable, "-m", "nnxdsl.generate.worker", str(run), "--step", str(DPO_STEPS)]
+    argv = [sys.executable, "-m", "nnxdsl.generate.worker", str(run), "--step", str(DPO_STEPS)]
     done = subprocess.run(
-        words,
+        argv,
         input="".join(json.dumps(one) + "\n" for one in requests),
         capture_output=True,
         text=True,
@@ -304,7 +304,7 @@ def test_the_process_answers_line_by_line_and_ends_with_its_input(finished: Any,
     shutil.copytree(run, moved)
     shutil.rmtree(moved / "checkpoints")
     (moved / "checkpoints").mkdir()
-    words[3] = str(moved)
+    argv[3] = str(moved)
     ask = json.dumps({"id": 1, "do": "pairs"}) + "\n"
-    done = subprocess.run(words, input=ask, capture_output=True, text=True, env=finished.lab.environment, check=True)
+    done = subprocess.run(argv, input=ask, capture_output=True, text=True, env=finished.lab.environment, check=True)
     assert "has no checkpoint yet" in done.stdout

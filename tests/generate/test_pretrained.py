@@ -71,20 +71,20 @@ def test_text(tmp_path: Path) -> None:
     greedy = model.generate(["abc", chat], max_new_tokens=4)
     assert len(greedy) == 2
     assert model.generate(["abc", chat], max_new_tokens=4) == greedy
-    drawn = model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=1)
-    assert drawn != model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=2)
+    rendered = model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=1)
+    assert rendered != model.generate(["abc"], max_new_tokens=8, temperature=5.0, seed=2)
 
     # A last message of the assistant is continued: its turn stays open, and the answer is what follows it.
     for prefill in ("Sure, ", "No", ""):
         text = f"<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n{prefill}"
         ids = model.tokenizer.encode(text)
-        (found,) = model.generate([[*chat, {"role": "assistant", "content": prefill}]], max_new_tokens=3)
+        (actual,) = model.generate([[*chat, {"role": "assistant", "content": prefill}]], max_new_tokens=3)
         answer: list[int] = []
         for _ in range(3):
             row, length = np.zeros((1, 80), int), len(ids) + len(answer)
             row[0, :length] = [*ids, *answer]
             answer.append(int(model(row, np.arange(80)[None] < length)[0, length - 1].argmax()))
-        assert found == model.tokenizer.decode(answer)
+        assert actual == model.tokenizer.decode(answer)
     call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
     with pytest.raises(DataError, match=r"^prompts.1: the prompt ends with tool calls, which cannot be continued"):
         model.generate(["abc", [*chat, call]])

@@ -39,11 +39,11 @@ def test_who_may_be_drawn(top_k: int | None, top_p: float | None) -> None:
     logits = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32) * 2
     logits[:, 7] = logits[:, 21]  # equal ones
     logits[4:] -= 20  # all are negative
-    found = np.asarray(filter_logits(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p)))
+    actual = np.asarray(filter_logits(jnp.asarray(logits), top_k, None if top_p is None else jnp.float32(top_p)))
     for row in range(8):
-        ids = np.flatnonzero(np.isfinite(found[row])).tolist()
+        ids = np.flatnonzero(np.isfinite(actual[row])).tolist()
         assert ids == allowed(logits[row], top_k, top_p)
-        np.testing.assert_array_equal(found[row, ids], logits[row, ids])
+        np.testing.assert_array_equal(actual[row, ids], logits[row, ids])
 
 
 def test_min_p_goes_by_the_likeliest_token() -> None:
@@ -68,8 +68,8 @@ def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: 
     keys = jax.random.split(jax.random.key(2), ROWS)
     rows = jnp.broadcast_to(logits, (ROWS, size))
     mass = None if top_p is None else jnp.float32(top_p)
-    drawn = jax.jit(partial(draw, top_k=top_k, top_p=mass))(keys, rows, jnp.float32(temperature)).ids
-    counted = np.bincount(np.asarray(drawn), minlength=size) / ROWS
+    rendered = jax.jit(partial(draw, top_k=top_k, top_p=mass))(keys, rows, jnp.float32(temperature)).ids
+    counted = np.bincount(np.asarray(rendered), minlength=size) / ROWS
     wanted = np.zeros(size)
     may = allowed(logits / np.float32(temperature), top_k, top_p)
     wanted[may] = np.exp(logits[may] / temperature)
@@ -82,10 +82,10 @@ def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: 
 def test_draws_go_by_the_prompt_and_not_by_its_place() -> None:
     one = streams(jax.random.key(0), jnp.asarray(numbers_of([[1, 2], [3], [1, 2]])))
     other = streams(jax.random.key(0), jnp.asarray(numbers_of([[3], [5, 6, 7], [1, 2]])))
-    found, again = (jax.random.key_data(keys).tolist() for keys in (one, other))
-    assert found[1] == again[0]
-    assert found[0] == again[2]
-    assert len({tuple(key) for key in (*found, *again)}) == 4
+    actual, again = (jax.random.key_data(keys).tolist() for keys in (one, other))
+    assert actual[1] == again[0]
+    assert actual[0] == again[2]
+    assert len({tuple(key) for key in (*actual, *again)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ Built = tuple[params.AbstractModel, DecoderConfig, dict[str, jax.Array]]
 def groups() -> list[list[int]]:
     """Three prompts of other lengths, with 3, 2 and 2 answers."""
     draw = np.random.default_rng(3)
-    found = [draw.integers(8, 200, size).tolist() for size in (5, 19, 9)]
-    return [found[0]] * 3 + [found[1]] * 2 + [found[2]] * 2
+    result = [draw.integers(8, 200, size).tolist() for size in (5, 19, 9)]
+    return [result[0]] * 3 + [result[1]] * 2 + [result[2]] * 2
 
 
 def build_model(name: str) -> Built:
@@ -77,8 +77,8 @@ def build() -> Callable[[str], Built]:
     return cache(build_model)
 
 
-def ids(found: list[Completion]) -> list[list[int]]:
-    return [one.ids for one in found]
+def ids(result: list[Completion]) -> list[list[int]]:
+    return [one.ids for one in result]
 
 
 @pytest.mark.default_variants(1)
@@ -90,15 +90,15 @@ def test_draws_depend_neither_on_slots_nor_on_neighbours_nor_on_order(build: Cal
     wanted = ids(Sampler(template, config, jnp.float32, stops, slots=16).complete(leaves, prompts, HOT))
     assert len({len(one) for one in wanted}) > 2
     assert len({tuple(one) for one in wanted}) == len(prompts)  # answers of one prompt differ
-    few = Sampler(template, config, jnp.float32, stops, slots=2)
-    assert ids(few.complete(leaves, prompts, HOT)) == wanted
-    assert ids(few.complete(leaves, prompts[::-1], HOT))[::-1] == [*wanted[2::-1], *wanted[4:2:-1], *wanted[:4:-1]]
-    assert ids(few.complete(leaves, prompts[2:5], HOT))[1:] == wanted[3:5]
+    small = Sampler(template, config, jnp.float32, stops, slots=2)
+    assert ids(small.complete(leaves, prompts, HOT)) == wanted
+    assert ids(small.complete(leaves, prompts[::-1], HOT))[::-1] == [*wanted[2::-1], *wanted[4:2:-1], *wanted[:4:-1]]
+    assert ids(small.complete(leaves, prompts[2:5], HOT))[1:] == wanted[3:5]
     limits = [1, 5, NEW, 2, NEW, 3, 4]
-    assert ids(few.complete(leaves, prompts, HOT, limits=limits)) == [
+    assert ids(small.complete(leaves, prompts, HOT, limits=limits)) == [
         one[:limit] for one, limit in zip(wanted, limits, strict=True)
     ]
-    pieces = list(few.stream(leaves, prompts, HOT, every=3))
+    pieces = list(small.stream(leaves, prompts, HOT, every=3))
     assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
 
 
@@ -108,10 +108,10 @@ def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built],
     template, config, leaves = build(name)
     sampling = attrs.evolve(HOT, top_k=40, top_p=0.9, min_p=0.02)
     prompts, sampler = groups(), Sampler(template, config, jnp.float32, stop_ids=(), slots=3)
-    found = sampler.complete(leaves, prompts, sampling)
+    actual = sampler.complete(leaves, prompts, sampling)
     size = 19 + NEW
     rows = np.zeros((len(prompts), size), np.int32)
-    for row, prompt, one in zip(rows, prompts, found, strict=True):
+    for row, prompt, one in zip(rows, prompts, actual, strict=True):
         row[: len(prompt) + NEW] = [*prompt, *one.ids]
     places = positions_right_padded(jnp.array([len(prompt) + NEW for prompt in prompts]), size)
 
@@ -124,10 +124,10 @@ def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built],
         return logits - total[..., None], jax.nn.logsumexp(top, axis=-1) - total
 
     logps, mass = map(np.asarray, forward(leaves))
-    for row, (prompt, one) in enumerate(zip(prompts, found, strict=True)):
-        at = np.arange(len(prompt) - 1, len(prompt) - 1 + NEW)
-        np.testing.assert_allclose(one.logps, logps[row, at, one.ids], atol=1e-4, rtol=0)
-        np.testing.assert_allclose(one.log_mass, mass[row, at], atol=1e-4, rtol=0)
+    for row, (prompt, one) in enumerate(zip(prompts, actual, strict=True)):
+        index = np.arange(len(prompt) - 1, len(prompt) - 1 + NEW)
+        np.testing.assert_allclose(one.logps, logps[row, index, one.ids], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(one.log_mass, mass[row, index], atol=1e-4, rtol=0)
         assert (one.log_mass < 0).any()
         assert (one.logps <= one.log_mass + 1e-6).all()
 
@@ -147,9 +147,9 @@ def test_a_prompt_is_computed_once(build: Callable[[str], Built], monkeypatch: p
     sampler, seen = Sampler(template, config, jnp.float32, stop_ids=(), slots=2), list[np.ndarray]()
     prefill = sampler._prefill
 
-    def counted(shared: Any, own: Any, tokens: np.ndarray, *rest: Any, **options: Any) -> Any:
+    def counted(shared: Any, ours: Any, tokens: np.ndarray, *rest: Any, **options: Any) -> Any:
         seen.append(tokens)
-        return prefill(shared, own, tokens, *rest, **options)
+        return prefill(shared, ours, tokens, *rest, **options)
 
     monkeypatch.setattr(sampler, "_prefill", counted)
     sampler.complete(leaves, groups(), HOT)
@@ -217,6 +217,6 @@ def test_a_killed_process_that_starts_again_draws_the_same(build: Callable[[str]
         before = [json.loads(killed.stdout.readline()) for _ in range(3)]
         killed.kill()
     again = Sampler(template, config, jnp.float32, (), slots=3).complete(leaves, groups(), HOT)
-    drawn = [list(itertools.chain(*parts)) for parts in zip(*before, strict=True)]
-    assert any(drawn)
-    assert drawn == [one.ids[: len(tokens)] for one, tokens in zip(again, drawn, strict=True)]
+    rendered = [list(itertools.chain(*parts)) for parts in zip(*before, strict=True)]
+    assert any(rendered)
+    assert rendered == [one.ids[: len(tokens)] for one, tokens in zip(again, rendered, strict=True)]

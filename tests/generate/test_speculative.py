@@ -89,8 +89,8 @@ def build() -> Callable[[str], Built]:
 
 def complete(sampler: Sampler, leaves: dict[str, jax.Array], prompts: Any, sampling: Sampling) -> Any:
     """Completions, and the passes of each."""
-    found = sampler.complete(leaves, prompts, sampling)
-    return [one.ids for one in found], [one.passes for one in found]
+    result = sampler.complete(leaves, prompts, sampling)
+    return [one.ids for one in result], [one.passes for one in result]
 
 
 def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
@@ -125,8 +125,8 @@ def test_tokens_are_those_without_drafts(
     wanted, passes = complete(plain, leaves, PROMPTS, sampling)
     assert passes == [NEW - 1] * len(PROMPTS)
     assert max(len(set(row)) for row in wanted) > 3
-    found, passes = complete(plain, leaves, PROMPTS, with_drafts(sampling, drafts))
-    assert found == wanted
+    actual, passes = complete(plain, leaves, PROMPTS, with_drafts(sampling, drafts))
+    assert actual == wanted
     assert plain(leaves, PROMPTS, with_drafts(sampling, drafts)) == plain(leaves, PROMPTS, sampling)
     # Rows are accepted in other places; no pass yields more than it can, and some draft is right.
     assert min(passes) < NEW - 1
@@ -156,8 +156,8 @@ def test_a_row_does_not_depend_on_others_nor_on_what_they_accept(build: Callable
     assert {len(row) for row in wanted} != {NEW}
     assert [complete(ending, leaves, [prompt], asked)[0][0] for prompt in PROMPTS[:2]] == wanted[:2]
     changed = {path: -leaf if "attention.value" in path else leaf for path, leaf in leaves.items()}
-    together = ending.sample_models([leaves, changed], PROMPTS, asked)
-    assert together == ending.sample_models([leaves, changed], PROMPTS, HOT)
+    joined = ending.sample_models([leaves, changed], PROMPTS, asked)
+    assert joined == ending.sample_models([leaves, changed], PROMPTS, HOT)
 
 
 @pytest.mark.extended
@@ -172,8 +172,8 @@ def test_a_perfect_draft_is_always_accepted(build: Callable[[str], Built]) -> No
     still |= ones | {"mtp.join.kernel": jnp.asarray(join)}
     sampler = Sampler(template, config, jnp.float32, stop_ids=())
     for drafts, least in ((1, 10), (4, 4)):
-        found, passes = complete(sampler, still, PROMPTS, with_drafts(Sampling(NEW), drafts))
-        assert found == [[row[-1]] * NEW for row in PROMPTS]
+        actual, passes = complete(sampler, still, PROMPTS, with_drafts(Sampling(NEW), drafts))
+        assert actual == [[row[-1]] * NEW for row in PROMPTS]
         assert passes == [least] * len(PROMPTS)
 
 
@@ -250,7 +250,7 @@ def test_rollouts_have_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {number}: ", "answer": str(number)} for number in range(2)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Data.Prompts(str(tmp_path / "prompts.jsonl"), max_prompt_length=16, max_completion_length=6)
-    found = []
+    actual = []
     for drafts in (0, 2):
         experiment = Experiment(
             name="rollouts",
@@ -265,7 +265,7 @@ def test_rollouts_have_it(tmp_path: Path) -> None:
         )
         program, prompts = compile_experiment(experiment), load(data, BytesTokenizer())
         assert isinstance(prompts, Prompts)
-        found.append(Rollouts.of(program, prompts, BytesTokenizer()).at(0, program.init()).batch)
-    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+        actual.append(Rollouts.of(program, prompts, BytesTokenizer()).rollout_at(0, program.init()).batch)
+    assert all(np.array_equal(one, other) for one, other in zip(*actual, strict=True))
     with pytest.raises(PlanError, match=r"objective.num_speculative_tokens: the model has no .* layer; set 0"):
         build_blueprint(attrs.evolve(experiment, model=Model.DeepSeekV3("tiny")))

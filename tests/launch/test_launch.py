@@ -119,8 +119,8 @@ def test_one_that_never_began_is_judged_by_its_process(
     assert outcome_of_job(tmp_path / "tiny-00000000", 0, code, printed) == Outcome(state, None, error)  # type: ignore[arg-type]
     # An attempt from before says nothing of this one.
     run = begun(tmp_path, experiment(), state="failed", step=1, error="old")
-    found = outcome_of_job(run, 1, code, printed)
-    assert (found.state, found.error) == (state, error)
+    actual = outcome_of_job(run, 1, code, printed)
+    assert (actual.state, actual.error) == (state, error)
 
 
 def test_only_errors_are_complaints() -> None:

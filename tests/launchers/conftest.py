@@ -91,13 +91,13 @@ class Lab:
 
     def events(self, kind: str = "sweeps") -> list[dict[str, Any]]:
         """All that the driver wrote down."""
-        (found,) = (self.home / kind).glob("*/trials.jsonl")
-        return JsonLines(found).read()
+        (result,) = (self.home / kind).glob("*/trials.jsonl")
+        return JsonLines(result).read()
 
     def results(self) -> dict[str, Any]:
         """What the sweep came to."""
-        (found,) = (self.home / "sweeps").glob("*/results.json")
-        return json.loads(found.read_text())
+        (result,) = (self.home / "sweeps").glob("*/results.json")
+        return json.loads(result.read_text())
 
     def kill(self, run: Path) -> None:
         """Ends the process that writes a run, as if its machine had gone."""
@@ -155,9 +155,9 @@ def wait_until() -> Callable[..., None]:
 def cluster() -> Iterator[str]:
     """A real cluster of Ray on this machine, with room for two; its address."""
     pytest.importorskip("ray")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        port = result.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:  # its sockets need a short path
         argv = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={place}"]
         argv += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]

@@ -24,8 +24,8 @@ class StandIn(job.Job):
 
 
 def prepared(experiment: Experiment, home: Path, variables: Mapping[str, str]) -> job.Job:
-    found = prepare(experiment, home, variables)
-    return StandIn(**{field.name: getattr(found, field.name) for field in attrs.fields(job.Job)})
+    result = prepare(experiment, home, variables)
+    return StandIn(**{field.name: getattr(result, field.name) for field in attrs.fields(job.Job)})
 
 
 driver.prepare = prepared

@@ -44,9 +44,9 @@ def test_a_killed_sweep_of_twenty_runs_each_point_once(
     code, out, err = lab.run("sweep", "--quiet", "--json")
     assert code == 0, err
     lab.assert_each_once(20)
-    told = json.loads(out)
-    assert len(told["rows"]) == 20
-    assert all(row["state"] == "finished" for row in told["rows"])
+    reported = json.loads(out)
+    assert len(reported["rows"]) == 20
+    assert all(row["state"] == "finished" for row in reported["rows"])
     assert lab.run("sweep", "--quiet", "--json")[1] == out
     lab.assert_each_once(20)
 
@@ -111,8 +111,8 @@ def test_a_killed_search_goes_on(lab: Any, parallel: str, wait_until: Callable[.
     assert sorted(rows) == list(range(14))
     assert lab.results()["best"] == min(rows.values(), key=lambda row: row["value"])["run"]
     if parallel == "1":  # from the start, without a break, with the runs that are there: the same trials
-        (found,) = (lab.home / "sweeps").iterdir()
-        found.rename(lab.place / "moved away")
+        (actual,) = (lab.home / "sweeps").iterdir()
+        actual.rename(lab.place / "moved away")
         assert lab.run("sweep", "--quiet")[0] == 0
         assert {row["point"]: row["changes"] for row in lab.results()["rows"]} == {
             number: row["changes"] for number, row in rows.items()

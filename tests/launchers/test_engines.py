@@ -79,9 +79,9 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def engine(launcher: str) -> Iterator[Any]:
-    found = open_engine(eval(launcher, {"Launcher": Launcher}))
-    yield found
-    found.close()
+    result = open_engine(eval(launcher, {"Launcher": Launcher}))
+    yield result
+    result.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from app.pages.sweeps.plots import importance
-from app.store.sweeps import Found, Point
+from app.store.sweeps import OpenedSweep, Point
 from nnxdsl.errors import RunError
 from nnxdsl.sweep.importance import importances
 
@@ -18,11 +18,11 @@ pytest.importorskip("optuna")
 def points(count: int) -> list[tuple[dict[str, str], float]]:
     """Points whose metric is decided by `lr` alone, best at 0.5; `steps` never differs."""
     draw = random.Random(0)
-    found = [
+    result = [
         {"seed": str(draw.randrange(9)), "lr": repr(draw.random()), "kind": draw.choice(["'a'", "None"]), "steps": "3"}
         for _ in range(count)
     ]
-    return [(changes, abs(float(changes["lr"]) - 0.5)) for changes in found]
+    return [(changes, abs(float(changes["lr"]) - 0.5)) for changes in result]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -50,9 +50,9 @@ def test_the_page_draws_a_bar_for_each(tmp_path: object) -> None:
         Point(n, f"run-{n}", changes, "finished", metrics={"loss": value})
         for n, (changes, value) in enumerate(points(30))
     ]
-    found = Found("sweep", tmp_path, "sweep", rows)  # type: ignore[arg-type]
-    drawn = importance(found, "loss")
-    assert drawn is not None
-    (bars,) = drawn.data
+    actual = OpenedSweep("sweep", tmp_path, "sweep", rows)  # type: ignore[arg-type]
+    rendered = importance(actual, "loss")
+    assert rendered is not None
+    (bars,) = rendered.data
     assert bars.y[-1] == "lr"
-    assert importance(Found("sweep", tmp_path, "sweep", rows[:3]), "loss") is None  # type: ignore[arg-type]
+    assert importance(OpenedSweep("sweep", tmp_path, "sweep", rows[:3]), "loss") is None  # type: ignore[arg-type]

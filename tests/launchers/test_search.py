@@ -41,8 +41,8 @@ def test_a_killed_search_goes_on_and_asks_what_it_would_have_asked(lab: Any, wai
     assert sorted(rows) == list(range(8))
     assert lab.results()["best"] == min(rows.values(), key=lambda row: row["value"])["run"]
     # From the start, without a break, with the runs that are there: the same trials.
-    (found,) = (lab.home / "sweeps").iterdir()
-    found.rename(lab.place / "moved away")
+    (actual,) = (lab.home / "sweeps").iterdir()
+    actual.rename(lab.place / "moved away")
     code, _, _ = lab.run("sweep", "--quiet")
     assert code == 0
     assert {row["point"]: row["changes"] for row in lab.results()["rows"]} == {

@@ -75,5 +75,5 @@ def test_a_job_that_is_told_that_time_is_short_saves_and_comes_back_by_itself(
 
 
 def job_of(lab: Any) -> str:
-    (found,) = lab.home.glob(".launch/*/submission.json")
-    return json.loads(found.read_text())["job"]
+    (result,) = lab.home.glob(".launch/*/submission.json")
+    return json.loads(result.read_text())["job"]

@@ -18,7 +18,7 @@ from nnxdsl.planning.collectives import collectives
 from nnxdsl.sharding.layout import Layout
 from nnxdsl.sharding.mesh import device_mesh
 
-ROWS, LENGTH, WIDTH, WORDS = 8, 15, 32, 1280
+ROWS, LENGTH, WIDTH, VOCAB_SIZE = 8, 15, 32, 1280
 
 
 def main() -> None:
@@ -28,10 +28,10 @@ def main() -> None:
     mesh = device_mesh(layout.mesh, jax.devices(), "heads")
     shard_context = ShardContext("cpu", layout.constrain(mesh), layout.shard_counts, layout.length_shards)
     draw = np.random.default_rng(0)
-    given: Any = (
+    inputs: Any = (
         draw.standard_normal((ROWS, LENGTH, WIDTH)).astype(np.float32),
-        draw.standard_normal((WORDS, WIDTH)).astype(np.float32),
-        draw.integers(0, WORDS, (ROWS, LENGTH)).astype(np.int32),
+        draw.standard_normal((VOCAB_SIZE, WIDTH)).astype(np.float32),
+        draw.integers(0, VOCAB_SIZE, (ROWS, LENGTH)).astype(np.int32),
         draw.random((ROWS, LENGTH)) < 0.7,
         draw.standard_normal((2, ROWS, LENGTH)).astype(np.float32),
     )
@@ -50,17 +50,17 @@ def main() -> None:
 
             return jax.grad(loss, argnums=of, has_aux=True)(hidden, head)
 
-        alone = jax.jit(lambda *args, of=trained: run(None, *args, of))(*given)
+        alone = jax.jit(lambda *args, of=trained: run(None, *args, of))(*inputs)
         outside = (places[0] if name == "frozen" else places[:2]), None
         cut = jax.jit(
             lambda *args, of=trained: run(shard_context, *args, of), in_shardings=places, out_shardings=outside
         )
-        compiled = cut.lower(*given).compile()
-        found = compiled(*(jax.device_put(array, place) for array, place in zip(given, places, strict=True)))
+        compiled = cut.lower(*inputs).compile()
+        result = compiled(*(jax.device_put(array, place) for array, place in zip(inputs, places, strict=True)))
         traffic = collectives(compiled.as_text() or "")
         report[name] = {
             "differences": jax.tree.leaves(
-                jax.tree.map(lambda one, other: float(np.abs(np.asarray(one) - np.asarray(other)).max()), alone, found)
+                jax.tree.map(lambda one, other: float(np.abs(np.asarray(one) - np.asarray(other)).max()), alone, result)
             ),
             "kinds": sorted({one.kind for one in traffic}),
             "in loops": sum(one.bytes for one in traffic if one.in_loop),

@@ -57,8 +57,8 @@ def main() -> None:
         for name, labels in LABELS.items():
             state, labelled = samples.trained(program), batch._replace(desirable=np.array(labels, np.float32))
             state, _ = program.step(state, labelled)  # after which the policy is not the reference
-            _, found = program.step(state, labelled)
-            report[layout][name] = {key: float(value) for key, value in found.items()}
+            _, result = program.step(state, labelled)
+            report[layout][name] = {key: float(value) for key, value in result.items()}
     print(json.dumps(report))
 
 

@@ -75,9 +75,9 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
     expected = in_float64(capped(hidden, head, caps[0]), capped(taught, other, caps[1]), beta) * mask
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
-        given = TeacherOutputs(jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32), caps[1])
-        found = divergence(hidden, head, given, jnp.asarray(mask), objective, caps[0])
-        return jnp.sum(found * jnp.arange(1.0, 10.0)), found
+        inputs = TeacherOutputs(jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32), caps[1])
+        result = divergence(hidden, head, inputs, jnp.asarray(mask), objective, caps[0])
+        return jnp.sum(result * jnp.arange(1.0, 10.0)), result
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
@@ -85,8 +85,8 @@ def test_tiles_change_nothing(beta: str, monkeypatch: pytest.MonkeyPatch) -> Non
     chunks = token_stats.Chunks.of(jnp.asarray(mask), (vocab_size, 10), None, token_stats.ShardContext())
     assert (chunks.count, chunks.tile_vocab) == (3, 10)
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
-    for (_, found), _ in (whole, tiled):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for (_, actual), _ in (whole, tiled):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     for one, other_ in zip(whole[1], tiled[1], strict=True):
         np.testing.assert_allclose(one, other_, rtol=1e-4, atol=2e-6)
 
@@ -113,11 +113,11 @@ def test_equal_models_are_no_distance_apart() -> None:
     draw = np.random.default_rng(4)
     hidden, head = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((1, 4, 6), (20, 6)))
     for kind in DISTANCES.values():
-        given = TeacherOutputs(hidden, head)
-        found, back = jax.vjp(
-            lambda x, given=given, kind=kind: divergence(x, head, given, jnp.ones((1, 4), bool), asked(kind)), hidden
+        inputs = TeacherOutputs(hidden, head)
+        actual, back = jax.vjp(
+            lambda x, values=inputs, kind=kind: divergence(x, head, values, jnp.ones((1, 4), bool), asked(kind)), hidden
         )
-        np.testing.assert_allclose(found, np.zeros((1, 4)), atol=1e-6)
+        np.testing.assert_allclose(actual, np.zeros((1, 4)), atol=1e-6)
         np.testing.assert_allclose(back(jnp.ones((1, 4)))[0], jnp.zeros_like(hidden), atol=1e-6)
 
 

@@ -64,12 +64,12 @@ def test_against_float64_of_another_program(case: str) -> None:
     stored = STORED["cases"][case]
     objective = from_dict(stored["objective"], expected=Objective)
     policy, reference = answers(stored["answers"])
-    found = means(say(objective, policy, reference))
+    actual = means(say(objective, policy, reference))
     for name in ("loss", "kl", *(f"rewards/{n}" for n in ("chosen", "rejected", "margins")), "logps/chosen"):
-        assert found[name] == pytest.approx(stored[name], rel=5e-6), name
-    own, other = gradients(objective, policy, reference)
+        assert actual[name] == pytest.approx(stored[name], rel=5e-6), name
+    ours, other = gradients(objective, policy, reference)
     # A loss near its largest value is flat; how flat is no more exact than float32 is around 1.
-    np.testing.assert_allclose(own, stored["by_chosen"], rtol=5e-5, atol=2e-7 / len(own))
+    np.testing.assert_allclose(ours, stored["by_chosen"], rtol=5e-5, atol=2e-7 / len(ours))
     np.testing.assert_array_equal(other, 0.0)  # nothing is learnt from mismatched answers
 
 
@@ -80,10 +80,10 @@ def test_the_figures_have_a_baseline_and_none() -> None:
 def test_it_starts_at_a_half() -> None:
     objective = Objective.KTO(desirable_weight=3.0, undesirable_weight=0.5)
     policy, _ = answers("far")
-    found = means(say(objective, policy, policy._replace(desirable=None)))
+    actual = means(say(objective, policy, policy._replace(desirable=None)))
     liked = float(jnp.mean(policy.desirable))  # type: ignore[arg-type]
-    assert found["loss"] == pytest.approx(0.5 * (3.0 * liked + 0.5 * (1 - liked)), rel=1e-6)
-    assert found["kl"] == found["rewards/chosen"] == found["rewards/rejected"] == found["rewards/margins"] == 0.0
+    assert actual["loss"] == pytest.approx(0.5 * (3.0 * liked + 0.5 * (1 - liked)), rel=1e-6)
+    assert actual["kl"] == actual["rewards/chosen"] == actual["rewards/rejected"] == actual["rewards/margins"] == 0.0
 
 
 def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
@@ -95,8 +95,8 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
         return PairLogps(*columns)  # type: ignore[arg-type]
 
     weight = jnp.ones(14).at[5:7].set(0)
-    alone, found = say(objective, policy, reference), say(objective, filled(policy), filled(reference), weight)
-    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(found), strict=True):
+    alone, actual = say(objective, policy, reference), say(objective, filled(policy), filled(reference), weight)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(actual), strict=True):
         assert float(other) == pytest.approx(float(one), rel=1e-6)
     plain, toward = (
         gradients(objective, *said)[0] for said in ((policy, reference), (filled(policy), filled(reference), weight))
@@ -109,9 +109,9 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold() -> None:
 
 def test_extremes_stay_numbers() -> None:
     far = jnp.array([0.0, -1e-30, -500.0, -20_000.0])
-    own, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
-    policy = PairLogps(own, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
-    for way in (policy, policy._replace(chosen_logps=other, rejected_logps=own)):
+    ours, other = (x.reshape(-1) for x in jnp.meshgrid(far, far))
+    policy = PairLogps(ours, other, jnp.ones(16), jnp.ones(16), (jnp.arange(16) % 3 > 0).astype(jnp.float32))
+    for way in (policy, policy._replace(chosen_logps=other, rejected_logps=ours)):
         reference = PairLogps(way.rejected_logps, way.chosen_logps, way.chosen_tokens, way.rejected_tokens)
         assert np.isfinite(list(means(say(Objective.KTO(), way, reference)).values())).all()
         assert np.isfinite(gradients(Objective.KTO(), way, reference)).all()
@@ -194,33 +194,33 @@ def test_a_label_that_most_batches_lack_has_the_mean_of_its_rows(
         dataset, state = load(held_out, tokenizer), trained(program)
         evaluator = Evaluator(program, evaluation, dataset, tokenizer, is_chat=False)
         assert evaluator.batch_count == 3
-        found = evaluator.metrics(state)
-        assert found is not None
+        result = evaluator.metrics(state)
+        assert result is not None
         last = program.evaluate(state, dataset.batch(np.arange(len(rows))[-1:], program.blueprint.forward_batch_size))
-        return found, {name: float(ratio.total / ratio.count) for name, ratio in last.items() if ratio.count}
+        return result, {name: float(ratio.total / ratio.count) for name, ratio in last.items() if ratio.count}
 
     lacks, alone = evaluated(*[True] * 9)
     names = {f"eval/{kind}/rejected" for kind in ("rewards", "logps")} | {"eval/rewards/margins"}
     assert lacks.keys() & names == set()
     assert "eval/rewards/chosen" in lacks
-    found, alone = evaluated(*[True] * 8, False)
-    assert found.keys() - lacks.keys() == names
-    assert found["eval/logps/rejected"] == pytest.approx(alone["logps/rejected"], rel=1e-5)
-    assert found["eval/rewards/margins"] == found["eval/rewards/chosen"] - found["eval/rewards/rejected"]
-    assert all(map(math.isfinite, [*lacks.values(), *found.values()]))
+    actual, alone = evaluated(*[True] * 8, False)
+    assert actual.keys() - lacks.keys() == names
+    assert actual["eval/logps/rejected"] == pytest.approx(alone["logps/rejected"], rel=1e-5)
+    assert actual["eval/rewards/margins"] == actual["eval/rewards/chosen"] - actual["eval/rewards/rejected"]
+    assert all(map(math.isfinite, [*lacks.values(), *actual.values()]))
 
 
 LABELLED = {f"{kind}/rejected" for kind in ("rewards", "logps")} | {"rewards/margins"}
 """Metrics that need an undesirable answer."""
 
 
-def assert_whole(found: dict[str, dict[str, float]], whole: dict[str, dict[str, float]]) -> None:
+def assert_whole(result: dict[str, dict[str, float]], whole: dict[str, dict[str, float]]) -> None:
     """Metrics by labels are those of the batch in one piece, and only that without undesirable answers lacks some."""
     for labels, metrics in whole.items():
         assert {name for name, value in metrics.items() if math.isnan(value)} == (
             LABELLED if labels == "none" else set()
         )
-        assert found[labels] == pytest.approx(metrics, rel=2e-4, abs=2e-6, nan_ok=True), labels
+        assert result[labels] == pytest.approx(metrics, rel=2e-4, abs=2e-6, nan_ok=True), labels
     assert len({metrics["logps/chosen"] for metrics in whole.values()}) == len(whole)
     assert whole["halves"]["rewards/margins"] != 0
 

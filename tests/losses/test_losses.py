@@ -74,12 +74,12 @@ def test_swapping_negates_the_margin() -> None:
         return PairLogps(x.rejected_logps, x.chosen_logps, x.rejected_tokens, x.chosen_tokens)
 
     loss = losses.build(Objective.DPO(beta=0.7))
-    there = loss(POLICY, REFERENCE, ONES)
+    other = loss(POLICY, REFERENCE, ONES)
     back = loss(swapped(POLICY), swapped(REFERENCE), ONES)
-    assert mean(back.metrics["rewards/margins"]) == -mean(there.metrics["rewards/margins"])
-    assert mean(back.metrics["rewards/chosen"]) == mean(there.metrics["rewards/rejected"])
+    assert mean(back.metrics["rewards/margins"]) == -mean(other.metrics["rewards/margins"])
+    assert mean(back.metrics["rewards/chosen"]) == mean(other.metrics["rewards/rejected"])
     # -log sigmoid(z) - (-log sigmoid(-z)) = -z, pair by pair.
-    assert mean(there.loss) - mean(back.loss) == pytest.approx(-mean(there.metrics["rewards/margins"]), abs=1e-6)
+    assert mean(other.loss) - mean(back.loss) == pytest.approx(-mean(other.metrics["rewards/margins"]), abs=1e-6)
 
 
 def test_rows_of_weight_zero_do_not_count() -> None:

@@ -86,10 +86,10 @@ def test_against_float64_of_another_program(case: str) -> None:
         if f"rewards/{name}" in stored:
             assert mean(terms.metrics[f"rewards/{name}"]) == pytest.approx(stored[f"rewards/{name}"], rel=5e-6)
     assert any(name.startswith("rewards/") for name in terms.metrics) == ("rewards/margins" in stored)
-    for found, name in zip(gradients(objective, POLICY, REFERENCE, ONES), ("by_chosen", "by_rejected"), strict=True):
+    for actual, name in zip(gradients(objective, POLICY, REFERENCE, ONES), ("by_chosen", "by_rejected"), strict=True):
         # Each pair's own, so that none hides behind a larger one; where terms cancel, what is left is no more exact.
         rounding = 8e-6 * float(np.median(np.abs(stored[name])))
-        np.testing.assert_allclose(found, stored[name], rtol=5e-5, atol=rounding)
+        np.testing.assert_allclose(actual, stored[name], rtol=5e-5, atol=rounding)
     for row, expected in enumerate(stored.get("pairs", ())):
         alone = mean(say(objective, weight=jnp.zeros_like(ONES).at[row].set(1.0)).loss)
         assert alone == pytest.approx(expected, rel=1e-5, abs=1e-12)
@@ -146,10 +146,10 @@ def swapped(pairs: PairLogps) -> PairLogps:
 
 @pytest.mark.parametrize("name", [name for name in OF_PAIRS if name != "ChosenSFT"])
 def test_swapping_negates_the_margin(name: str) -> None:
-    there, back = say(OF_PAIRS[name]), say(OF_PAIRS[name], swapped(POLICY), swapped(REFERENCE))
-    assert mean(back.metrics["rewards/margins"]) == -mean(there.metrics["rewards/margins"])
-    assert mean(back.metrics["rewards/chosen"]) == mean(there.metrics["rewards/rejected"])
-    assert mean(back.loss) != mean(there.loss)
+    other, back = say(OF_PAIRS[name]), say(OF_PAIRS[name], swapped(POLICY), swapped(REFERENCE))
+    assert mean(back.metrics["rewards/margins"]) == -mean(other.metrics["rewards/margins"])
+    assert mean(back.metrics["rewards/chosen"]) == mean(other.metrics["rewards/rejected"])
+    assert mean(back.loss) != mean(other.loss)
 
 
 @pytest.mark.default_variants(1)
@@ -166,8 +166,8 @@ def test_rows_of_weight_zero_do_not_matter_whatever_they_hold(name: str) -> None
 
     weight = jnp.concatenate([ONES[:5], jnp.zeros(4), ONES[5:]])
     policy, reference = filled(POLICY, 0), filled(REFERENCE, 1)
-    alone, found = say(objective), say(objective, policy, reference, weight)
-    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(found), strict=True):
+    alone, actual = say(objective), say(objective, policy, reference, weight)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(actual), strict=True):
         assert float(other) == pytest.approx(float(one), rel=1e-6)
     for plain, toward in zip(
         gradients(objective, POLICY, REFERENCE, ONES), gradients(objective, policy, reference, weight), strict=True
@@ -283,8 +283,8 @@ def test_the_order_of_rows_means_nothing() -> None:
         return PairLogps(*(x[order] for x in numbers(pairs)))
 
     for name in ("AOT", "AOTUnpaired"):
-        found = say(OF_PAIRS[name], moved(POLICY), moved(REFERENCE))
-        assert mean(found.loss) == pytest.approx(mean(say(OF_PAIRS[name]).loss), rel=1e-6)
+        actual = say(OF_PAIRS[name], moved(POLICY), moved(REFERENCE))
+        assert mean(actual.loss) == pytest.approx(mean(say(OF_PAIRS[name]).loss), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, objective in OF_PAIRS.items() if not objective.compares_across_batch])

@@ -81,9 +81,9 @@ def test_equal_to_the_naive(
 ) -> None:
     small_tiles(vocab_size, tokens, keep)
     args = inputs(seed)
-    found = jax.jit(partial(token_stats, soft_cap=soft_cap))(*args)
+    actual = jax.jit(partial(token_stats, soft_cap=soft_cap))(*args)
     for name, expected in naive(*args, soft_cap).items():
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(getattr(actual, name), expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.default_variants(1)
@@ -131,8 +131,8 @@ def test_gradients_of_hidden_states_and_head(
 @pytest.mark.parametrize("limit", [1, 2 * B, 1000])
 def test_a_limit_on_tokens_changes_nothing(limit: int) -> None:
     args = inputs()
-    for found, expected in zip(token_stats(*args, limit), token_stats(*args), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(token_stats(*args, limit), token_stats(*args), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -188,28 +188,28 @@ def test_a_sure_models_entropy_and_gradient_are_not_lost_to_rounding() -> None:
         stats = token_stats(hidden, jnp.asarray(head), targets, mask)
         return jnp.sum(stats.logp), stats
 
-    for_hidden, found = jax.jit(jax.grad(run, has_aux=True))(hidden)
-    np.testing.assert_allclose(found.entropy[0], entropy, rtol=0, atol=3e-7)
-    np.testing.assert_allclose(found.logp[0], np.log1p(-other), rtol=0, atol=3e-7)
+    for_hidden, actual = jax.jit(jax.grad(run, has_aux=True))(hidden)
+    np.testing.assert_allclose(actual.entropy[0], entropy, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(actual.logp[0], np.log1p(-other), rtol=0, atol=3e-7)
     np.testing.assert_allclose(for_hidden[0, :, 0], other, rtol=1e-5)
-    np.testing.assert_array_equal(found.correct, 1)
+    np.testing.assert_array_equal(actual.correct, 1)
 
 
 @pytest.mark.extended
 def test_tokens_that_are_equally_likely_are_all_correct() -> None:
     hidden, head = jnp.ones((1, 3, 2)), jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
-    found = token_stats(hidden, head, jnp.array([[0, 1, 2]]), jnp.ones((1, 3), bool))
-    np.testing.assert_array_equal(found.correct[0], [1, 1, 0])
+    actual = token_stats(hidden, head, jnp.array([[0, 1, 2]]), jnp.ones((1, 3), bool))
+    np.testing.assert_array_equal(actual.correct[0], [1, 1, 0])
 
 
 @pytest.mark.extended
 def test_bfloat16_hidden_states_are_multiplied_into_float32() -> None:
     hidden, head, targets, mask = inputs()
     low_hidden, low_head = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
-    found = token_stats(low_hidden, head, targets, mask)
-    assert found.logp.dtype == jnp.float32
+    actual = token_stats(low_hidden, head, targets, mask)
+    assert actual.logp.dtype == jnp.float32
     wide = np.asarray(low_hidden, np.float32), np.asarray(low_head, np.float32)
-    np.testing.assert_allclose(found.logp, naive(*wide, targets, mask)["logp"], rtol=0, atol=3e-6)
+    np.testing.assert_allclose(actual.logp, naive(*wide, targets, mask)["logp"], rtol=0, atol=3e-6)
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
         return jnp.sum(token_stats(hidden, head, targets, mask).logp)
@@ -238,8 +238,8 @@ def test_masked_positions_may_hold_anything(trained: bool) -> None:
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1) if trained else (0,)))(hidden, head)
 
-    for found, expected in zip(*map(jax.tree.leaves, (run(odd_hidden, odd), run(hidden, targets))), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(*map(jax.tree.leaves, (run(odd_hidden, odd), run(hidden, targets))), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.extended
@@ -249,11 +249,11 @@ def test_vocabulary_rows_and_lengths_cut_over_devices(on_eight_devices: Callable
     # A device has 640 of 1280 rows of the head, once their other columns are gathered, and 30 of 120 tokens.
     rows, hidden, logits = 4 * 640 * 32, 4 * 120 * 32, 4 * 30 * 640
     assert hidden < logits / 4
-    for name, found in report.items():
-        assert max(found["differences"]) == pytest.approx(0, abs=2e-5), name
-        assert found["kinds"] == ["all-gather", "all-reduce"]
+    for name, actual in report.items():
+        assert max(actual["differences"]) == pytest.approx(0, abs=2e-5), name
+        assert actual["kinds"] == ["all-gather", "all-reduce"]
         # Only that, hidden states and statistics go from device to device: no logits, no other rows of the head.
-        assert rows <= found["outside"] < rows + hidden, name
+        assert rows <= actual["outside"] < rows + hidden, name
     assert report["frozen"]["in loops"] == 0
     assert report["trained"]["in loops"] == 2 * rows  # the head's gradient, each tile added up over fsdp and context
 
@@ -282,7 +282,7 @@ def test_packed_pairs_equal_ordinary_rows(
 ) -> None:
     decoder = model_of(experiment(model=model), trained)
     batch = pairs(5, seed=3)
-    found, stats, *_ = jax.jit(
+    actual, stats, *_ = jax.jit(
         lambda batch: Forward(jnp.float32, "none", 9, Kernels(decoder.config)).read(decoder, batch)
     )(batch)
     sizes = batch.prompt_length, batch.chosen_length, batch.rejected_length
@@ -300,10 +300,10 @@ def test_packed_pairs_equal_ordinary_rows(
     mask = (slots >= first[:, None]) & (slots < length[:, None])
     expected = naive(np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), tokens[:, 1:], mask)
     sums = expected["logp"].sum(1).reshape(5, 2)
-    np.testing.assert_allclose(found.chosen_logps, sums[:, 0], rtol=1e-6, atol=2e-5)
-    np.testing.assert_allclose(found.rejected_logps, sums[:, 1], rtol=1e-6, atol=2e-5)
-    np.testing.assert_array_equal(found.chosen_tokens, batch.chosen_length)
-    np.testing.assert_array_equal(found.rejected_tokens, batch.rejected_length)
+    np.testing.assert_allclose(actual.chosen_logps, sums[:, 0], rtol=1e-6, atol=2e-5)
+    np.testing.assert_allclose(actual.rejected_logps, sums[:, 1], rtol=1e-6, atol=2e-5)
+    np.testing.assert_array_equal(actual.chosen_tokens, batch.chosen_length)
+    np.testing.assert_array_equal(actual.rejected_tokens, batch.rejected_length)
     np.testing.assert_allclose(jnp.sum(stats.entropy), expected["entropy"].sum(), rtol=1e-5)
     assert float(jnp.sum(stats.correct)) == expected["correct"].sum()
     assert float(jnp.sum(stats.mask)) == mask.sum()
@@ -332,7 +332,7 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
 ) -> None:
     decoder = model_of(experiment(objective=Objective.SFT(loss_on="all")), trained)
     batch = sequences(4)
-    found = jax.jit(
+    actual = jax.jit(
         lambda batch: Forward(jnp.float32, "none", 10, Kernels(decoder.config)).read(decoder, batch).loss_inputs
     )(batch)
     hidden, *_ = jax.jit(lambda t, n: decoder(t, positions_right_padded(n, 16), dtype=jnp.float32))(
@@ -341,5 +341,5 @@ def test_targets_of_sequences_are_predicted_from_the_token_before(
     expected = naive(
         np.asarray(hidden)[:, :-1], np.asarray(decoder.head()), batch.tokens[:, 1:], batch.loss_mask[:, 1:]
     )
-    np.testing.assert_allclose(found.logp, expected["logp"], rtol=1e-5, atol=1e-5)
-    assert float(found.mask.sum()) == batch.loss_mask.sum()
+    np.testing.assert_allclose(actual.logp, expected["logp"], rtol=1e-5, atol=1e-5)
+    assert float(actual.mask.sum()) == batch.loss_mask.sum()

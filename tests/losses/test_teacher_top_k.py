@@ -93,10 +93,10 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
     expected = in_float64(capped(hidden, head, caps[0]), theirs, beta, top_k) * mask
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
-        given = jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32)
-        top = teacher_top_k(*given, jnp.asarray(mask), objective, caps[1])
-        found = top_k_divergence(hidden, head, top, jnp.asarray(mask), objective, caps[0])
-        return jnp.sum(found * jnp.arange(1.0, 10.0)), (found, top)
+        inputs = jnp.asarray(taught, jnp.float32), jnp.asarray(other, jnp.float32)
+        top = teacher_top_k(*inputs, jnp.asarray(mask), objective, caps[1])
+        result = top_k_divergence(hidden, head, top, jnp.asarray(mask), objective, caps[0])
+        return jnp.sum(result * jnp.arange(1.0, 10.0)), (result, top)
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     whole = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arrays)
@@ -104,9 +104,9 @@ def test_tiles_change_nothing(beta: str, top_k: int, monkeypatch: pytest.MonkeyP
     assert token_stats.Chunks.of(jnp.asarray(mask), (vocab_size, 10), None, token_stats.ShardContext()).count == 3
     tiled = jax.jit(jax.value_and_grad(lambda *x: total(*x), argnums=(0, 1), has_aux=True))(*arrays)
     order = np.argsort(-theirs, axis=-1, kind="stable")[..., :top_k]
-    for (_, (found, top)), _ in (whole, tiled):
+    for (_, (actual, top)), _ in (whole, tiled):
         np.testing.assert_array_equal(np.asarray(top.token_ids)[mask], order[mask])
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     for one, other_ in zip(whole[1], tiled[1], strict=True):
         np.testing.assert_allclose(one, other_, rtol=1e-4, atol=2e-6)
 
@@ -148,14 +148,14 @@ def test_with_k_of_the_vocabulary_size_it_is_the_full_divergence(kind: Any) -> N
     def here(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.sum(top_k_divergence(x, w, top, mask, objective))
 
-    def there(x: jax.Array, w: jax.Array) -> jax.Array:
+    def full(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.sum(divergence(x, w, TeacherOutputs(taught, other), mask, objective))
 
-    (value, found), (expected, whole) = (
-        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, head) for f in (here, there)
+    (value, actual), (expected, whole) = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, head) for f in (here, full)
     )
     assert float(value) == pytest.approx(float(expected), rel=1e-6)
-    for ours, theirs in zip(found, whole, strict=True):
+    for ours, theirs in zip(actual, whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -164,6 +164,6 @@ def test_what_a_sure_model_leaves_to_the_others_is_not_lost() -> None:
     logits = jnp.array([[[30.0, 0.0, -1.0]]])
     top = TeacherTopK(jnp.array([[[0]]]), jnp.log(jnp.array([[[0.75, 0.25]]])))
     mask, objective = jnp.ones((1, 1), bool), asked(Distance.ForwardKL(), 1)
-    found = jax.jit(lambda x: top_k_divergence(x, jnp.eye(3), top, mask, objective))(logits)
+    actual = jax.jit(lambda x: top_k_divergence(x, jnp.eye(3), top, mask, objective))(logits)
     rest = np.log1p(np.exp(-1.0)) - 30
-    assert float(found[0, 0]) == pytest.approx(0.75 * np.log(0.75) + 0.25 * (np.log(0.25) - rest), rel=1e-6)
+    assert float(actual[0, 0]) == pytest.approx(0.75 * np.log(0.75) + 0.25 * (np.log(0.25) - rest), rel=1e-6)

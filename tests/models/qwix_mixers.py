@@ -25,18 +25,18 @@ def check_from_outside(plain: Callable[[], Any], names: Sequence[str], view: Vie
         view: of a row of 5 tokens.
     """
     rule: dict[str, Any] = {"module_path": "|".join(names), "weight_qtype": "nf4", "tile_size": 16}
-    given = jnp.ones((1, 5, 32)), view, None
+    inputs = jnp.ones((1, 5, 32)), view, None
 
     def tuned() -> Any:
         provider = qwix.LoraProvider([qwix.LoraRule(**rule, rank=2, alpha=2.0)])
-        return qwix.apply_lora_to_model(plain(), provider, *given, rngs=nnx.Rngs(1))
+        return qwix.apply_lora_to_model(plain(), provider, *inputs, rngs=nnx.Rngs(1))
 
     def base() -> Any:
-        return qwix.quantize_model(plain(), qwix.PtqProvider([qwix.QuantizationRule(**rule)]), *given)
+        return qwix.quantize_model(plain(), qwix.PtqProvider([qwix.QuantizationRule(**rule)]), *inputs)
 
     policy, frozen = params.abstract(tuned), params.abstract(base)
-    found = [re.fullmatch(r"(\w+)\.kernel_lora_[ab]", path) for path in policy.variables]
-    assert {match[1] for match in found if match} == set(names)
+    matched = [re.fullmatch(r"(\w+)\.kernel_lora_[ab]", path) for path in policy.variables]
+    assert {match[1] for match in matched if match} == set(names)
     assert sum(path.endswith("qvalue") for path in policy.variables) == len(names)
 
     @jax.jit
@@ -49,7 +49,7 @@ def check_from_outside(plain: Callable[[], Any], names: Sequence[str], view: Vie
         }
         one: Any = policy.merge(leaves | adapters)
         other: Any = frozen.merge(leaves)
-        return one(x, *given[1:])[0], other(x, *given[1:])[0]
+        return one(x, *inputs[1:])[0], other(x, *inputs[1:])[0]
 
     mine, wanted = run(jax.random.normal(jax.random.key(0), (1, 5, 32)))
     assert float(jnp.abs(wanted).max()) > 0.1

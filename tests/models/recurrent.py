@@ -61,8 +61,8 @@ def relative(got: Any, wanted: Any, tolerance: float, least: float = 0.0) -> Non
 
 def leaves_of(weights: dict[str, str], figures: dict[str, np.ndarray], prefix: str) -> Leaves:
     """Tensors of the Hub, by our paths, as our leaves: linear weights the other way round, all others as they are."""
-    found = {path: figures[prefix + name] for path, name in weights.items()}
-    return {path: jnp.asarray(value.T if value.ndim == 2 else value) for path, value in found.items()}
+    result = {path: figures[prefix + name] for path, name in weights.items()}
+    return {path: jnp.asarray(value.T if value.ndim == 2 else value) for path, value in result.items()}
 
 
 def check_reference(layer: Layer, weights: dict[str, str], *, out: float, memory: float, to_x: float) -> None:
@@ -110,14 +110,14 @@ class Laid(NamedTuple):
         places: of the rows `[B, T]`.
         source: `[N, L]`, the slot (of all B T) that each slot of the table is filled from; 0 where `length` is over.
         length: `[N]` of the table's rows.
-        at: `[B, T]`, where a slot's output stands in the table (of all N L).
+        place: `[B, T]`, where a slot's output stands in the table (of all N L).
         real: `[B, T]` bool.
     """
 
     places: TokenPositions
     source: np.ndarray
     length: np.ndarray
-    at: np.ndarray
+    place: np.ndarray
     real: np.ndarray
 
 
@@ -125,7 +125,7 @@ def laid_out(of_rows: Sequence[Lengths], size: int, most: int, *, pair: tuple[in
     """Pairs of (prompt, chosen, rejected) tokens one after another in each row, or one pair in parts of known slots."""
     places = np.zeros((3, len(of_rows), size), np.int32)
     source, length = np.zeros((most, size), np.int32), np.zeros(most, np.int32)
-    at = np.zeros((len(of_rows), size), np.int32)
+    index = np.zeros((len(of_rows), size), np.int32)
     number = 0
     for row, pairs in enumerate(of_rows):
         start = 0
@@ -146,9 +146,9 @@ def laid_out(of_rows: Sequence[Lengths], size: int, most: int, *, pair: tuple[in
                     path = prompt + slots if branch else slots
                     source[number, : len(path)] = np.array(path, int) + row * size
                     length[number] = len(path)
-                    at[row, path] = np.arange(len(path)) + number * size
+                    index[row, path] = np.arange(len(path)) + number * size
                     number += 1
-    return Laid(TokenPositions(*map(jnp.asarray, places)), source, length, at, places[1] > 0)
+    return Laid(TokenPositions(*map(jnp.asarray, places)), source, length, index, places[1] > 0)
 
 
 GRADIENTS = [False, pytest.param(True, marks=pytest.mark.slow)]  # which take several times as long to compile
@@ -159,20 +159,20 @@ def compared(layer: Layer, row: RowLayout | None, size: int, most: int, gradient
 
     @jax.jit
     def both(leaves: Leaves, x: jax.Array, c: jax.Array, laid: Laid) -> Any:
-        def together(leaves: Leaves, x: jax.Array) -> jax.Array:
+        def joined(leaves: Leaves, x: jax.Array) -> jax.Array:
             return layer(leaves, x, laid.places, row)[0]
 
         def apart(leaves: Leaves, x: jax.Array) -> jax.Array:
             table = x.reshape(-1, x.shape[-1])[laid.source]  # [N, L, D]
             out = layer(leaves, table, positions_right_padded(laid.length, size), rows.sequence(size))[0]
-            return out.reshape(-1, x.shape[-1])[laid.at]
+            return out.reshape(-1, x.shape[-1])[laid.place]
 
-        found = []
-        for run in (together, apart):
+        result = []
+        for run in (joined, apart):
             out, back = jax.vjp(run, leaves, x)
             to = back(c * laid.real[..., None]) if gradients else None
-            found.append((jnp.where(laid.real[..., None], out, 0), to, jnp.isfinite(out)))
-        return found
+            result.append((jnp.where(laid.real[..., None], out, 0), to, jnp.isfinite(out)))
+        return result
 
     def check(laid: Laid, seed: int) -> None:
         rng = np.random.default_rng(seed)

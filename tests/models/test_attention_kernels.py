@@ -62,9 +62,9 @@ windows = st.one_of(st.none(), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 @given(laid_out(), windows, st.integers(1, 6))
 def test_a_row_never_rules_out_what_a_token_sees(
-    given: tuple[RowLayout, Lengths], window: int | None, block: int
+    inputs: tuple[RowLayout, Lengths], window: int | None, block: int
 ) -> None:
-    row, lengths = given
+    row, lengths = inputs
     places = side_by_side(lengths, row)
     real = np.asarray(places.segment_ids) > 0
     seen = np.asarray(attention_mask(places, places, window)) & real[:, :, None] & real[:, None, :]
@@ -73,9 +73,9 @@ def test_a_row_never_rules_out_what_a_token_sees(
     used = sum(row.parts)
     assert np.array_equal(attention_mask(full, full, window)[0, :used, :used], row.sees(window)[:used, :used])
     # Blocks are the row, each with all that its queries see, in order.
-    found = row.blocks(window, block)
-    assert [slot for one in found for slot in range(*one.queries)] == list(range(row.size))
-    for one in found:
+    actual = row.blocks(window, block)
+    assert [slot for one in actual for slot in range(*one.queries)] == list(range(row.size))
+    for one in actual:
         keys = [slot for start, stop in one.keys for slot in range(start, stop)]
         assert keys == sorted(set(keys))
         assert set(np.flatnonzero(row.sees(window)[slice(*one.queries)].any(axis=0))) <= set(keys)
@@ -111,22 +111,22 @@ def compared(
         query: jax.Array, key: jax.Array, value: jax.Array, toward: jax.Array, places: TokenPositions
     ) -> list[tuple[jax.Array, ...]]:
         real = (places.segment_ids > 0)[:, :, None, None]
-        found = []
+        result = []
         for one in (
             lambda q, k, v: dot_product_attention(q, k, v, attention_mask(places, places, window), 0.4, cap),
             lambda q, k, v: kernel(q, k, v, places, row, window=window, scale=0.4, **capped),
         ):
             out, back = jax.vjp(one, query, key, value)
-            found.append((jnp.where(real, out, 0), *back(jnp.where(real, toward, 0)), jnp.isfinite(out)))
-        return found
+            result.append((jnp.where(real, out, 0), *back(jnp.where(real, toward, 0)), jnp.isfinite(out)))
+        return result
 
     dense, other = jax.jit(both)(query, key, value, toward, places)
     assert bool(other[-1].all())
     return [np.asarray(x, np.float32) for x in dense[:-1]], [np.asarray(x, np.float32) for x in other[:-1]]
 
 
-def close(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
-    dense, other = found
+def close(result: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
+    dense, other = result
     np.testing.assert_allclose(other[0], dense[0], atol=1e-5, rtol=1e-5)
     for mine, wanted in zip(other[1:], dense[1:], strict=True):
         np.testing.assert_allclose(mine, wanted, atol=5e-5, rtol=5e-5)
@@ -137,20 +137,20 @@ def close(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([None, 2.0]), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.integers(1, 5))
 def test_blocks_give_what_the_dense_product_gives(
-    given: tuple[RowLayout, Lengths], window: int | None, cap: float | None, heads: tuple[int, int], queries: int
+    inputs: tuple[RowLayout, Lengths], window: int | None, cap: float | None, heads: tuple[int, int], queries: int
 ) -> None:
     kernel = partial(attend_in_blocks, queries=queries)
-    close(compared(kernel, *given, window=window, cap=cap, heads=heads[0], kv_heads=heads[1]))
+    close(compared(kernel, *inputs, window=window, cap=cap, heads=heads[0], kv_heads=heads[1]))
 
 
 @pytest.mark.extended
 @settings(max_examples=4, deadline=None)
 @given(laid_out(), windows, st.sampled_from([(4, 4), (4, 2)]))
 def test_two_rows_of_a_pair_give_what_its_one_row_gives(
-    given: tuple[RowLayout, Lengths], window: int | None, heads: tuple[int, int]
+    inputs: tuple[RowLayout, Lengths], window: int | None, heads: tuple[int, int]
 ) -> None:
     kernel = partial(attend_cudnn, implementation="xla")
-    close(compared(kernel, *given, window=window, heads=heads[0], kv_heads=heads[1]))
+    close(compared(kernel, *inputs, window=window, heads=heads[0], kv_heads=heads[1]))
 
 
 @pytest.mark.default_variants(1)
@@ -169,16 +169,16 @@ def test_splash_gives_what_the_dense_product_gives(row: RowLayout, window: int |
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_cudnn_gives_what_the_dense_product_gives(row: RowLayout, window: int | None, width: int) -> None:
     lengths = [tuple(size - less for size in row.parts) for less in (0, 7)]
-    found = compared(attend_cudnn, row, lengths, window=window, width=width, dtype=jnp.bfloat16)
-    for dense, other in zip(*found, strict=True):
+    actual = compared(attend_cudnn, row, lengths, window=window, width=width, dtype=jnp.bfloat16)
+    for dense, other in zip(*actual, strict=True):
         assert np.linalg.norm(other - dense) == pytest.approx(0, abs=CUDNN * float(np.linalg.norm(dense)))
 
 
 @pytest.mark.gpu
 def test_blocks_of_half_precision() -> None:
     kernel = partial(attend_in_blocks, queries=8)
-    found = compared(kernel, rows.pair(20, 10), [(20, 10, 7), (13, 4, 10)], window=None, dtype=jnp.bfloat16)
-    for dense, other in zip(*found, strict=True):
+    actual = compared(kernel, rows.pair(20, 10), [(20, 10, 7), (13, 4, 10)], window=None, dtype=jnp.bfloat16)
+    for dense, other in zip(*actual, strict=True):
         np.testing.assert_allclose(other, dense, atol=0.05, rtol=0.03)
 
 
@@ -219,9 +219,9 @@ def test_a_decoder_in_stages_gives_what_it_gives_with_the_dense_product(
         hidden, *_ = model(tokens, places, dtype=jnp.float32, remat="full", stages=stages, method=method)
         return jnp.mean(jnp.where(places.segment_ids[..., None] > 0, hidden**2, 0))
 
-    def both(*given: Any) -> list[Any]:
+    def both(*inputs: Any) -> list[Any]:
         return [
-            jax.value_and_grad(run)(*given, method) for method in (AttentionMethod(), AttentionMethod("chunked", row))
+            jax.value_and_grad(run)(*inputs, method) for method in (AttentionMethod(), AttentionMethod("chunked", row))
         ]
 
     dense, blocks = jax.jit(both)(leaves, tokens, places)
@@ -242,5 +242,5 @@ def test_a_decoder_gives_what_it_gives_with_the_dense_product(
         return model(tokens, places, dtype=jnp.float32, remat="full", method=AttentionMethod("chunked", row))[0]
 
     real = np.asarray(places.segment_ids)[..., None] > 0
-    found, wanted = (jax.jit(one)(leaves, tokens, places) for one in (run, forward))
-    np.testing.assert_allclose(np.where(real, found, 0), np.where(real, wanted, 0), atol=2e-5)
+    actual, wanted = (jax.jit(one)(leaves, tokens, places) for one in (run, forward))
+    np.testing.assert_allclose(np.where(real, actual, 0), np.where(real, wanted, 0), atol=2e-5)

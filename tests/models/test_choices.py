@@ -55,17 +55,17 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     """Hidden states `[T, D]` by the formulas."""
-    own = {path.removeprefix("layers.blocks.0."): leaf[0].astype(float) for path, leaf in arrays.items()}
-    own |= {path: arrays[path].astype(float) for path in ("embed.embedding", "norm.scale")}
+    fields = {path.removeprefix("layers.blocks.0."): leaf[0].astype(float) for path, leaf in arrays.items()}
+    fields |= {path: arrays[path].astype(float) for path in ("embed.embedding", "norm.scale")}
     eps, after_eps = config.norm.eps, config.norm.post_eps or config.norm.eps
 
     def norm(name: str, x: np.ndarray, eps: float) -> np.ndarray:
-        return rms(x, eps) * (1 + own[f"{name}.scale"])
+        return rms(x, eps) * (1 + fields[f"{name}.scale"])
 
     def heads(name: str, x: np.ndarray) -> np.ndarray:
-        return (x @ own[f"attention.{name}.kernel"]).reshape(len(x), -1, config.head_dim)
+        return (x @ fields[f"attention.{name}.kernel"]).reshape(len(x), -1, config.head_dim)
 
-    x = own["embed.embedding"][TOKENS[0]]
+    x = fields["embed.embedding"][TOKENS[0]]
     x = rms(x, eps) if config.embedding.norm else x
     normed = norm("pre_attention_norm", x, eps)
     query, key, value = (heads(name, normed) for name in ("query", "key", "value"))
@@ -77,15 +77,15 @@ def wanted(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), value).reshape(len(x), -1)
     if config.attention.output_gate == "own":
-        mixed = mixed * sigmoid(normed @ own["attention.output_gate.kernel"])
-    x = x + norm("post_attention_norm", mixed @ own["attention.output.kernel"], after_eps)
+        mixed = mixed * sigmoid(normed @ fields["attention.output_gate.kernel"])
+    x = x + norm("post_attention_norm", mixed @ fields["attention.output.kernel"], after_eps)
     normed = norm("pre_mlp_norm", x, eps)
-    gate, up = (normed @ own[f"mlp.{name}.kernel"] for name in ("gate", "up"))
-    x = x + norm("post_mlp_norm", gate * sigmoid(gate) * up @ own["mlp.down.kernel"], after_eps)
-    return rms(x, eps) * (own["norm.scale"] + (config.norm.final_scale is None))
+    gate, up = (normed @ fields[f"mlp.{name}.kernel"] for name in ("gate", "up"))
+    x = x + norm("post_mlp_norm", gate * sigmoid(gate) * up @ fields["mlp.down.kernel"], after_eps)
+    return rms(x, eps) * (fields["norm.scale"] + (config.norm.final_scale is None))
 
 
-def found(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
+def outputs(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     """Hidden states `[T, D]` of the decoder."""
     template = abstract_decoder(config)
     network = template.merge({path: jnp.asarray(leaf) for path, leaf in arrays.items()})
@@ -100,7 +100,7 @@ def test_a_choice_is_its_formula(name: str) -> None:
     changes = {"none": {}, "all": every, **CHOICES}[name]
     config = PLAIN.with_fields(changes)
     arrays = arrays_of(config)
-    hidden, formula = found(config, arrays), wanted(config, arrays)
+    hidden, formula = outputs(config, arrays), wanted(config, arrays)
     np.testing.assert_allclose(hidden, formula, rtol=0, atol=5e-6 * np.abs(formula).max())
     for field in changes:  # each of them counts
         other = config.with_fields({field: attrgetter(field)(PLAIN)})

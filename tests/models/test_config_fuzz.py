@@ -147,12 +147,12 @@ def written(number: int, directory: Path) -> str:
 
 def read(directory: Path) -> tuple[Any, float]:
     """The model, None where it is refused, and the CPU time that took; no other error comes out."""
-    found, began = None, time.process_time()
+    result, began = None, time.process_time()
     with contextlib.suppress(NnxdslError):
         place = str(directory)
         architecture(Model.HF(place, weights=Weights.HF(place)))
-        found = nnxdsl.load(directory)
-    return found, time.process_time() - began
+        result = nnxdsl.load(directory)
+    return result, time.process_time() - began
 
 
 @functools.cache
@@ -164,9 +164,9 @@ def usual_seconds() -> float:
 def opened(directory: Path, said: str) -> Any:
     """The model; None where it is refused. It takes about as long as an unchanged one."""
     for _ in range(2):  # the first time jax compiles what it takes to put arrays of these shapes on a device
-        found, took = read(directory)
+        result, took = read(directory)
         if took < MOST_TIMES * usual_seconds():
-            return found
+            return result
     raise AssertionError(f"{said}: {took:.1f} s, where {usual_seconds():.1f} s is usual")
 
 
@@ -197,10 +197,10 @@ def peer_logits(directory: Path) -> tuple[np.ndarray | None, str]:
             if about["missing_keys"]:
                 return None, "transformers draws weights that the file does not have"
             with torch.no_grad():
-                found = model.eval()(input_ids=torch.tensor(TOKENS)).logits.float().numpy()
+                result = model.eval()(input_ids=torch.tensor(TOKENS)).logits.float().numpy()
         except Exception as error:  # whatever it raises of what it does not check
             return None, f"{type(error).__name__}: {error}".splitlines()[0][:150]
-    return (found, "") if np.isfinite(found).all() else (None, "its logits are not finite")
+    return (result, "") if np.isfinite(result).all() else (None, "its logits are not finite")
 
 
 def outcome(number: int, directory: Path) -> tuple[str, str]:
@@ -224,11 +224,11 @@ def outcome(number: int, directory: Path) -> tuple[str, str]:
 @pytest.mark.timeout(1200)
 def test_what_is_accepted_gives_the_logits_of_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    found: dict[str, list[str]] = {"refused": [], "equal": [], "unread": [], "wrong": []}
+    actual: dict[str, list[str]] = {"refused": [], "equal": [], "unread": [], "wrong": []}
     for number in range(COUNT):
         directory = tmp_path / str(number)
         directory.mkdir()
         kind, said = outcome(number, directory)
-        found[kind].append(said)
-    print({kind: len(each) for kind, each in found.items()})
-    assert found["wrong"] == []
+        actual[kind].append(said)
+    print({kind: len(each) for kind, each in actual.items()})
+    assert actual["wrong"] == []

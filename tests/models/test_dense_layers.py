@@ -108,9 +108,9 @@ def test_what_is_written_transformers_loads_to_the_same_logits(name: str, tmp_pa
     expected = np.load(REFERENCE / name / "expected.npz")
     length = int(expected["lengths"][0])
     with torch.no_grad():
-        found = model.eval()(input_ids=torch.tensor(expected["tokens"][:1, :length]).long()).logits.numpy()
+        actual = model.eval()(input_ids=torch.tensor(expected["tokens"][:1, :length]).long()).logits.numpy()
     wanted = expected["logits"][:1, :length]
-    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+    np.testing.assert_allclose(actual, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
 
 
 @pytest.mark.parametrize(

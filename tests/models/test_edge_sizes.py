@@ -80,20 +80,20 @@ def test_sharing_keys_is_not_sharing_their_weights(stored: tuple[DecoderConfig, 
         leaf = leaves.get(f"{path}.{name}")
         return leaf if leaf is None or position is None else leaf[position]
 
-    found: Leaves = {}
+    actual: Leaves = {}
     for path, spec in abstract_decoder(other).variables.items():
         if path in leaves and ".blocks." not in path:
-            found[path] = leaves[path]
+            actual[path] = leaves[path]
             continue
         block, name = path.split(".blocks.")[1].split(".", 1)
         parts = []
         for layer in range(int(block), config.layers.num_layers, other.layers.period):
-            own = of_layer(layer, name)
-            parts.append(of_layer(producer[other.layers.kinds[layer]], name) if own is None else own)
+            ours = of_layer(layer, name)
+            parts.append(of_layer(producer[other.layers.kinds[layer]], name) if ours is None else ours)
         assert all(part is not None for part in parts)
-        found[path] = jnp.stack([part for part in parts if part is not None])
-        assert found[path].shape == spec.shape
-    assert difference(other, found) > WITHOUT
+        actual[path] = jnp.stack([part for part in parts if part is not None])
+        assert actual[path].shape == spec.shape
+    assert difference(other, actual) > WITHOUT
 
 
 @pytest.mark.parametrize("size", ["tiny-e", "e2b", "e4b"])

@@ -43,27 +43,27 @@ EMBED = 16
 
 def ours(theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, of transformers' block under our paths."""
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     shared = {"gate_proj.weight": "gate.kernel", "up_proj.weight": "up.kernel", "down_proj.weight": "down.kernel"}
     for name, value in theirs.items():
         module, _, rest = name.partition(".")
         if module in ("gate", "router"):
-            found["router." + rest.replace("e_score_correction_bias", "correction")] = value
+            result["router." + rest.replace("e_score_correction_bias", "correction")] = value
         elif module in ("shared_expert", "shared_experts"):
-            found[f"shared.{shared[rest]}"] = value.T
+            result[f"shared.{shared[rest]}"] = value.T
         elif module == "shared_expert_gate":
-            found["shared.weight"] = value[0]
+            result["shared.weight"] = value[0]
         elif "gate_up_proj_bias" in theirs or "experts.gate_up_proj_bias" in theirs:  # GPT-OSS: [E, in, out], mixed
             leaf = "bias" if rest.endswith("bias") else "kernel"
             if rest.startswith("down"):
-                found[f"down.{leaf}"] = value
+                result[f"down.{leaf}"] = value
             else:
-                found[f"gate.{leaf}"], found[f"up.{leaf}"] = value[..., ::2], value[..., 1::2]
+                result[f"gate.{leaf}"], result[f"up.{leaf}"] = value[..., ::2], value[..., 1::2]
         elif rest == "gate_up_proj":  # [E, 2 out, in], one after the other
-            found["gate.kernel"], found["up.kernel"] = np.split(value.swapaxes(1, 2), 2, axis=-1)
+            result["gate.kernel"], result["up.kernel"] = np.split(value.swapaxes(1, 2), 2, axis=-1)
         else:
-            found["down.kernel"] = value.swapaxes(1, 2)
-    return found
+            result["down.kernel"] = value.swapaxes(1, 2)
+    return result
 
 
 def stored(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -81,7 +81,7 @@ def template_of(experts: MoEConfig, embed: int = EMBED) -> params.AbstractModel:
     )
 
 
-def drawn(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]:
+def random_leaves(template: params.AbstractModel, seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     return {
         path: jnp.asarray(rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5, leaf.dtype)
@@ -97,11 +97,11 @@ def test_limits_of_gpt_oss_are_those_of_its_settings() -> None:
     template = template_of(config)
     values = {
         path: value if path.startswith("router") else jnp.broadcast_to(value[:1], value.shape)
-        for path, value in drawn(template).items()
+        for path, value in random_leaves(template).items()
     }
     x = np.random.default_rng(1).normal(size=(1, 5, EMBED)).astype(np.float32)
     module: Any = template.merge(values)
-    found, _ = module(jnp.asarray(x), jnp.ones((1, 5), bool))
+    actual, _ = module(jnp.asarray(x), jnp.ones((1, 5), bool))
 
     def linear(name: str, inputs: np.ndarray) -> np.ndarray:
         return inputs @ np.asarray(values[f"{name}.kernel"][0], float) + np.asarray(values[f"{name}.bias"][0], float)
@@ -109,7 +109,9 @@ def test_limits_of_gpt_oss_are_those_of_its_settings() -> None:
     gate, up = np.minimum(linear("gate", x), 0.5), np.clip(linear("up", x), -0.5, 0.5)
     assert (np.abs(up) == 0.5).any()
     assert (gate == 0.5).any()
-    np.testing.assert_allclose(found, linear("down", (up + 1) * gate / (1 + np.exp(-1.2 * gate))), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        actual, linear("down", (up + 1) * gate / (1 + np.exp(-1.2 * gate))), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.default_variants(1)
@@ -128,8 +130,8 @@ def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None
             out, _ = module(x, jnp.ones(x.shape[:2], bool))
             return jnp.sum(out * beside["c"]), out
 
-        (_, out), found = jax.value_and_grad(loss, (0, 1), has_aux=True)(values, x)
-        return out, found
+        (_, out), actual = jax.value_and_grad(loss, (0, 1), has_aux=True)(values, x)
+        return out, actual
 
     out, (to_values, to_x) = run(parameters, beside["x"])
     # Figures reach 10 and more; 1e-5 of the largest is some units in the last place of its sums.
@@ -189,7 +191,7 @@ def test_the_loss_of_no_tokens_is_nothing_and_so_is_its_gradient() -> None:
 
 def test_padding_goes_nowhere() -> None:
     template = template_of(attrs.evolve(CONFIGS["qwen3_next"], expert_bias=True, router_bias=True))
-    values, rng = drawn(template), np.random.default_rng(1)
+    values, rng = random_leaves(template), np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(2, 7, EMBED)), jnp.float32)
     real = jnp.arange(7)[None] < jnp.array([[7], [4]])
 
@@ -232,8 +234,8 @@ def test_grouped_products_are_those_of_ragged_dot(tokens: int) -> None:
     def ragged(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jnp.sum(jax.lax.ragged_dot(x, kernel, sizes) * change)
 
-    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(x, kernel) for f in (blocks, ragged))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), found, wanted)
+    actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(x, kernel) for f in (blocks, ragged))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), actual, wanted)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -248,9 +250,9 @@ def test_other_platforms_are_given_ragged_products(platform: str) -> None:
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in template.variables.items()}
     x = jax.ShapeDtypeStruct((2, 4, EMBED), jnp.float32)
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), (shapes, x))
-    for function, given in ((loss, (shapes, x)), (jax.vmap(loss), stacked)):
-        gradient = jax.jit(lambda *given, f=function: jax.grad(lambda *a: jnp.sum(f(*a)))(*given))
-        text = gradient.trace(*given).lower(lowering_platforms=(platform,)).as_text()
+    for function, inputs in ((loss, (shapes, x)), (jax.vmap(loss), stacked)):
+        gradient = jax.jit(lambda *values, f=function: jax.grad(lambda *a: jnp.sum(f(*a)))(*values))
+        text = gradient.trace(*inputs).lower(lowering_platforms=(platform,)).as_text()
         assert (
             text.count("chlo.ragged_dot") + text.count("mhlo.ragged_dot") >= 8
         )  # of each product, one of three may go
@@ -260,7 +262,7 @@ def test_other_platforms_are_given_ragged_products(platform: str) -> None:
 def stacked_layers(layers: int) -> tuple[Any, dict[str, jax.Array], jax.Array]:
     """One layer with a residual stream as a function, the weights of several, and the first one's input."""
     template = template_of(CONFIGS["mixtral"])
-    weights = jax.tree.map(lambda *parts: jnp.stack(parts), *(drawn(template, seed) for seed in range(layers)))
+    weights = jax.tree.map(lambda *parts: jnp.stack(parts), *(random_leaves(template, seed) for seed in range(layers)))
     real = jnp.arange(5)[None] < jnp.array([[5], [3]])
 
     def one(values: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, RouterStats]:
@@ -279,7 +281,7 @@ def test_layers_in_a_scan_with_rematerialisation() -> None:
         return jnp.sum(jnp.sin(out)) + load_balance(stats)[0]
 
     def unrolled(weights: dict[str, jax.Array]) -> jax.Array:
-        first, second = (jax.tree.map(lambda leaf, at=layer: leaf[at], weights) for layer in range(2))
+        first, second = (jax.tree.map(lambda leaf, index=layer: leaf[index], weights) for layer in range(2))
         out, stats = one(first, x)
         out, more = one(second, out)
         return ended(out, jax.tree.map(jnp.add, stats, more))
@@ -289,8 +291,8 @@ def test_layers_in_a_scan_with_rematerialisation() -> None:
         out, stats = jax.lax.scan(lambda out, values: run(values, out), x, weights)
         return ended(out, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stats))
 
-    found, wanted = (jax.jit(jax.value_and_grad(f))(weights) for f in (scanned, unrolled))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, wanted)
+    actual, wanted = (jax.jit(jax.value_and_grad(f))(weights) for f in (scanned, unrolled))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted)
 
 
 def test_layers_side_by_side() -> None:
@@ -302,14 +304,14 @@ def test_layers_side_by_side() -> None:
 
     many, alone = jax.jit(jax.vmap(gradient, (0, None)))(weights, x), jax.jit(gradient)
     for layer in range(2):
-        wanted = alone(jax.tree.map(lambda leaf, at=layer: leaf[at], weights), x)
-        for path, own in wanted.items():
-            np.testing.assert_allclose(many[path][layer], own, rtol=2e-5, atol=2e-5, err_msg=path)
+        wanted = alone(jax.tree.map(lambda leaf, index=layer: leaf[index], weights), x)
+        for path, ours in wanted.items():
+            np.testing.assert_allclose(many[path][layer], ours, rtol=2e-5, atol=2e-5, err_msg=path)
 
 
 def test_narrow_inputs_stay_narrow_and_the_router_does_not() -> None:
     template = template_of(CONFIGS["qwen3_next"])
-    module: Any = template.merge(drawn(template))
+    module: Any = template.merge(random_leaves(template))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, EMBED)), jnp.bfloat16)
     run = jax.jit(lambda x: module(x, jnp.ones((1, 6), bool)))
     out, stats = run(x)

@@ -147,13 +147,13 @@ def test_greedy_answers_through_the_cache(loaded: Loaded) -> None:
         return jnp.argmax(decoder.logits(hidden[:, -1:]), axis=-1), append(cache, kept)
 
     places = positions_right_padded(jnp.full((rows,), prompt, jnp.int32), prompt)
-    found = []
+    actual = []
     for number in range(new):
         tokens, cache = step(loaded.leaves, tokens, places, cache)
-        found.append(tokens)
+        actual.append(tokens)
         one = jnp.ones((rows, 1), jnp.int32)
         places = TokenPositions(one * (prompt + number), one, jnp.zeros_like(one))
-    np.testing.assert_array_equal(jnp.concatenate(found, axis=1), greedy)
+    np.testing.assert_array_equal(jnp.concatenate(actual, axis=1), greedy)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,6 +195,8 @@ def test_transformers_loads_what_is_written(name: str, tmp_path: Path) -> None:
     expected = np.load(REFERENCE / name / "expected.npz")
     mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
     with torch.no_grad():
-        found = model(torch.tensor(expected["tokens"]).long(), attention_mask=torch.tensor(mask).long()).logits
+        actual = model(torch.tensor(expected["tokens"]).long(), attention_mask=torch.tensor(mask).long()).logits
     wanted = expected["logits"]
-    np.testing.assert_allclose(found.numpy() * mask[..., None], wanted, atol=1e-5 * float(np.abs(wanted).max()), rtol=0)
+    np.testing.assert_allclose(
+        actual.numpy() * mask[..., None], wanted, atol=1e-5 * float(np.abs(wanted).max()), rtol=0
+    )

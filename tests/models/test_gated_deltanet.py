@@ -136,11 +136,11 @@ def test_memories_that_keep_all_or_nothing() -> None:
 
     @jax.jit
     def both(tokens: Tokens, memory: jax.Array) -> Any:
-        found = []
-        for run in (lambda *given: chunked_delta_rule(given[0], order, given[1]), one_by_one):
+        actual = []
+        for run in (lambda *inputs: chunked_delta_rule(inputs[0], order, inputs[1]), one_by_one):
             out, back = jax.vjp(run, tokens, memory)
-            found.append((out, back(jax.tree.map(jnp.ones_like, out))))
-        return found
+            actual.append((out, back(jax.tree.map(jnp.ones_like, out))))
+        return actual
 
     for decay, alike in ((0.0, True), (-200.0, False), (-0.01, True)):
         query, key = (jnp.asarray(rng.normal(size=(1, 64, 1, 4)), jnp.float32) for _ in range(2))

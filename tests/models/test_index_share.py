@@ -37,9 +37,11 @@ TOLERANCE = 1e-5
 
 def file_of(layers: int = 11, dense: list[bool] | None = None, **fields: Any) -> dict[str, Any]:
     """The stored `config.json` with other layers, without what it has of its indexers."""
-    own = {name: value for name, value in FIELDS.items() if name not in (*SPELLINGS, "layer_types", "mlp_layer_types")}
+    entries = {
+        name: value for name, value in FIELDS.items() if name not in (*SPELLINGS, "layer_types", "mlp_layer_types")
+    }
     types = None if dense is None else ["dense" if is_dense else "sparse" for is_dense in dense]
-    return {**own, "num_hidden_layers": layers, "mlp_layer_types": types, **fields}
+    return {**entries, "num_hidden_layers": layers, "mlp_layer_types": types, **fields}
 
 
 def types_of(config: DecoderConfig) -> list[str]:

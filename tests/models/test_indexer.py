@@ -50,10 +50,10 @@ def leaves(config: DecoderConfig) -> dict[str, jax.Array]:
 
 
 def hidden(
-    config: DecoderConfig, leaves: dict[str, jax.Array], tokens: Any, places: TokenPositions, **given: Any
+    config: DecoderConfig, leaves: dict[str, jax.Array], tokens: Any, places: TokenPositions, **kwargs: Any
 ) -> Any:
     model: Any = abstract_decoder(config).merge(leaves)
-    return model(jnp.asarray(tokens), places, dtype=jnp.float32, **given)
+    return model(jnp.asarray(tokens), places, dtype=jnp.float32, **kwargs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,9 +65,9 @@ def hidden(
 def test_the_largest_scores_are_chosen_among_equal_ones_the_first(
     scores: np.ndarray, allowed: np.ndarray, count: int
 ) -> None:
-    found = np.asarray(largest(jnp.asarray(scores), jnp.asarray(allowed), count))
-    for own, mask, chosen in zip(scores.reshape(-1, 7), allowed.reshape(-1, 7), found.reshape(-1, 7), strict=True):
-        order = sorted(np.flatnonzero(mask), key=lambda slot: (-own[slot], slot))
+    actual = np.asarray(largest(jnp.asarray(scores), jnp.asarray(allowed), count))
+    for ours, mask, chosen in zip(scores.reshape(-1, 7), allowed.reshape(-1, 7), actual.reshape(-1, 7), strict=True):
+        order = sorted(np.flatnonzero(mask), key=lambda slot: (-ours[slot], slot))
         wanted = order if count >= 7 else order[:count]
         assert set(np.flatnonzero(chosen)) == set(wanted)
 
@@ -80,14 +80,14 @@ def test_rows_of_no_more_tokens_than_are_selected_have_dense_attention(
     places = positions_right_padded(jnp.array([12, 7]), 12)
     dense = hidden(with_indexer(config, selects=False), leaves, tokens, places).hidden
     for topk in (12, 13):  # of 12 slots all are selected, whatever the scores
-        found = hidden(with_indexer(config, topk=topk), leaves, tokens, places).hidden
-        np.testing.assert_array_equal(found, dense)
+        actual = hidden(with_indexer(config, topk=topk), leaves, tokens, places).hidden
+        np.testing.assert_array_equal(actual, dense)
     # With a slot of padding more than are selected, scores are computed and all tokens of a row are among the largest.
     longer = np.pad(tokens, ((0, 0), (0, 3)))
     padded = positions_right_padded(jnp.array([12, 7]), 15)
-    found = hidden(with_indexer(config, topk=12), leaves, longer, padded).hidden
+    actual = hidden(with_indexer(config, topk=12), leaves, longer, padded).hidden
     real = np.arange(12)[None] < np.array([12, 7])[:, None]
-    np.testing.assert_allclose(found[:, :12][real], dense[real], atol=TOLERANCE * float(jnp.abs(dense).max()))
+    np.testing.assert_allclose(actual[:, :12][real], dense[real], atol=TOLERANCE * float(jnp.abs(dense).max()))
     sparse = hidden(config, leaves, tokens, places).hidden
     assert float(jnp.abs(sparse - dense).max()) > 0.1  # else nothing is tested here
 
@@ -107,12 +107,12 @@ def test_branches_select_as_separate_sequences(
     places = TokenPositions(*(jnp.asarray(part, jnp.int32) for part in (position, segment, branch)))
     method = AttentionMethod() if kernel == "dense" else AttentionMethod(kernel, row, queries=5)
     both = hidden(config, leaves, tokens, places, method=method).hidden[0]
-    for own, slots in ((first, slice(8, 17)), (second, slice(17, 23))):
-        alone = np.concatenate([prompt, own])[None]
+    for ours, slots in ((first, slice(8, 17)), (second, slice(17, 23))):
+        alone = np.concatenate([prompt, ours])[None]
         places = positions_right_padded(jnp.array([alone.shape[1]]), alone.shape[1])
         wanted = hidden(config, leaves, alone, places).hidden[0]
-        found = jnp.concatenate([both[1:8], both[slots]])
-        np.testing.assert_allclose(found, wanted, atol=TOLERANCE * float(jnp.abs(wanted).max()))
+        actual = jnp.concatenate([both[1:8], both[slots]])
+        np.testing.assert_allclose(actual, wanted, atol=TOLERANCE * float(jnp.abs(wanted).max()))
 
 
 @pytest.mark.extended

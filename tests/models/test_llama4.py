@@ -95,9 +95,9 @@ def test_the_shared_expert_counts(stored: tuple[DecoderConfig, Leaves]) -> None:
 
 def test_tokens_attend_within_their_chunk() -> None:
     positions = positions_right_padded(jnp.asarray([10]), 12)
-    found = np.asarray(attention_mask(positions, positions, 4, is_chunked=True))[0]
+    actual = np.asarray(attention_mask(positions, positions, 4, is_chunked=True))[0]
     wanted = [[key <= query < 10 and key // 4 == query // 4 for key in range(12)] for query in range(10)]
-    np.testing.assert_array_equal(found[:10], wanted)
+    np.testing.assert_array_equal(actual[:10], wanted)
 
 
 ROWS = {
@@ -136,13 +136,13 @@ def test_blocks_of_chunks_are_the_dense_product(name: str) -> None:
         return jnp.where(real, dot_product_attention(q, k, v, mask, 0.3), 0)
 
     def blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        found = attend_in_blocks(q, k, v, positions, row, window=4, is_chunked=True, scale=0.3, queries=3)
-        return jnp.where(real, found, 0)
+        actual = attend_in_blocks(q, k, v, positions, row, window=4, is_chunked=True, scale=0.3, queries=3)
+        return jnp.where(real, actual, 0)
 
     def both(function: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
         @jax.jit
-        def run(*given: jax.Array) -> tuple[jax.Array, ...]:
-            value, back = jax.vjp(function, *given)
+        def run(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+            value, back = jax.vjp(function, *inputs)
             return value, *back(toward)
 
         return run(query, key, value)

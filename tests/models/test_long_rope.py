@@ -88,10 +88,10 @@ def test_a_sequence_is_as_long_as_its_longest_branch(reader: hf.HubReader, leave
     places = TokenPositions(*(jnp.asarray(x, jnp.int32) for x in (position, np.ones_like(position), branch)))
     got = logits(reader.config, leaves, tokens, places)[0]
     always = with_scaling(reader.config, original_max_position_embeddings=2)
-    for own in (slice(20, 23), slice(23, 33)):
-        whole = np.concatenate([tokens[:, :20], tokens[:, own]], axis=1)
+    for ours in (slice(20, 23), slice(23, 33)):
+        whole = np.concatenate([tokens[:, :20], tokens[:, ours]], axis=1)
         alone = logits(always, leaves, whole, positions_right_padded(jnp.array([whole.shape[1]]), whole.shape[1]))[0]
-        np.testing.assert_allclose(got[own], alone[20:], atol=1e-5 * np.abs(alone).max(), rtol=0)
+        np.testing.assert_allclose(got[ours], alone[20:], atol=1e-5 * np.abs(alone).max(), rtol=0)
 
 
 @pytest.mark.extended

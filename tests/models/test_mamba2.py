@@ -140,11 +140,11 @@ def test_decays_that_keep_all_or_nothing() -> None:
 
     @jax.jit
     def both(tokens: Tokens, memory: jax.Array) -> Any:
-        found = []
-        for run in (lambda *given: chunked_scan(given[0], order, given[1], 16), one_by_one):
+        actual = []
+        for run in (lambda *inputs: chunked_scan(inputs[0], order, inputs[1], 16), one_by_one):
             out, back = jax.vjp(run, tokens, memory)
-            found.append((out, back(jax.tree.map(jnp.ones_like, out))))
-        return found
+            actual.append((out, back(jax.tree.map(jnp.ones_like, out))))
+        return actual
 
     c, b = (jnp.asarray(rng.normal(size=(1, 64, 1, 4)), jnp.float32) for _ in range(2))
     x = jnp.asarray(rng.normal(size=(1, 64, 1, 1, 3)), jnp.float32)

@@ -63,8 +63,8 @@ class Layer(NamedTuple):
 
 def ours(figures: dict[str, np.ndarray], prefix: str) -> Leaves:
     """Tensors of the Hub as our leaves: linear weights the other way round, all others as they are."""
-    found = {path: figures[prefix + name] for path, name in WEIGHTS.items() if prefix + name in figures}
-    return {path: jnp.asarray(value.T) for path, value in found.items()}
+    result = {path: figures[prefix + name] for path, name in WEIGHTS.items() if prefix + name in figures}
+    return {path: jnp.asarray(value.T) for path, value in result.items()}
 
 
 def load(name: str) -> Layer:
@@ -169,7 +169,7 @@ def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
             out = layer(leaves, jnp.concatenate([chosen, rejected]), alone)[0]
             return jnp.concatenate([out[:1], out[1:, PROMPT:]], axis=1)
 
-        found = []
+        actual = []
         for run in (
             apart,
             lambda leaves, x: layer(leaves, x, places)[0],
@@ -177,8 +177,8 @@ def test_the_prompt_of_a_pair_is_computed_once(layer: Layer) -> None:
         ):
             real = (places.segment_ids > 0)[..., None]
             out, back = jax.vjp(run, leaves, x)
-            found.append((jnp.where(real, out, 0), back(jnp.where(real, c, 0))))
-        return found
+            actual.append((jnp.where(real, out, 0), back(jnp.where(real, c, 0))))
+        return actual
 
     @settings(max_examples=4, deadline=None)
     @given(lengths, st.integers(0, 9))

@@ -84,8 +84,8 @@ def test_logits_equal_those_of_the_reference_in_rows_and_packed(name: str) -> No
     )
     starts = np.cumsum([0, *lengths])
     for row, n in enumerate(lengths):
-        for found in (got[row, : n - 1], side_by_side[0, starts[row] : starts[row] + n - 1]):
-            np.testing.assert_allclose(found, wanted[row, : n - 1], atol=TOLERANCE * np.abs(wanted).max(), rtol=0)
+        for actual in (got[row, : n - 1], side_by_side[0, starts[row] : starts[row] + n - 1]):
+            np.testing.assert_allclose(actual, wanted[row, : n - 1], atol=TOLERANCE * np.abs(wanted).max(), rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

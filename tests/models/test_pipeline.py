@@ -39,7 +39,7 @@ def test_stages_are_the_stack(stages: int, parts: int) -> None:
         return run_stages(affine, weights, x, context, cut)
 
     def total(run: object, *arguments: jax.Array) -> tuple[jax.Array, ...]:
-        return jax.grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1))(*arguments)  # type: ignore[operator]
+        return jax.grad(lambda *inputs: jnp.sum(jnp.sin(run(*inputs))), argnums=(0, 1))(*arguments)  # type: ignore[operator]
 
     np.testing.assert_allclose(staged(weights, x), affine(weights, x, context), rtol=1e-6, atol=1e-6)
     whole = total(lambda weights, x: affine(weights, x, context), weights, x)

@@ -66,8 +66,8 @@ def test_published_files_of_gemma_4_e(size: str, published: int) -> None:
     config = GEMMA4[size]
     unread = 256
     for kind in config.layers.kv_shared:
-        own = config.of(kind)
-        unread += 2 * own.embed_dim * own.num_kv_heads * own.head_dim + own.head_dim
+        ours = config.of(kind)
+        unread += 2 * ours.embed_dim * ours.num_kv_heads * ours.head_dim + ours.head_dim
     assert parameters(config) + unread == published
 
 

@@ -174,8 +174,8 @@ def test_the_backward_pass_keeps_no_unpacked_weight(name: str) -> None:
             ]
 
         _, back = jax.vjp(read, {path: leaves[path] for path in trained})
-        given = {id(leaf) for leaf in jax.tree.leaves(leaves)}
-        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in given)
+        fields = {id(leaf) for leaf in jax.tree.leaves(leaves)}
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(back) if id(leaf) not in fields)
 
     jax.eval_shape(trace, leaves)
     weights = {shape for path, leaf in template.variables.items() if "qvalue" in path for shape in (leaf.shape,)}

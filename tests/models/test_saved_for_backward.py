@@ -31,17 +31,17 @@ def kept(config: DecoderConfig) -> Counter[int]:
     """The last axis of all that the derivative of one layer holds on to by its weights and its input."""
     period = LayerGroup(config, config.layers.pattern[:1], rngs=nnx.Rngs(0), param_dtype=jnp.float32)
     graphdef, state = nnx.split(period)
-    found: list[jax.Array] = []
+    result: list[jax.Array] = []
 
     def trace(state: nnx.State, x: jax.Array) -> None:
         places = positions_right_padded(jnp.full((ROWS,), LENGTH, jnp.int32), LENGTH)
         shared = context(config, places, None, AttentionMethod("chunked", sequence(LENGTH)))
         _, back = jax.vjp(lambda state, x: nnx.merge(graphdef, state)(x, shared)[0], state, x)
-        given = {id(leaf) for leaf in jax.tree.leaves((state, shared))}
-        found.extend({id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in given}.values())
+        fields = {id(leaf) for leaf in jax.tree.leaves((state, shared))}
+        result.extend({id(leaf): leaf for leaf in jax.tree.leaves(back) if id(leaf) not in fields}.values())
 
     jax.eval_shape(trace, state, jax.ShapeDtypeStruct((ROWS, LENGTH, config.embed_dim), jnp.float32))
-    wide = [leaf for leaf in found if leaf.size >= ROWS * LENGTH * 8]  # without what is one number a token
+    wide = [leaf for leaf in result if leaf.size >= ROWS * LENGTH * 8]  # without what is one number a token
     return Counter(leaf.shape[-1] for leaf in wide)
 
 
@@ -55,14 +55,14 @@ def kept(config: DecoderConfig) -> Counter[int]:
     ids=["gemma3", "llama3"],
 )
 def test_a_layer_keeps_each_array_once(config: DecoderConfig, of_stream: int) -> None:
-    found = kept(config)
-    assert found[MLP] == 3  # the products of gate and up, and what is given to down
-    assert found[config.embed_dim] == of_stream
+    actual = kept(config)
+    assert actual[MLP] == 3  # the products of gate and up, and what is given to down
+    assert actual[config.embed_dim] == of_stream
     # Queries and keys before their norms where they have some; queries, keys and values; what attention mixed.
     heads = 5 if config.attention.query_key_norm == "head" else 3
-    assert found[config.head_dim] == heads
-    assert found[config.num_heads * config.head_dim] == 1
-    assert sum(found.values()) == 3 + of_stream + heads + 1
+    assert actual[config.head_dim] == heads
+    assert actual[config.num_heads * config.head_dim] == 1
+    assert sum(actual.values()) == 3 + of_stream + heads + 1
 
 
 def test_positions_turn_gradients_back() -> None:

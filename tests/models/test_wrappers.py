@@ -75,8 +75,8 @@ def test_a_family_without_a_class_of_its_text_decoder(tmp_path: Path, monkeypatc
     for path, array in arrays.items():
         np.testing.assert_array_equal(again.leaf(path), array)
     path = "layers.blocks.0.attention.query.kernel"
-    own = {f"{path}_lora_a": np.ones((5, 24, 2), np.float32), f"{path}_lora_b": np.ones((5, 2, 32), np.float32)}
-    peft.write(tmp_path, plain.config, own, adapter=LoRA(rank=2), base=None, model_type="llama")
+    entries = {f"{path}_lora_a": np.ones((5, 24, 2), np.float32), f"{path}_lora_b": np.ones((5, 2, 32), np.float32)}
+    peft.write(tmp_path, plain.config, entries, adapter=LoRA(rank=2), base=None, model_type="llama")
     prefix = "base_model.model.model.language_model.layers.4.self_attn.q_proj.lora_A.weight"
     assert prefix in load_file(tmp_path / "adapter_model.safetensors")
 

@@ -23,8 +23,8 @@ STEPS = 50
 
 
 def curve(schedule: Schedule) -> list[float]:
-    found = schedules.learning_rate(schedule, STEPS)
-    return [float(found(step)) for step in range(STEPS + 3)]
+    result = schedules.learning_rate(schedule, STEPS)
+    return [float(result(step)) for step in range(STEPS + 3)]
 
 
 def test_constant() -> None:
@@ -56,18 +56,18 @@ def test_warm_ups(warmup: float, final: float) -> None:
 )
 def test_warm_up_stable_decay(warmup: float, decay: float, final: float) -> None:
     peak, rise, fall = 2e-3, round(warmup * STEPS), round(decay * STEPS)
-    found = curve(Schedule.WSD(peak_lr=peak, warmup_ratio=warmup, decay_ratio=decay, final_ratio=final))
+    actual = curve(Schedule.WSD(peak_lr=peak, warmup_ratio=warmup, decay_ratio=decay, final_ratio=final))
     for step in range(STEPS + 3):
         left = max(0, STEPS - step) / fall if fall else 1.0
         expected = peak * step / rise if step < rise else peak * (final + (1 - final) * min(1.0, left))
-        assert found[step] == pytest.approx(expected, rel=1e-5, abs=1e-9), step
+        assert actual[step] == pytest.approx(expected, rel=1e-5, abs=1e-9), step
 
 
 def test_inverse_square_root() -> None:
-    found = curve(Schedule.InverseSqrt(peak_lr=2e-3, warmup_steps=8))
+    actual = curve(Schedule.InverseSqrt(peak_lr=2e-3, warmup_steps=8))
     expected = [2e-3 * min(step / 8, math.sqrt(8 / max(step, 1))) for step in range(STEPS + 3)]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert max(found) == found[8]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    assert max(actual) == actual[8]
 
 
 def leaves() -> dict[str, jax.Array]:
@@ -160,7 +160,7 @@ def test_moments_in_bfloat16_are_rounded_between_steps_alone() -> None:
     spec = Optimizer.AdamW(
         schedule=Schedule.Constant(lr=0.1), b2=0.95, mu_dtype="bfloat16", nu_dtype="bfloat16", max_grad_norm=None
     )
-    found, state = followed(spec, ROLES, leaves())
+    actual, state = followed(spec, ROLES, leaves())
     adam = next(part for part in jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "nu")) if hasattr(part, "nu"))
     assert {leaf.dtype for leaf in [*adam.mu.values(), *adam.nu.values()]} == {jnp.dtype("bfloat16")}
     for path, first in leaves().items():
@@ -170,7 +170,7 @@ def test_moments_in_bfloat16_are_rounded_between_steps_alone() -> None:
             m, v = 0.9 * rounded(m) + 0.1 * g, 0.95 * rounded(v) + 0.05 * g**2
             value = value - 0.1 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.95**step)) + 1e-8)
         # A value in the middle of two of bfloat16 may fall to either side: those few are off by 2^-8 of a step.
-        off = np.abs(np.asarray(found[path]) - value)
+        off = np.abs(np.asarray(actual[path]) - value)
         assert np.median(off) == pytest.approx(0, abs=1e-6)
         assert off.max() == pytest.approx(0, abs=2e-3)
 
@@ -192,14 +192,14 @@ def test_a_mean_that_bfloat16_cannot_follow_is_refused() -> None:
 
 def test_lion_by_its_paper() -> None:
     spec = Optimizer.Lion(schedule=Schedule.Constant(lr=0.1), b1=0.8, b2=0.9, weight_decay=0.3, max_grad_norm=None)
-    found, _ = followed(spec, ROLES, leaves())
+    actual, _ = followed(spec, ROLES, leaves())
     for path, first in leaves().items():
         value, m = np.asarray(first, np.float64), np.zeros(first.shape)
         for step in range(1, 4):
             g = np.asarray(gradient(leaves(), step)[path], np.float64)
             value = value - 0.1 * (np.sign(0.8 * m + 0.2 * g) + 0.3 * ROLES[path].is_decayed * value)
             m = 0.9 * m + 0.1 * g
-        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(actual[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
 SHAPES: dict[str, tuple[tuple[int, ...], Role]] = {
@@ -221,8 +221,8 @@ def many() -> tuple[dict[str, jax.Array], dict[str, Role]]:
 
 def unstacked(path: str, leaf: Any) -> list[Any]:
     """The weights of an array, each of its own."""
-    own = {"matrix": 2, "table": 2, "filter": 3, "vector": 1}[SHAPES[path][1].kind]
-    return list(np.asarray(leaf).reshape(-1, *leaf.shape[leaf.ndim - own :]))
+    fields = {"matrix": 2, "table": 2, "filter": 3, "vector": 1}[SHAPES[path][1].kind]
+    return list(np.asarray(leaf).reshape(-1, *leaf.shape[leaf.ndim - fields :]))
 
 
 @pytest.mark.default_variants(1)
@@ -232,7 +232,7 @@ def test_adafactor_is_that_of_optax_for_each_weight_of_a_stack(scale: Any) -> No
     spec = Optimizer.Adafactor(
         schedule=Schedule.Constant(lr=0.1), scale=scale, min_factored=5, max_update_rms=0.7, max_grad_norm=None
     )
-    found, state = followed(spec, roles, params)
+    actual, state = followed(spec, roles, params)
     theirs = optax.adafactor(
         0.1, min_dim_size_to_factor=5, clipping_threshold=0.7, multiply_by_parameter_scale=scale == "weights"
     )
@@ -243,7 +243,7 @@ def test_adafactor_is_that_of_optax_for_each_weight_of_a_stack(scale: Any) -> No
         for step in (1, 2, 3):
             updates, kept = move(jnp.stack(unstacked(path, gradient(params, step)[path])), kept, values)
             values = values + updates
-        np.testing.assert_allclose(jnp.stack(unstacked(path, found[path])), values, rtol=2e-5, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(jnp.stack(unstacked(path, actual[path])), values, rtol=2e-5, atol=1e-6, err_msg=path)
     kept = state[0]
     assert {path: leaf.shape for path, leaf in kept.rows.items()} == {"wide": (3, 7), "square": (6,), "table": (11,)}
     assert {path: leaf.shape for path, leaf in kept.columns.items()} == {"wide": (3, 5), "square": (6,), "table": (6,)}
@@ -273,7 +273,7 @@ def test_muon_by_its_definition(rms: float | None) -> None:
         undecayed=("table",),
         max_grad_norm=None,
     )
-    found, _ = followed(spec, roles, params)
+    actual, _ = followed(spec, roles, params)
     for path, leaf in params.items():
         kind, inputs, _ = roles[path]
         parts = []
@@ -294,17 +294,17 @@ def test_muon_by_its_definition(rms: float | None) -> None:
                     direction = (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.95**step)) + 1e-8)
                     value = value - 0.05 * (direction + decay)
             parts.append(value)
-        np.testing.assert_allclose(unstacked(path, found[path]), parts, rtol=1e-4, atol=2e-5, err_msg=path)
+        np.testing.assert_allclose(unstacked(path, actual[path]), parts, rtol=1e-4, atol=2e-5, err_msg=path)
 
 
 def test_what_muon_makes_is_nearly_orthogonal() -> None:
     params, roles = many()
     spec = Optimizer.Muon(schedule=Schedule.Constant(lr=1.0), update_rms=None, max_grad_norm=None)
-    found, state = followed(spec, roles, params, steps=1)
+    actual, state = followed(spec, roles, params, steps=1)
     for path in ("wide", "experts", "router"):
         _, inputs, outputs = roles[path]
         size = math.sqrt(max(1, params[path].shape[outputs] / params[path].shape[inputs]))
-        for step in unstacked(path, (params[path] - found[path]) / size):
+        for step in unstacked(path, (params[path] - actual[path]) / size):
             values = np.linalg.svd(step, compute_uv=False)
             assert 0.6 < values.min() <= values.max() < 1.25, path
     kept = {

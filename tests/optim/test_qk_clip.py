@@ -126,17 +126,17 @@ def test_only_the_heads_own_columns_are_scaled() -> None:
         "embed.embedding": draw.normal(size=(4, 3)).astype(np.float32),
     }
     scores = np.array([[5.0, 40.0, -np.inf], [10.0, np.nan, 1000.0]], np.float32)
-    found = clip({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, {"layers.blocks.0": jnp.asarray(scores)})
+    actual = clip({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, {"layers.blocks.0": jnp.asarray(scores)})
     factors = np.ones((2, 3, 5))
     for layer, head, gamma in ((0, 1, 0.25), (1, 2, 0.01)):
         factors[layer, head] = [gamma**0.5, gamma**0.5, gamma, 1, 1]
     is_one = (factors == 1).reshape(2, 15)
     for name, shape in (("kernel", (2, 1, 15)), ("bias", (2, 15))):
-        before, after = leaves[f"{path}.{name}"], np.asarray(found[f"{path}.{name}"])
+        before, after = leaves[f"{path}.{name}"], np.asarray(actual[f"{path}.{name}"])
         np.testing.assert_allclose(after, before * factors.reshape(shape), rtol=1e-6)
         untouched = np.broadcast_to(is_one.reshape(shape), before.shape)
         assert (after[untouched] == before[untouched]).all()  # bit for bit
-    assert (np.asarray(found["embed.embedding"]) == leaves["embed.embedding"]).all()
+    assert (np.asarray(actual["embed.embedding"]) == leaves["embed.embedding"]).all()
 
 
 @pytest.mark.extended
@@ -163,8 +163,8 @@ def test_maxima_of_blocks_are_those_of_all_scores(window: int | None, pairs: Cal
                     score = 0.3 * np.sum(query[b, i] * np.repeat(key[b, j], 2, axis=0), axis=-1)
                     expected = np.maximum(expected, score)
     for view in (dense, blocks, fused):
-        found = max_logits(jnp.asarray(query), jnp.asarray(key), view, 0.3)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        actual = max_logits(jnp.asarray(query), jnp.asarray(key), view, 0.3)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_reference_and_rows_of_no_weight(
 ) -> None:
     """The policy's scores are read, not the reference's, in whatever micro-batches; without QK-clip nothing is."""
     batch = pairs(4)
-    found = {}
+    actual = {}
     for size, tau in ((None, 0.5), (2, 0.5), (2, None)):
         program = compile(
             experiment(model=Model.Llama3("tiny"), optimizer=muon(tau), microbatch_size=size, batch_size=4)
@@ -191,28 +191,28 @@ def test_a_reference_and_rows_of_no_weight(
             else:
                 assert float(metrics["max_attention_logit"]) == pytest.approx(expected, rel=1e-5)
                 assert int(metrics["qk_clipped_heads"]) > 0
-        found[size, tau] = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
-    queries = [path for path in found[2, 0.5] if path.endswith("query.kernel")]
+        actual[size, tau] = {path: np.asarray(leaf) for path, leaf in state.trainable.items()}
+    queries = [path for path in actual[2, 0.5] if path.endswith("query.kernel")]
     assert queries
     for path in queries:
-        np.testing.assert_allclose(found[2, 0.5][path], found[None, 0.5][path], rtol=1e-3, atol=1e-5)
-        assert np.abs(found[2, 0.5][path]).max() < 0.9 * np.abs(found[2, None][path]).max()
+        np.testing.assert_allclose(actual[2, 0.5][path], actual[None, 0.5][path], rtol=1e-3, atol=1e-5)
+        assert np.abs(actual[2, 0.5][path]).max() < 0.9 * np.abs(actual[2, None][path]).max()
 
 
 @pytest.mark.slow
 def test_a_loss_that_compares_micro_batches(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch]
 ) -> None:
-    found = []
+    actual = []
     for size in (4, 2):
         fields = {"objective": Objective.AOT(), "optimizer": muon(0.5), "microbatch_size": size}
         program = compile(experiment(model=Model.Llama3("tiny"), **fields))
         state = program.init()
         for _ in range(2):
             state, metrics = program.step(state, pairs(4))
-        found.append({name: float(metrics[name]) for name in ("loss", "max_attention_logit", "qk_clipped_heads")})
-    assert found[0]["qk_clipped_heads"] > 0
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+        actual.append({name: float(metrics[name]) for name in ("loss", "max_attention_logit", "qk_clipped_heads")})
+    assert actual[0]["qk_clipped_heads"] > 0
+    assert actual[1] == pytest.approx(actual[0], rel=1e-4)
 
 
 @pytest.mark.extended

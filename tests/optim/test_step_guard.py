@@ -77,21 +77,23 @@ def test_a_step_that_is_not_finite_is_the_last_that_changes_anything(
 def test_a_skipped_step_is_no_step(program: Callable[[Guard], Program], sequences: Callable[..., Any]) -> None:
     skipping, plain = program(Guard.Skip()), program(Guard.Stop())
     first, second = (sequences(4, length=16, seed=seed) for seed in (0, 1))
-    state, rates, told = skipping.init(), [], []
+    state, rates, reported = skipping.init(), [], []
     for batch in (first, poisoned(first), poisoned(second), second):
         before = copied(state)
         state, metrics = skipping.step(state, batch)
         is_same = same((state.trainable, state.optimizer.inner), (before.trainable, before.optimizer.inner))
         assert is_same == bool(metrics[step_guard.SKIPPED])
         rates.append(float(metrics["learning_rate"]))
-        told.append(tuple(int(metrics[name]) for name in (step_guard.SKIPPED, step_guard.IN_A_ROW, step_guard.TOTAL)))
+        reported.append(
+            tuple(int(metrics[name]) for name in (step_guard.SKIPPED, step_guard.IN_A_ROW, step_guard.TOTAL))
+        )
         # What was counted is saved with the state, and goes on from there.
         saved = {
             part: {path: jnp.copy(x) for path, x in group.items()}
             for part, group in checkpoint_arrays(skipping, state).items()
         }
         state = with_restored(skipping, state, int(state.step), saved)
-    assert told == [(0, 0, 0), (1, 1, 1), (1, 2, 2), (0, 0, 2)]
+    assert reported == [(0, 0, 0), (1, 1, 1), (1, 2, 2), (0, 0, 2)]
     assert int(state.step) == 4
     expected, unguarded, plain_rates = skipping.init(), plain.init(), []
     for batch in (first, second):
@@ -122,9 +124,9 @@ def test_spikes_are_told_by_the_median_of_a_window(loss_ratio: float | None) -> 
     settle, window, taken, expected = jax.jit(guard.select), [], [], []
     for step, (norm, loss) in enumerate(zip(norms, losses, strict=True)):
         moved = before._replace(step=before.step + 1, weight=before.weight + 1)
-        after, told = settle(before, moved, jnp.float32(loss), jnp.float32(norm))
+        after, reported = settle(before, moved, jnp.float32(loss), jnp.float32(norm))
         taken.append(float(after.weight - before.weight) == 1)
-        assert int(told[step_guard.SKIPPED]) == (not taken[-1])
+        assert int(reported[step_guard.SKIPPED]) == (not taken[-1])
         assert int(after.step) == step + 1
         is_usual = math.isfinite(norm)
         if len(window) >= 3:

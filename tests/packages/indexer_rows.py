@@ -48,4 +48,6 @@ def batch_of(program: Program, name: str) -> Batch:
     rows = TokenizedRows(parts, [f"rows:{row}" for row in range(count)], report, "digest", is_chat=False)
     order = Data.Text("none.jsonl").order
     batching, blocks = experiment.batching, program.blueprint.blocks
-    return BatchSampler(Sequences(rows), batch_size=count, seed=0, order=order, batching=batching, blocks=blocks).at(0)
+    return BatchSampler(
+        Sequences(rows), batch_size=count, seed=0, order=order, batching=batching, blocks=blocks
+    ).batch_at(0)

@@ -16,8 +16,8 @@ from nnxdsl.sharding import hardware
 
 
 def analysis(**fields: int) -> Any:
-    words = ("argument", "output", "alias", "temp")
-    names = [f"{place}{word}_size_in_bytes" for place in ("", "host_") for word in words]
+    argv = ("argument", "output", "alias", "temp")
+    names = [f"{place}{word}_size_in_bytes" for place in ("", "host_") for word in argv]
     return SimpleNamespace(**{**dict.fromkeys(names, 0), **fields})
 
 

@@ -193,9 +193,9 @@ def test_compilers_are_found_in_a_directory_of_their_own(tmp_path: Path, monkeyp
     jaxlib = importlib.metadata.version("jaxlib")
     for name, version in (("libtpu", "0.0.51"), ("jax-cuda12-plugin", jaxlib), ("jax-cuda12-pjrt", jaxlib)):
         wheel(tmp_path / "plugins", name, version)
-    found = find_compiler("gpu")
-    assert found.directory == tmp_path / "plugins"
-    assert found.versions == {"jax-cuda12-plugin": jaxlib, "jax-cuda12-pjrt": jaxlib}
+    actual = find_compiler("gpu")
+    assert actual.directory == tmp_path / "plugins"
+    assert actual.versions == {"jax-cuda12-plugin": jaxlib, "jax-cuda12-pjrt": jaxlib}
     assert find_compiler("tpu").versions == {"libtpu": "0.0.51"}
 
 

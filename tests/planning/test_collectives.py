@@ -68,14 +68,14 @@ def test_loops_are_multiplied_even_inside_each_other(texts: dict[str, str]) -> N
 
 
 def test_outside_of_loops_and_in_other_formats(texts: dict[str, str]) -> None:
-    found = {one.kind: one for one in collectives(texts["plain"])}
-    assert found["all-to-all"] == Traffic(
+    actual = {one.kind: one for one in collectives(texts["plain"])}
+    assert actual["all-to-all"] == Traffic(
         "all-to-all", 4, False, False, count=1, bytes=128
     )  # a tuple of 4 int8 [2, 16]
     # XLA:CPU may sum int8 in another format; the number of sums is the same.
-    assert found["all-reduce"].count == 1
-    assert found["all-reduce"].group == 2
-    assert set(found) == {"all-to-all", "all-reduce"}
+    assert actual["all-reduce"].count == 1
+    assert actual["all-reduce"].group == 2
+    assert set(actual) == {"all-to-all", "all-reduce"}
 
 
 def test_a_branch_says_that_it_may_not_be_taken(texts: dict[str, str]) -> None:

@@ -35,26 +35,26 @@ def asked(experiment: Callable[..., Experiment]) -> Callable[..., Experiment]:
 def test_it_is_plain_json(asked: Callable[..., Experiment]) -> None:
     for fields in ({}, {"mesh": Mesh(fsdp=2, tensor=2, rules=(("mlp", None),))}, {"memory": Memory(remat="full")}):
         for device in (None, H200, hardware.device("cpu")):
-            found = plan(asked(**fields), device=device)
-            assert json.loads(json.dumps(found)) == found
+            actual = plan(asked(**fields), device=device)
+            assert json.loads(json.dumps(actual)) == actual
 
 
 @pytest.mark.extended
 def test_sums_are_of_their_parts(asked: Callable[..., Experiment]) -> None:
-    found = plan(asked(memory=Memory(offload=("optimizer",)), mesh=Mesh(fsdp=2)))
+    actual = plan(asked(memory=Memory(offload=("optimizer",)), mesh=Mesh(fsdp=2)))
     sizes = {
-        where: [part["bytes"] for part in found["memory"] if part["memory"] == where] for where in ("device", "host")
+        where: [part["bytes"] for part in actual["memory"] if part["memory"] == where] for where in ("device", "host")
     }
-    assert found["bytes_per_device"] == sum(sizes["device"])
-    assert found["host_bytes_per_device"] == sum(sizes["host"]) > 0
-    exact = sum(part["bytes"] for part in found["memory"] if part["tag"] == "exact")
-    assert exact == sum(array["device_bytes"] for array in found["arrays"])
-    assert found["devices"] == 2
-    assert found["activations"][found["remat"]] == next(
-        part["bytes"] for part in found["memory"] if part["name"] == "activations"
+    assert actual["bytes_per_device"] == sum(sizes["device"])
+    assert actual["host_bytes_per_device"] == sum(sizes["host"]) > 0
+    exact = sum(part["bytes"] for part in actual["memory"] if part["tag"] == "exact")
+    assert exact == sum(array["device_bytes"] for array in actual["arrays"])
+    assert actual["devices"] == 2
+    assert actual["activations"][actual["remat"]] == next(
+        part["bytes"] for part in actual["memory"] if part["name"] == "activations"
     )
     other = plan(asked(memory=Memory(offload=("optimizer",), remat="full"), mesh=Mesh(fsdp=2)))
-    assert other["activations"] == found["activations"]
+    assert other["activations"] == actual["activations"]
     assert other["remat"] == "full"
 
 
@@ -63,10 +63,10 @@ def test_verdicts_go_by_what_is_usable(asked: Callable[..., Experiment]) -> None
     experiment = asked(memory=Memory(remat="none", reference="online"))
     needed = plan(experiment, "gpu")["bytes_per_device"]
     fits = attrs.evolve(H200, memory=2**33, usable=needed)
-    found = plan(experiment, "gpu", fits)
-    assert found["verdict"]["fits"] is True
-    assert found["verdict"]["share"] == 1
-    assert found["device"] == {
+    actual = plan(experiment, "gpu", fits)
+    assert actual["verdict"]["fits"] is True
+    assert actual["verdict"]["share"] == 1
+    assert actual["device"] == {
         "name": "h200",
         "description": "NVIDIA H200",
         "memory": 2**33,
@@ -88,13 +88,13 @@ def test_rematerialisation_goes_by_what_is_usable(asked: Callable[..., Experimen
         remat: plan(asked(model=Small(layers=6, pattern=2), batch_size=16, memory=Memory(remat=remat)), "gpu")
         for remat in ("none", "products", "attention", "inputs", "full")
     }
-    kept = [found["activations"][remat] for remat, found in by_policy.items()]
+    kept = [actual["activations"][remat] for remat, actual in by_policy.items()]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == 5
-    for remat, found in by_policy.items():
-        just = plan(experiment, "gpu", attrs.evolve(H200, usable=found["bytes_per_device"]))
+    for remat, actual in by_policy.items():
+        just = plan(experiment, "gpu", attrs.evolve(H200, usable=actual["bytes_per_device"]))
         assert just["verdict"]["fits"] is True
-        assert just["activations"][just["remat"]] >= found["activations"][remat]
+        assert just["activations"][just["remat"]] >= actual["activations"][remat]
     roomy = plan(experiment, "gpu", H200)
     assert (roomy["remat"], roomy["remat_why"]) == ("none", "fits")
     tight = plan(experiment, "gpu", attrs.evolve(H200, usable=by_policy["products"]["bytes_per_device"]))
@@ -114,9 +114,9 @@ def test_where_nothing_fits_the_policy_with_the_least_memory_is_taken(asked: Cal
     }
     least = min(needed.values())
     assert needed["inputs"] == least < needed["full"]
-    found = plan(asked(**gemma), "gpu", attrs.evolve(H200, usable=least - 1))
-    assert (found["remat"], found["remat_why"]) == ("inputs", "none fits; this takes the least memory")
-    assert found["bytes_per_device"] == least
+    actual = plan(asked(**gemma), "gpu", attrs.evolve(H200, usable=least - 1))
+    assert (actual["remat"], actual["remat_why"]) == ("inputs", "none fits; this takes the least memory")
+    assert actual["bytes_per_device"] == least
     unasked = plan(asked(**gemma, memory=Memory(remat="full")), "gpu", attrs.evolve(H200, usable=least))
     assert "with memory.remat=inputs microbatch_size=1 it would take" in unasked["verdict"]["message"]
 
@@ -137,7 +137,7 @@ def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> No
 
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "text"),
     [
         ({}, "online: a frozen copy of the initial weights, run on every batch"),
         (
@@ -155,26 +155,26 @@ def test_seconds_are_those_of_the_search(asked: Callable[..., Experiment]) -> No
         ),
     ],
 )
-def test_the_reference_in_words(asked: Callable[..., Experiment], fields: dict[str, Any], words: str) -> None:
-    assert plan(asked(**fields))["reference"] == words
+def test_the_reference_in_words(asked: Callable[..., Experiment], fields: dict[str, Any], text: str) -> None:
+    assert plan(asked(**fields))["reference"] == text
 
 
 @pytest.mark.extended
 def test_the_layout_within_is_the_layout(asked: Callable[..., Experiment]) -> None:
     experiment = asked(mesh=Mesh(data=2, fsdp=2, tensor=2, slices=2), adapter=Adapter.LoRA(rank=2))
-    found, layout = plan(experiment), build_blueprint(experiment).layout
-    assert {name: found[name] for name in describe(layout)} == json.loads(json.dumps(describe(layout)))
-    assert found["across"] == experiment.mesh.across
-    assert [tuple(rule) for rule in found["rules"]] == [
+    actual, layout = plan(experiment), build_blueprint(experiment).layout
+    assert {name: actual[name] for name in describe(layout)} == json.loads(json.dumps(describe(layout)))
+    assert actual["across"] == experiment.mesh.across
+    assert [tuple(rule) for rule in actual["rules"]] == [
         (logical, list(target) if isinstance(target, tuple) else target) for logical, target in layout.rules
     ]
-    for array, placed in zip(found["arrays"], layout, strict=True):
+    for array, placed in zip(actual["arrays"], layout, strict=True):
         assert (array["path"], array["part"]) == (placed.path, placed.part)
         assert array["bytes"] == placed.bytes
         assert array["device_bytes"] == placed.device_bytes
         assert array["replicas"] * placed.bytes == layout.mesh.device_count * placed.device_bytes
         for one in array["why"]:
-            assert one["rule"] is None or found["rules"][one["rule"]] == [one["logical"], one["axes"]]
+            assert one["rule"] is None or actual["rules"][one["rule"]] == [one["logical"], one["axes"]]
 
 
 @attrs.frozen(kw_only=True)
@@ -185,8 +185,8 @@ class Streamed(FileData):
 
 
 def test_data_of_unknown_lengths(asked: Callable[..., Experiment]) -> None:
-    found = plan(asked(data=Streamed(path="none")), "gpu", H200)
-    assert (found["tokens_at_most"], found["activations"], found["step_seconds"]) == (0, {}, None)
-    assert [part["name"] for part in found["memory"]] == [
+    actual = plan(asked(data=Streamed(path="none")), "gpu", H200)
+    assert (actual["tokens_at_most"], actual["activations"], actual["step_seconds"]) == (0, {}, None)
+    assert [part["name"] for part in actual["memory"]] == [
         "trainable weights", "reference copy", "optimizer", "gradients",
     ]  # fmt: skip

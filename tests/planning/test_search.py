@@ -45,8 +45,8 @@ def with_memory(usable: int) -> hardware.Device:
 
 def everything(base: Experiment, count: int) -> dict[str, int]:
     """Bytes of every placement of `count` devices that may be had at all, by what is set; tried one by one."""
-    found: dict[str, int] = {}
-    drawn = build_unplaced(base, "gpu")
+    result: dict[str, int] = {}
+    rendered = build_unplaced(base, "gpu")
     for data, fsdp, context, tensor in itertools.product(range(1, count + 1), repeat=4):
         if data * fsdp * context * tensor * base.mesh.stage != count:
             continue
@@ -54,12 +54,12 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
             changes = {"mesh.data": data, "mesh.fsdp": fsdp, "mesh.context": context, "mesh.tensor": tensor}
             changes |= {"microbatch_size": None if rows == base.batch_size else rows, "memory.remat": remat}
             with contextlib.suppress(SpecError):
-                placed = drawn.with_placement(evolve(base, changes))
+                placed = rendered.with_placement(evolve(base, changes))
                 if placed.layout.problems() or placed.layout.batch_problems(placed.experiment.rows_at_once):
                     continue
                 parts = memory(placed)
-                found[str(changes)] = sum(part.bytes for part in parts if part.memory == "device")
-    return found
+                result[str(changes)] = sum(part.bytes for part in parts if part.memory == "device")
+    return result
 
 
 @pytest.mark.slow
@@ -69,26 +69,26 @@ def everything(base: Experiment, count: int) -> dict[str, int]:
     indirect=True,
 )
 def test_everything_that_fits_is_found_and_nothing_else(base: Experiment) -> None:
-    there = everything(base, 4 if base.mesh.stage > 1 else 2)
-    sizes = sorted(there.values())
+    other = everything(base, 4 if base.mesh.stage > 1 else 2)
+    sizes = sorted(other.values())
     for usable in (sizes[0] - 1, sizes[len(sizes) // 2], sizes[-1]):
-        found, tried = search(base, with_memory(usable), 4 if base.mesh.stage > 1 else 2)
-        assert tried == len(there)
-        assert {str(one.changes): one.bytes for one in found} == pytest.approx(
-            {changes: size for changes, size in there.items() if size <= usable}, rel=0.005
+        actual, tried = search(base, with_memory(usable), 4 if base.mesh.stage > 1 else 2)
+        assert tried == len(other)
+        assert {str(one.changes): one.bytes for one in actual} == pytest.approx(
+            {changes: size for changes, size in other.items() if size <= usable}, rel=0.005
         )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["adapters"], indirect=True)
 def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) -> None:
-    found, _ = search(base, H200, 4)
-    assert len(found) > 20
-    for earlier, later in itertools.pairwise(found):
+    actual, _ = search(base, H200, 4)
+    assert len(actual) > 20
+    for earlier, later in itertools.pairwise(actual):
         assert earlier.cost.step <= later.cost.step * (1 + TOLERANCE)
         if earlier.cost.step > later.cost.step:
             assert earlier.bytes <= later.bytes
-    for one in (found[0], found[-1]):
+    for one in (actual[0], actual[-1]):
         asked = evolve(base, one.changes)
         assert one.cost == cost(build_blueprint(asked, "gpu"), H200)
 
@@ -98,11 +98,11 @@ def test_the_quickest_come_first_and_of_equals_the_smallest(base: Experiment) ->
 def test_its_words_make_the_placement_from_wherever_one_is(base: Experiment) -> None:
     elsewhere = evolve(base, {"mesh": Mesh(fsdp=2), "microbatch_size": 2, "memory.remat": "full"})
     for start in (base, elsewhere):
-        found, _ = search(start, H200, 2)
-        for one in found:
-            words = _overrides(one, start).split()
-            assert cli.override(start, words) == evolve(start, one.changes)
-    best = found[0]
+        actual, _ = search(start, H200, 2)
+        for one in actual:
+            overrides = _overrides(one, start).split()
+            assert cli.override(start, overrides) == evolve(start, one.changes)
+    best = actual[0]
     planned = plan(cli.override(elsewhere, _overrides(best, elsewhere).split()), "gpu", H200)
     assert planned["verdict"]["fits"]
     assert planned["bytes_per_device"] == pytest.approx(best.bytes, rel=0.005)

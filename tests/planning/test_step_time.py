@@ -122,17 +122,17 @@ def test_only_axes_that_are_there_have_transfers(asked: Callable[..., Experiment
 
 def test_seconds_are_work_over_speeds(asked: Callable[..., Experiment]) -> None:
     one = asked(batch_size=16, mesh=Mesh(fsdp=8, data=2))
-    done, found = of(one), cost(build_blueprint(one), H200)
+    done, actual = of(one), cost(build_blueprint(one), H200)
     assert H200.flops
     assert H200.bandwidth
     assert H200.link
     assert H200.slow_link
-    assert found.compute == done.flops / (H200.flops * EFFICIENCY)
-    assert found.memory == done.memory_bytes / H200.bandwidth
+    assert actual.compute == done.flops / (H200.flops * EFFICIENCY)
+    assert actual.memory == done.memory_bytes / H200.bandwidth
     # fsdp lies within a node of eight, data goes out of it.
     links = done.link_bytes["fsdp"] / H200.link + done.link_bytes["data"] / H200.slow_link
-    assert found.links == pytest.approx(links)
-    assert found.step == max(found.compute, found.memory) + (1 - HIDDEN) * found.links
+    assert actual.links == pytest.approx(links)
+    assert actual.step == max(actual.compute, actual.memory) + (1 - HIDDEN) * actual.links
 
 
 def test_an_axis_across_slices_is_slow(asked: Callable[..., Experiment]) -> None:

@@ -155,14 +155,14 @@ def batches(objective: Any) -> list[Any]:
     weight = np.array([1, 1, 1, 1, 1, 0, 1, 1], np.float32)
     if objective.batch_kind == "prompts":
         # `old` is not known: learnt from once, when the policy is what it was.
-        found: list[Any] = [samples.answers()._replace(old_logps=None)] * 2
+        result: list[Any] = [samples.answers()._replace(old_logps=None)] * 2
     elif objective.batch_kind == "sequences":
-        found = [samples.sequences(ROWS, seed=seed) for seed in (0, 1)]
+        result = [samples.sequences(ROWS, seed=seed) for seed in (0, 1)]
     else:
-        found = [samples.pairs(ROWS, seed=seed) for seed in (0, 1)]
+        result = [samples.pairs(ROWS, seed=seed) for seed in (0, 1)]
     if objective.batch_kind == "feedback":
-        found = [each._replace(desirable=(np.arange(ROWS) % 3 > 0).astype(np.float32)) for each in found]
-    return [each._replace(weight=weight) for each in found]
+        result = [each._replace(desirable=(np.arange(ROWS) % 3 > 0).astype(np.float32)) for each in result]
+    return [each._replace(weight=weight) for each in result]
 
 
 # -- what the loss is at first ---------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ def batches(objective: Any) -> list[Any]:
 def log_probabilities(template: Any, leaves: dict[str, jax.Array], tokens: np.ndarray, length: np.ndarray) -> Any:
     """Float64 `[B, T - 1, V]`: of every word after each token of right-padded rows, by a plain forward pass."""
 
-    found = outputs(template, leaves, tokens, length)[:, :-1]
-    found -= found.max(-1, keepdims=True)
-    return found - np.log(np.exp(found).sum(-1, keepdims=True))
+    result = outputs(template, leaves, tokens, length)[:, :-1]
+    result -= result.max(-1, keepdims=True)
+    return result - np.log(np.exp(result).sum(-1, keepdims=True))
 
 
 def outputs(template: Any, leaves: dict[str, jax.Array], tokens: np.ndarray, length: np.ndarray) -> Any:
@@ -195,8 +195,8 @@ def whole_rows(batch: PairBatch) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     size = batch.prompt.shape[1]
     for ids, lengths in ((batch.chosen, batch.chosen_length), (batch.rejected, batch.rejected_length)):
         tokens = np.zeros((ROWS, size + ids.shape[1]), np.int32)
-        for row, (first, own) in enumerate(zip(batch.prompt_length, lengths, strict=True)):
-            tokens[row, : first + own] = [*batch.prompt[row, size - first :], *ids[row, :own]]
+        for row, (first, ours) in enumerate(zip(batch.prompt_length, lengths, strict=True)):
+            tokens[row, : first + ours] = [*batch.prompt[row, size - first :], *ids[row, :ours]]
         yield tokens, lengths
 
 
@@ -212,15 +212,15 @@ def first_reward_loss(program: Program, state: TrainState, batch: PairBatch) -> 
 
 def answers_of(program: Program, state: TrainState, batch: PairBatch) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of both completions the summed log-probability `[B]` and the number of tokens `[B]`."""
-    found = []
+    result = []
     for tokens, lengths in whole_rows(batch):
         logp = log_probabilities(*program.policy(state), tokens, batch.prompt_length + lengths)
         sums = [
-            sum(logp[row, place - 1, tokens[row, place]] for place in range(first, first + own))
-            for row, (first, own) in enumerate(zip(batch.prompt_length, lengths, strict=True))
+            sum(logp[row, place - 1, tokens[row, place]] for place in range(first, first + ours))
+            for row, (first, ours) in enumerate(zip(batch.prompt_length, lengths, strict=True))
         ]
-        found.append((np.array(sums), lengths))
-    return found
+        result.append((np.array(sums), lengths))
+    return result
 
 
 def first_policy_loss(program: Program, state: TrainState, batch: RolloutBatch) -> float:
@@ -356,8 +356,8 @@ def tried(objective: str, training: str, places: Iterable[str] = PLACES) -> dict
             said["expected"] = first_loss(program, state, rows[0])
         metrics = []
         for step in range(STEPS):
-            state, found = program.step(state, rows[step % 2])
-            metrics.append({name: float(value) for name, value in found.items()})
+            state, result = program.step(state, rows[step % 2])
+            metrics.append({name: float(value) for name, value in result.items()})
         after = jax.device_get(state.trainable)
         kept = jax.tree.all(jax.tree.map(np.array_equal, still, jax.device_get((state.frozen, state.reference))))
         finite = all(np.isfinite(value) for row in metrics for value in row.values())
@@ -376,13 +376,13 @@ def tried(objective: str, training: str, places: Iterable[str] = PLACES) -> dict
 
 def apart(metrics: list[Any], after: Any, expected: list[Any], leaves: Any, change: float) -> float:
     """The largest relative difference of two places, see `APART`."""
-    found = max(float(np.abs(after[path] - leaf).max()) for path, leaf in leaves.items()) / change
+    result = max(float(np.abs(after[path] - leaf).max()) for path, leaf in leaves.items()) / change
     for ours, theirs in zip(metrics, expected, strict=True):
-        found = max(found, *(abs(ours[name] / theirs[name] - 1) for name in ("loss", "grad_norm")))
+        result = max(result, *(abs(ours[name] / theirs[name] - 1) for name in ("loss", "grad_norm")))
         nats = max((abs(value) for name, value in theirs.items() if name.startswith("logps/")), default=1.0)
         rewards = (abs(ours[name] - value) for name, value in theirs.items() if name in ("rewards/chosen", "kl"))
-        found = max(found, *(difference / nats for difference in rewards), 0.0)
-    return found
+        result = max(result, *(difference / nats for difference in rewards), 0.0)
+    return result
 
 
 def wrong(said: dict[str, Any]) -> list[str]:

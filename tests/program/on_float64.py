@@ -22,24 +22,24 @@ def _dtype(name: Any) -> np.dtype:
     return np.dtype("float64" if np.dtype(name) == np.dtype("float32") else name)
 
 
-def _drawn(key: jax.Array, shape: tuple[int, ...], dtype: Any, low: float, high: float) -> jax.Array:
+def _uniform_array(key: jax.Array, shape: tuple[int, ...], dtype: Any, low: float, high: float) -> jax.Array:
     """The same numbers as float32 has."""
     low, high = np.float32(low), np.float32(high)
     return _uniform(key, shape, _narrow, low, high).astype(dtype)
 
 
-jnp.float32, jnp.dtype, jax.random.uniform = jnp.float64, _dtype, _drawn
+jnp.float32, jnp.dtype, jax.random.uniform = jnp.float64, _dtype, _uniform_array
 
 from small_lab.replays import REPLAY, steps  # noqa: E402
 
 
 def main() -> None:
     """The figures of all cases, or of those that are named."""
-    stored, found = json.loads((REPLAY / "objectives.json").read_text()), {}
+    stored, result = json.loads((REPLAY / "objectives.json").read_text()), {}
     for name in sys.argv[1:] or stored:
-        found[name] = steps(stored[name])
-        print(name, found[name][-1]["loss"], file=sys.stderr, flush=True)
-    json.dump(found, sys.stdout)
+        result[name] = steps(stored[name])
+        print(name, result[name][-1]["loss"], file=sys.stderr, flush=True)
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -49,14 +49,14 @@ SLOW: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(result: Any, expected: Any) -> bool:
     """Whether arrays are equal to the bit; magnitudes, which are sums over cut axes, but for their rounding."""
 
     def equal(keys: Any, ours: np.ndarray, theirs: np.ndarray) -> bool:
         rounded = str(keys[-1]).endswith("_lora_m']")
         return np.allclose(ours, theirs, rtol=5e-7, atol=0) if rounded else np.array_equal(ours, theirs)
 
-    return jax.tree.all(jax.tree_util.tree_map_with_path(equal, found, expected))
+    return jax.tree.all(jax.tree_util.tree_map_with_path(equal, result, expected))
 
 
 def misplaced(program: Program, state: TrainState) -> list[str]:
@@ -86,9 +86,9 @@ def misplaced(program: Program, state: TrainState) -> list[str]:
     return wrong
 
 
-def difference(found: TrainState, expected: TrainState) -> float:
+def difference(result: TrainState, expected: TrainState) -> float:
     """Largest difference of a trained parameter."""
-    values = zip(jax.device_get(list(found.trainable.values())), expected.trainable.values(), strict=True)
+    values = zip(jax.device_get(list(result.trainable.values())), expected.trainable.values(), strict=True)
     return max(float(np.abs(ours - np.asarray(theirs)).max()) for ours, theirs in values)
 
 
@@ -113,20 +113,20 @@ def main() -> None:
             )
             program = compile(experiment)
             state = program.init()
-            drawn = jax.device_get((state.trainable, state.frozen, state.reference))
+            rendered = jax.device_get((state.trainable, state.frozen, state.reference))
             wrong = misplaced(program, state)
             state = samples.trained(program)
             evaluated = {key: float(r.total / r.count) for key, r in program.evaluate(state, batches[0]).items()}
             metrics = []
             for batch in batches:
-                state, found = program.step(state, batch)
-                metrics.append({key: float(value) for key, value in found.items()})
+                state, result = program.step(state, batch)
+                metrics.append({key: float(value) for key, value in result.items()})
             wrong += misplaced(program, state)
-            alone = alone or {"drawn": drawn, "state": state}
+            alone = alone or {"drawn": rendered, "state": state}
             report[f"{name} {where}"] = {
                 "devices": len(program.mesh.devices.flat),
                 "misplaced": wrong,
-                "same draw": same(drawn, alone["drawn"]),
+                "same draw": same(rendered, alone["drawn"]),
                 "metrics": metrics,
                 "evaluated": evaluated,
                 "difference": difference(state, alone["state"]),

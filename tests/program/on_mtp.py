@@ -50,8 +50,8 @@ def main() -> None:
         program = compile(experiment)
         state = program.init()
         batches = packing.batches(dataset, program, experiment.batching)
-        state, _ = program.step(state, batches.at(0))
-        state, metrics = program.step(state, batches.at(1))
+        state, _ = program.step(state, batches.batch_at(0))
+        state, metrics = program.step(state, batches.batch_at(1))
         leaves = jax.device_get(state.trainable)
         first = first or leaves
         report[name] = {

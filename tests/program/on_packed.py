@@ -43,7 +43,9 @@ def main() -> None:
         )
         program = compile(experiment)
         state = samples.trained(program)
-        batch = precomputed.with_reference_logps(program, state, packing.batches(dataset, program, batching).at(0))
+        batch = precomputed.with_reference_logps(
+            program, state, packing.batches(dataset, program, batching).batch_at(0)
+        )
         state, _ = program.step(state, batch)
         state, metrics = program.step(state, batch)
         report[name] = {

@@ -90,13 +90,13 @@ FIELDS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": QLORA["adap
 
 
 def groups(program: Program, state: TrainState) -> dict[str, dict[str, jax.Array]]:
-    found = {
+    result = {
         "frozen": state.frozen,
         "trainable": state.trainable,
         "reference": state.reference,
         "optimizer": checkpoint_arrays(program, state)["optimizer"],
     }
-    return {part: leaves for part, leaves in found.items() if leaves}
+    return {part: leaves for part, leaves in result.items() if leaves}
 
 
 def dumped(program: Program, state: TrainState) -> str:
@@ -162,8 +162,8 @@ def main(chosen: list[str]) -> None:
                 "metrics": [],
             }
             for batch in batches:
-                state, found = program.step(state, batch)
-                entry["metrics"].append({key: float(value) for key, value in found.items()})
+                state, result = program.step(state, batch)
+                entry["metrics"].append({key: float(value) for key, value in result.items()})
             entry["after steps"] = dumped(program, state)
             entry["misplaced"] += misplaced(program, state)
             report[f"{name}: {where}"] = entry

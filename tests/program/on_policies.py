@@ -64,15 +64,15 @@ def main() -> None:
                 blueprint = program.blueprint
                 sampler = Sampler(template, blueprint.config, blueprint.compute, (0,), program.batch_sharding)
                 prompts = [[3, 5, 7 + row] for row in range(8)]
-                found = sampler.complete(leaves, prompts, Sampling(6, temperature=1.0), prompt_length=8)
-                said = [one.ids for one in found]
+                result = sampler.complete(leaves, prompts, Sampling(6, temperature=1.0), prompt_length=8)
+                said = [one.ids for one in result]
             if name == "taught once":
                 batch = precomputed.with_teacher_top_k(program, precomputed.load_teacher(program), batch)
-            found = []
+            result = []
             for _ in range(2):
                 state, metrics = program.step(state, batch)
-                found.append({key: float(value) for key, value in metrics.items()})
-            report[f"{name} {where}"] = {"steps": found, "said": said}
+                result.append({key: float(value) for key, value in metrics.items()})
+            report[f"{name} {where}"] = {"steps": result, "said": said}
     json.dump(report, sys.stdout)
 
 

@@ -69,11 +69,11 @@ def steps(fields: dict[str, Any], mesh: Mesh) -> list[dict[str, float]]:
         )
     )
     state = program.init(init.ReferenceSource(samples.Trained(program, 0), samples.Trained(program, 1)))
-    found = []
+    result = []
     for _ in range(3):
         state, metrics = program.step(state, rollout_batch(8, desirable=kind is Data.Feedback))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return found
+        result.append({name: float(value) for name, value in metrics.items()})
+    return result
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def main() -> None:
         program = compile(experiment)
         state, metrics = samples.trained(program), []
         for seed in range(2):
-            state, found = program.step(state, samples.pairs(4, seed=seed))
-            metrics.append({key: float(value) for key, value in found.items()})
+            state, result = program.step(state, samples.pairs(4, seed=seed))
+            metrics.append({key: float(value) for key, value in result.items()})
         report[name] = {"attention": plan(experiment)["attention"], "metrics": metrics}
     json.dump(report, sys.stdout)
 

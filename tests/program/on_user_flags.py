@@ -70,7 +70,7 @@ def write_rows(directory: Path) -> None:
         (directory / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def drawn(program: Program) -> TrainState:
+def initial_state(program: Program) -> TrainState:
     """A first state: small random numbers for weights, zeros for the optimizer."""
     draw = np.random.default_rng(0)
 
@@ -85,36 +85,36 @@ def drawn(program: Program) -> TrainState:
 
 def step(family: str, directory: Path, case: str) -> Callable[[], Any]:
     """Two steps of training; gives the loss."""
-    told = experiment(family, directory, dpo="dpo" in case, packed="packed" in case)
-    prepared = prepare(told, directory / "runs", Display(quiet=True))
-    program, state = prepared.program, drawn(prepared.program)
+    reported = experiment(family, directory, dpo="dpo" in case, packed="packed" in case)
+    prepared = prepare(reported, directory / "runs", Display(quiet=True))
+    program, state = prepared.program, initial_state(prepared.program)
 
     def run() -> Any:
-        found = state
+        result = state
         with prepared.batches() as batches:
-            found, metrics = program.step(found, batches.at(0, found).batch)
+            result, metrics = program.step(result, batches.batch_at(0, result).batch)
         return metrics["loss"]
 
     return run
 
 
-def main(words: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Runs the cases of each family, and says which one it is at."""
     faulthandler.enable()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write_rows(directory)
-        for word in words:
+        for word in argv:
             family, _, cases = word.partition("=")
             prepared = prepare(experiment(family, directory), directory / "runs", Display(quiet=True))
-            template, leaves = prepared.program.policy(drawn(prepared.program))
+            template, leaves = prepared.program.policy(initial_state(prepared.program))
             forward, config = forward_of(template), prepared.program.blueprint.config
             for case in cases.split(","):
                 print(f"{family} {case}", flush=True)
                 if case == "generate":
                     sample = Sampler(template, config, jnp.float32, ())
-                    found: Any = sample(leaves, [[5] * 33, [7] * 17], Sampling(max_new_tokens=8))
-                    assert [len(row) for row in found] == [8, 8]
+                    result: Any = sample(leaves, [[5] * 33, [7] * 17], Sampling(max_new_tokens=8))
+                    assert [len(row) for row in result] == [8, 8]
                 elif case[0].isdigit():
                     length, rows = map(int, case.split("x"))
                     ids = np.random.default_rng(length).integers(3, 200, (rows, length)).astype(np.int32)

@@ -47,21 +47,21 @@ def numbers(text: str) -> list[int]:
 
 def groups(line: str) -> list[list[int]]:
     """The devices that take part in each collective of a line, in every spelling."""
-    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", line):
-        return [numbers(group) for group in re.findall(r"\{([^}]*)\}", found[1])]
-    if found := re.search(GROUPS, line):
-        devices = np.arange(8).reshape(numbers(found[3]))
-        devices = devices.transpose(numbers(found[4])) if found[4] else devices
-        return devices.reshape(int(found[1]), int(found[2])).tolist()
-    found = re.search(AXES, line)
-    assert found is not None, line
-    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", line):
+        return [numbers(group) for group in re.findall(r"\{([^}]*)\}", match[1])]
+    if match := re.search(GROUPS, line):
+        devices = np.arange(8).reshape(numbers(match[3]))
+        devices = devices.transpose(numbers(match[4])) if match[4] else devices
+        return devices.reshape(int(match[1]), int(match[2])).tolist()
+    match = re.search(AXES, line)
+    assert match is not None, line
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", match[1])}
     devices = np.arange(math.prod(sizes.values()))
-    if found[2]:
-        devices = devices.reshape(numbers(found[2])).transpose(numbers(found[3]) if found[3] else None)
+    if match[2]:
+        devices = devices.reshape(numbers(match[2])).transpose(numbers(match[3]) if match[3] else None)
     devices = devices.reshape(tuple(sizes.values()))
-    assert ":" not in found[4], line
-    named = [list(sizes).index(axis) for axis in re.findall(r"'([^']*)'", found[4])]
+    assert ":" not in match[4], line
+    named = [list(sizes).index(axis) for axis in re.findall(r"'([^']*)'", match[4])]
     devices = np.moveaxis(devices, named, range(-len(named), 0))
     return devices.reshape(-1, math.prod(devices.shape[-len(named) :])).tolist()
 
@@ -77,12 +77,12 @@ def across(text: str, data: int, devices: int) -> Iterator[tuple[int, bool]]:
         bodies.setdefault(name, []).append(line)
 
     def below(starts: list[str]) -> set[str]:
-        found: set[str] = set()
+        actual: set[str] = set()
         while starts:
-            found.add(one := starts.pop())
+            actual.add(one := starts.pop())
             called = [other for line in bodies.get(one, ()) for other in callees(line)]
-            starts += [other for other in called if other not in found]
-        return found
+            starts += [other for other in called if other not in actual]
+        return actual
 
     def callees(line: str) -> list[str]:
         branches = re.search(r"branch_computations=\{([^}]*)\}", line)
@@ -91,9 +91,9 @@ def across(text: str, data: int, devices: int) -> Iterator[tuple[int, bool]]:
     branched = below([other for line in bodies[entry] if " conditional(" in line for other in callees(line)])
     for name, lines in bodies.items():
         for line in lines:
-            found = COLLECTIVE.search(line)
-            if found and any(len({device // (devices // data) for device in group}) > 1 for group in groups(line)):
-                yield sum(4 * math.prod(numbers(shape)) for _, shape in ARRAY.findall(found[1])), name in branched
+            result = COLLECTIVE.search(line)
+            if result and any(len({device // (devices // data) for device in group}) > 1 for group in groups(line)):
+                yield sum(4 * math.prod(numbers(shape)) for _, shape in ARRAY.findall(result[1])), name in branched
 
 
 def main() -> None:
@@ -121,8 +121,8 @@ def main() -> None:
             sent = list(across(text, experiment.mesh.data, program.mesh.size))
             metrics = []
             for batch in batches:
-                state, found = program.step(state, batch)
-                metrics.append({key: float(value) for key, value in found.items()})
+                state, result = program.step(state, batch)
+                metrics.append({key: float(value) for key, value in result.items()})
             alone = alone or state
             report[f"{name} {where}"] = {
                 "misplaced": misplaced(program, state),

@@ -67,15 +67,15 @@ def test_long_rows_are_cut_into_blocks_and_short_ones_are_not() -> None:
 )
 def test_fused_kernels_where_they_serve(changes: dict[str, Any], kernel: str, why: str) -> None:
     of_target = {name: changes.pop(name) for name in attrs.fields_dict(CompileTarget).keys() & changes.keys()}
-    found = Kernels(GPU.config.with_fields(changes), target=attrs.evolve(GPU.target, **of_target)).choose(LONG)
-    assert found.kernel == kernel
-    assert why in found.why
+    actual = Kernels(GPU.config.with_fields(changes), target=attrs.evolve(GPU.target, **of_target)).choose(LONG)
+    assert actual.kernel == kernel
+    assert why in actual.why
 
 
 def test_packed_rows_are_cut_into_blocks() -> None:
-    found = GPU.choose(rows.packed(SHORT))
-    assert found.kernel == "chunked"
-    assert "cannot tell the sequences of a packed row apart" in found.why
+    actual = GPU.choose(rows.packed(SHORT))
+    assert actual.kernel == "chunked"
+    assert "cannot tell the sequences of a packed row apart" in actual.why
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_what_cannot_serve_is_refused_by_its_path(
 
 
 def test_heads_that_are_split_unlike(experiment: Callable[..., Experiment]) -> None:
-    def found(**fields: Any) -> Kernels:
+    def kernels_of(**fields: Any) -> Kernels:
         return build_blueprint(
             experiment(model=Small(heads=4), precision=Precision(compute="bfloat16"), **fields), "gpu"
         ).kernels
 
-    assert (found().target.platform, found().target.dtype) == ("gpu", "bfloat16")
-    assert found(mesh=Mesh(tensor=2)).target.splits_heads_alike
-    assert not found(mesh=Mesh(tensor=4)).target.splits_heads_alike
+    assert (kernels_of().target.platform, kernels_of().target.dtype) == ("gpu", "bfloat16")
+    assert kernels_of(mesh=Mesh(tensor=2)).target.splits_heads_alike
+    assert not kernels_of(mesh=Mesh(tensor=4)).target.splits_heads_alike
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_kernel_of_another_package_is_one_file(
     places = positions_right_padded(jnp.asarray([16, 9]), 16)
     mask, scores = attention_mask(places, places, 5), ScoreOptions(0.3, soft_cap=2.0)
     view = View(AttentionMethod(RING, rows.sequence(16), window=5), places, None, (query, query))
-    found = find_kernel(RING)(query, key, value, view, scores)
-    np.testing.assert_allclose(found, dot_product_attention(query, key, value, mask, 0.3, 2.0), atol=1e-5)
+    actual = find_kernel(RING)(query, key, value, view, scores)
+    np.testing.assert_allclose(actual, dot_product_attention(query, key, value, mask, 0.3, 2.0), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_ring_attention_of_another_package_trains_as_the_dense_product_does(
         "dense: set by memory.attention",
         f"{RING}: set by memory.attention",
     )
-    for found, expected in zip(ring["metrics"], dense["metrics"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    for actual, expected in zip(ring["metrics"], dense["metrics"], strict=True):
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_a_step_is_the_same_in_blocks(experiment: Callable[..., Experiment], pai
         asked = experiment(memory=Memory(attention=kernel, reference="online"), data=data)
         program = compile(asked)
         state = program.init()
-        _, found = program.step(state, pairs(asked.batch_size, seed=0))
-        metrics.append({name: float(value) for name, value in found.items()})
+        _, actual = program.step(state, pairs(asked.batch_size, seed=0))
+        metrics.append({name: float(value) for name, value in actual.items()})
     dense, blocks = metrics
     assert blocks.keys() == dense.keys()
     for name, value in dense.items():

@@ -84,9 +84,9 @@ class ByHand:
         total = count = squares = 0.0
         rows = len(batch.weight) // len(self.workers)
         for number, worker in enumerate(self.workers):
-            own = jax.tree.map(lambda x, at=number * rows: x[at : at + rows], batch)
+            ours = jax.tree.map(lambda x, index=number * rows: x[index : index + rows], batch)
             weights = {path: jnp.asarray(leaf, jnp.float32) for path, leaf in worker.items()}
-            summed, terms = self.gradients(weights, self.state.frozen, self.state.reference, own)
+            summed, terms = self.gradients(weights, self.state.frozen, self.state.reference, ours)
             g = {path: np.asarray(leaf, np.float64) / float(terms.loss.count) for path, leaf in summed.items()}
             total, count = total + float(terms.loss.total), count + float(terms.loss.count)
             square = sum(float((leaf**2).sum()) for leaf in g.values())
@@ -113,12 +113,12 @@ class ByHand:
 
 
 def agree(state: TrainState, expected: ByHand) -> None:
-    together = step_guard.inner(state.optimizer)
-    assert isinstance(together, DiLoCoState)
+    joined = step_guard.inner(state.optimizer)
+    assert isinstance(joined, DiLoCoState)
     for path, leaf in expected.outer.items():
         np.testing.assert_allclose(state.trainable[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
         theirs = np.stack([worker[path] for worker in expected.workers])
-        np.testing.assert_allclose(together.workers.leaves[path], theirs, rtol=1e-5, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(joined.workers.leaves[path], theirs, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
 @pytest.mark.extended
@@ -201,11 +201,11 @@ def test_one_worker_at_full_rate_is_the_inner_optimizer(
     assert not jax.tree.leaves(trained(one).optimizer.outer)  # no momentum, no velocity
     states = {"plain": trained(plain), "one": trained(one)}
     for step in range(3):
-        batch, found = sequences(4, length=16, seed=step), {}
+        batch, actual = sequences(4, length=16, seed=step), {}
         for name, each in (("plain", plain), ("one", one)):
-            states[name], found[name] = each.step(states[name], batch)
-        assert float(found["one"]["loss"]) == pytest.approx(float(found["plain"]["loss"]), rel=2e-6)
-        assert float(found["one"]["grad_norm"]) == pytest.approx(float(found["plain"]["grad_norm"]), rel=2e-6)
+            states[name], actual[name] = each.step(states[name], batch)
+        assert float(actual["one"]["loss"]) == pytest.approx(float(actual["plain"]["loss"]), rel=2e-6)
+        assert float(actual["one"]["grad_norm"]) == pytest.approx(float(actual["plain"]["grad_norm"]), rel=2e-6)
     for path, leaf in states["plain"].trainable.items():  # weights of about 1, in float32: outer - (outer - worker)
         np.testing.assert_allclose(states["one"].trainable[path], leaf, rtol=0, atol=1e-6, err_msg=path)
 
@@ -217,9 +217,9 @@ def test_meshes_agree_and_nothing_is_sent_between_meetings(on_eight_devices: Cal
         run, where = name.split()
         alone = report[f"{run} one"]
         assert entry["misplaced"] == []
-        for found, expected in zip(entry["metrics"], alone["metrics"], strict=True):
+        for actual, expected in zip(entry["metrics"], alone["metrics"], strict=True):
             for key, value in expected.items():
-                assert found[key] == pytest.approx(value, rel=1e-5, abs=2e-6), (name, key)
+                assert actual[key] == pytest.approx(value, rel=1e-5, abs=2e-6), (name, key)
         assert entry["difference"] == pytest.approx(0, abs=5e-6), name
         if where.startswith("data2"):  # two workers, each on half of the mesh
             assert 0 < entry["always"] < 200, name  # sums of metrics, and the gradients' norm
@@ -227,17 +227,17 @@ def test_meshes_agree_and_nothing_is_sent_between_meetings(on_eight_devices: Cal
 
 
 def test_where_workers_lie_and_what_they_take(experiment: Callable[..., Experiment]) -> None:
-    def drawn(mesh: Mesh, workers: int | None = 4) -> Any:
+    def program_of(mesh: Mesh, workers: int | None = 4) -> Any:
         outer = None if workers is None else Outer.DiLoCo(workers=workers)
         return build_blueprint(experiment(**TEXT, mesh=mesh, batch_size=32, outer=outer))
 
-    alone, here, there = (drawn(mesh) for mesh in (Mesh(), Mesh(data=2, fsdp=2), Mesh(data=8)))
+    alone, here, other = (program_of(mesh) for mesh in (Mesh(), Mesh(data=2, fsdp=2), Mesh(data=8)))
     path = "layers.blocks.0.mlp.up.kernel"
-    found = [each.layout.arrays["optimizer"][f"workers.leaves.{path}"] for each in (alone, here, there)]
-    assert [placed.shape for placed in found] == [(4, 1, 16, 32)] * 3
-    assert tuple(found[1].spec) == ("data", None, "fsdp", None)
-    assert "data" not in tuple(found[2].spec)[:1]  # eight groups of devices cannot have four workers
-    assert [each.layout.workers_per_device for each in (alone, here, there)] == [4, 2, 4]
+    actual = [each.layout.arrays["optimizer"][f"workers.leaves.{path}"] for each in (alone, here, other)]
+    assert [placed.shape for placed in actual] == [(4, 1, 16, 32)] * 3
+    assert tuple(actual[1].spec) == ("data", None, "fsdp", None)
+    assert "data" not in tuple(actual[2].spec)[:1]  # eight groups of devices cannot have four workers
+    assert [each.layout.workers_per_device for each in (alone, here, other)] == [4, 2, 4]
     for each in (alone, here):
         sizes = {path: placed.device_bytes for path, placed in each.layout.arrays["optimizer"].items()}
         copies = sum(size for path, size in sizes.items() if path.startswith("workers.leaves."))
@@ -245,7 +245,7 @@ def test_where_workers_lie_and_what_they_take(experiment: Callable[..., Experime
         parts = {part.name: part.bytes for part in memory(each)}
         assert parts["optimizer"] == sum(sizes.values())
         assert parts["gradients"] == copies
-    assert drawn(Mesh(), None).layout.workers_per_device == 1
+    assert program_of(Mesh(), None).layout.workers_per_device == 1
 
 
 def refused(**fields: Any) -> str:

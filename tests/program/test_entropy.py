@@ -22,7 +22,7 @@ from nnxdsl.program.loss_fn import EntropyBonus, LossFn, divide
 from nnxdsl.rollouts.rollouts import high_entropy
 
 FIGURES = Path(__file__).parents[1] / "reference" / "policy" / "grpo.npz"
-GIVEN: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "rewards": (Reward("exact_answer"),),
     "num_iterations": 2,
     "beta": 0.3,
@@ -30,10 +30,10 @@ GIVEN: dict[str, Any] = {
     "epsilon_high": 0.28,
 }
 IN_TRL: dict[str, Any] = {
-    "bonus": Objective.GRPO(entropy_coef=0.05, **GIVEN),
-    "quantile": Objective.GRPO(top_entropy_quantile=0.4, **GIVEN),
-    "quantile_gspo": Objective.GSPO(top_entropy_quantile=0.4, **GIVEN),
-    "both": Objective.DAPO(entropy_coef=0.05, top_entropy_quantile=0.4, **GIVEN),
+    "bonus": Objective.GRPO(entropy_coef=0.05, **FIELDS),
+    "quantile": Objective.GRPO(top_entropy_quantile=0.4, **FIELDS),
+    "quantile_gspo": Objective.GSPO(top_entropy_quantile=0.4, **FIELDS),
+    "both": Objective.DAPO(entropy_coef=0.05, top_entropy_quantile=0.4, **FIELDS),
 }
 """TRL's settings in `make_policy.py`."""
 
@@ -87,12 +87,12 @@ def test_what_trl_computes(name: str, rows: int, figures: Any) -> None:
             terms = terms.added_to(more)
         return loss.mean(terms), terms
 
-    given = jnp.asarray(figures["logp"], jnp.float32), jnp.asarray(figures["entropy"], jnp.float32)
-    (value, terms), gradients = jax.jit(jax.value_and_grad(mean, argnums=(0, 1), has_aux=True))(*given)
+    inputs = jnp.asarray(figures["logp"], jnp.float32), jnp.asarray(figures["entropy"], jnp.float32)
+    (value, terms), gradients = jax.jit(jax.value_and_grad(mean, argnums=(0, 1), has_aux=True))(*inputs)
     assert float(value) == pytest.approx(float(figures[f"{name}.loss"]), rel=2e-6, abs=2e-7)
     by_entropy = figures.get(f"{name}.entropy_gradient", np.zeros_like(figures["logp"]))
-    for found, expected in zip(gradients, (figures[f"{name}.gradient"], by_entropy), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-7)
+    for actual, expected in zip(gradients, (figures[f"{name}.gradient"], by_entropy), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-7)
     if objective.entropy_coef:
         policy = terms.metrics["policy_loss"]
         assert float(policy.total / policy.count) == pytest.approx(float(figures[f"{name}.policy_loss"]), rel=2e-6)
@@ -100,7 +100,7 @@ def test_what_trl_computes(name: str, rows: int, figures: Any) -> None:
 
 def test_an_adaptive_weight_is_that_of_trl(figures: Any) -> None:
     adaptive = AdaptiveEntropy(target=0.7, delta=0.04, min_coef=0.05, max_coef=0.15)
-    objective = Objective.GRPO(entropy_coef=0.1, adaptive_entropy=adaptive, **GIVEN)
+    objective = Objective.GRPO(entropy_coef=0.1, adaptive_entropy=adaptive, **FIELDS)
     loss = LossFn(losses.build(objective), heads.build(objective), (EntropyBonus(0.0, mean_over=objective.mean_over),))
     batch = batch_of(figures, 1)
     logps = jnp.asarray(figures["logp"], jnp.float32)

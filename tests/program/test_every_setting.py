@@ -51,7 +51,7 @@ from nnxdsl.program.blueprint import build_blueprint
 
 TESTS = Path(__file__).parents[1]
 LORA = {"adapter": Adapter.LoRA(rank=2)}
-FEW = {**LORA, "model": Small(embed_dim=16, mlp_dim=32)}
+SMALL = {**LORA, "model": Small(embed_dim=16, mlp_dim=32)}
 RATE = Schedule.Constant(lr=0.1)
 PAIRS = Data.Preferences("none.jsonl", max_prompt_length=16, max_completion_length=16)
 FEEDBACK = Data.Feedback("none.jsonl", max_prompt_length=16, max_completion_length=16)
@@ -95,10 +95,10 @@ AROUND: dict[str, dict[str, Any]] = {
     "Schedule.WarmupLinear": {"optimizer": Optimizer.SGD(schedule=Schedule.WarmupLinear(peak_lr=0.2))},
     "Adapter.LoRA": {"adapter": Adapter.LoRA()},
     "Adapter.DoRA": {"adapter": Adapter.DoRA()},
-    "Quantization.NF4": {**FEW, "quantization": Quantization.NF4(block_size=8)},
-    "Quantization.Int4": {**FEW, "quantization": Quantization.Int4(block_size=8)},
-    "Quantization.Int8": {**FEW, "quantization": Quantization.Int8(block_size=8)},
-    "Quantization.FP8": {**FEW, "quantization": Quantization.FP8(block_size=8)},
+    "Quantization.NF4": {**SMALL, "quantization": Quantization.NF4(block_size=8)},
+    "Quantization.Int4": {**SMALL, "quantization": Quantization.Int4(block_size=8)},
+    "Quantization.Int8": {**SMALL, "quantization": Quantization.Int8(block_size=8)},
+    "Quantization.FP8": {**SMALL, "quantization": Quantization.FP8(block_size=8)},
     "Quantization.QAT": {"quantization": Quantization.QAT()},
     "Quantization.Int8Training": {"quantization": Quantization.Int8Training()},
     "Quantization.FP8Training": {"quantization": Quantization.FP8Training()},
@@ -203,7 +203,7 @@ CACHED = "data/test_hub.py::test_a_dataset_in_the_cache"
 RENDERED = "data/test_template_args.py::test_rows_are_rendered_with_the_arguments"
 SYSTEM = "data/test_template_args.py::test_chats_without_a_system_message_get_that_of_the_data"
 SHARES = "data/test_mixture.py::test_no_source_is_two_rows_from_its_share"
-DRAWN = "generate/test_sampling.py::test_who_may_be_drawn"
+SAMPLED = "generate/test_sampling.py::test_who_may_be_drawn"
 SAVED = "trainer/test_two_stages.py::test_the_last_checkpoints_are_kept"
 COUNTED = "optim/test_step_guard.py::test_a_run_ends_when_it_skips_more_steps_than_it_may"
 FINITE = "weights/test_non_finite.py::test_refused_unless_asked"
@@ -216,7 +216,7 @@ REFUSED = "rollouts/test_server_engine.py::test_what_a_server_refuses"
 TAUGHT = "rollouts/test_served_teacher.py::test_what_a_teacher_answers_is_checked"
 LIKELIEST = "rollouts/test_served_teacher.py::test_distances_over_the_top_k_of_servers"
 SEVERAL = "rollouts/test_served_teacher.py::test_each_row_has_the_teacher_that_it_names"
-TOLD = "program/test_privileged_context.py::test_teachers_read_completions_after_prompts_of_their_own"
+PRIVILEGED = "program/test_privileged_context.py::test_teachers_read_completions_after_prompts_of_their_own"
 ENVIRONMENT = "rollouts/test_environments.py::test_an_episode_has_turns"
 ANSWERS = "rollouts/test_rollouts.py::test_answers_are_a_function_of_seed_step_and_weights"
 BESIDE_PAIRS = "program/test_mtp_pairs.py::test_every_objective_counts_what_the_scale_is_made_of"
@@ -271,8 +271,8 @@ ELSEWHERE = {
         "generate/test_speculative.py::test_an_evaluation_and_a_pretrained_model_have_it"
     ),
     "Evaluation.temperature": "generate/test_decode_loop.py::test_draws_follow_the_softmax",
-    "Evaluation.top_k": DRAWN,
-    "Evaluation.top_p": DRAWN,
+    "Evaluation.top_k": SAMPLED,
+    "Evaluation.top_p": SAMPLED,
     "Experiment.name": "config/test_identity.py::test_",
     "Experiment.notes": "trainer/test_two_stages.py::test_the_generated_file_builds_the_same_experiment",
     "Experiment.seed": ANSWERS,
@@ -298,8 +298,8 @@ ELSEWHERE = {
         for name, test in (
             ("rewards", "data/test_rewards.py::test_a_function_gets_the_columns_that_it_names"),
             ("num_generations", ANSWERS),
-            ("top_k", DRAWN),
-            ("top_p", DRAWN),
+            ("top_k", SAMPLED),
+            ("top_p", SAMPLED),
             ("num_speculative_tokens", "generate/test_speculative.py::test_rollouts_have_it"),
             ("num_iterations", "rollouts/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
             ("environment", ENVIRONMENT),
@@ -325,7 +325,7 @@ ELSEWHERE = {
     "Objective.OnPolicyDistill.teacher_server": TAUGHT,
     "Objective.OnPolicyDistill.teacher_servers": SEVERAL,
     "Objective.OnPolicyDistill.teacher_top_k": LIKELIEST,
-    **{f"Data.Prompts.{name}": TOLD for name in ("privileged_context", "teacher_prompt_template")},
+    **{f"Data.Prompts.{name}": PRIVILEGED for name in ("privileged_context", "teacher_prompt_template")},
     **{f"Engine.Server.{name}": REFUSED for name in ("url", "weights_directory", "api_key_variable")},
     "Engine.Server.max_staleness": "rollouts/test_server_engine.py::test_completions_are_sampled_ahead",
     "Engine.Server.timeout": "rollouts/test_server_engine.py::test_a_server_that_hangs",
@@ -418,8 +418,8 @@ BESIDE = {"Launcher", "Range", "Pruner"}
 
 
 def classes() -> list[type[Spec]]:
-    found = [kind for _, kind in sorted(registry.items()) if not is_family(kind) and declared(kind)]
-    return [kind for kind in found if kind.family.__name__ not in BESIDE]
+    result = [kind for _, kind in sorted(registry.items()) if not is_family(kind) and declared(kind)]
+    return [kind for kind in result if kind.family.__name__ not in BESIDE]
 
 
 def settings() -> list[tuple[type[Spec], str]]:

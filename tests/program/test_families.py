@@ -20,9 +20,9 @@ LARGE = [Model.Gemma2("27b"), Model.Mixtral("8x7b"), Model.Olmo3("32b"), Model.Q
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize("model", LARGE, ids=lambda model: type(model).__name__)
 def test_large_ones_fit_a_mesh(model: Model, experiment: Callable[..., Experiment]) -> None:
-    lora, few = Adapter.LoRA(rank=8), Quantization.NF4(block_size=32)
+    lora, small = Adapter.LoRA(rank=8), Quantization.NF4(block_size=32)
     blueprint = build_blueprint(
-        experiment(model=model, adapter=lora, quantization=few, mesh=Mesh(fsdp=4, tensor=2), batch_size=8)
+        experiment(model=model, adapter=lora, quantization=small, mesh=Mesh(fsdp=4, tensor=2), batch_size=8)
     )
     arrays = list(blueprint.layout)
     # Scales of blocks are cut over `tensor` alone.

@@ -50,7 +50,7 @@ def test_a_batch_in_parts_is_the_batch(
     batch = batch._replace(weight=np.array([1, 0, 1, 1, 1, 0, 1, 1], np.float32))
     if isinstance(batch, PairBatch) and objective.batch_kind == "feedback":
         batch = batch._replace(desirable=np.array([1, 0, 1, 0, 0, 1, 1, 0], np.float32))
-    found: dict[int, Any] = {}
+    actual: dict[int, Any] = {}
     for parts in (1, 2, 4) if name == "AOT, full" else (1, 4):
         program = compile(experiment(**fields, batch_size=8, microbatch_size=8 // parts))
         assert program.experiment.compares_parts == (parts > 1)
@@ -59,10 +59,10 @@ def test_a_batch_in_parts_is_the_batch(
         # Further from the reference, so that no margin is zero, with a full model as with an adapter.
         state = with_b(first)._replace(trainable=jax.tree.map(lambda x: 1.1 * x, with_b(first).trainable))
         state, metrics = program.step(state, asked)
-        found[parts] = jax.device_get((state.trainable, metrics))
-    whole, whole_metrics = found.pop(1)
+        actual[parts] = jax.device_get((state.trainable, metrics))
+    whole, whole_metrics = actual.pop(1)
     assert whole_metrics["grad_norm"] > 0.01
-    for leaves, metrics in found.values():
+    for leaves, metrics in actual.values():
         assert metrics.keys() == whole_metrics.keys()
         for key, value in whole_metrics.items():
             # Rewards are small differences of log-probabilities of about 50, and have the rounding of those.

@@ -49,10 +49,10 @@ def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[Ro
     tokens, ids = np.zeros((rows, 16), np.int32), np.zeros((rows, 8), np.int32)
     left = np.zeros((groups, 8), np.int32)
     for row, length in enumerate(response.reshape(-1)):
-        own = prompts[row // group]
+        ours = prompts[row // group]
         ids[row, :length] = draw.integers(1, vocab_size, length)
-        tokens[row, : len(own) + length] = [*own, *ids[row, :length]]
-        left[row // group, 8 - len(own) :] = own
+        tokens[row, : len(ours) + length] = [*ours, *ids[row, :length]]
+        left[row // group, 8 - len(ours) :] = ours
     mask = np.arange(8) < response.reshape(-1)[:, None]
     weight = np.ones(rows, np.float32)
     weight[1] = 0
@@ -64,10 +64,10 @@ def completions(vocab_size: int, *, groups: int = 2, group: int = 4) -> tuple[Ro
         tokens, length, ids, response.reshape(-1).astype(np.int32), mask, weight, advantages, limit, old
     )
     own_arrays = {n: getattr(alone, n) for n in PER_COMPLETION if getattr(alone, n) is not None}
-    together = GroupBatch(
+    joined = GroupBatch(
         left, prompt.astype(np.int32), **{n: x.reshape(groups, group, *x.shape[1:]) for n, x in own_arrays.items()}
     )
-    return alone, together
+    return alone, joined
 
 
 def step(asked: Experiment, batch: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
@@ -97,17 +97,17 @@ def test_a_step_is_that_of_completions_alone(fields: dict[str, Any], experiment:
     objective = Objective.GRPO(rewards=REWARDS, num_generations=4, num_iterations=2, beta=0.1)
     defaults = {"memory": Memory(reference="online"), "batch_size": 8}
     asked = experiment(**{"objective": objective, "data": PROMPTS, **defaults, **fields})
-    alone, together = completions(build_blueprint(asked).config.vocab_size)
+    alone, joined = completions(build_blueprint(asked).config.vocab_size)
     if asked.objective.top_entropy_quantile < 1:
         chosen = alone.loss_mask & (np.random.default_rng(4).random(alone.loss_mask.shape) < 0.5)
         alone = alone._replace(entropy_mask=chosen)
-        together = together._replace(entropy_mask=chosen.reshape(together.loss_mask.shape))
+        joined = joined._replace(entropy_mask=chosen.reshape(joined.loss_mask.shape))
     expected, leaves = step(attrs.evolve(asked, microbatch_size=None), alone)
-    found, others = step(asked, together)
-    assert found.keys() == expected.keys()
+    actual, others = step(asked, joined)
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         if name not in ("tokens", "num_tokens"):
-            assert found[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+            assert actual[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
     for path, leaf in leaves.items():
         np.testing.assert_allclose(others[path], leaf, rtol=1e-4, atol=2e-6, err_msg=path)
 
@@ -125,13 +125,13 @@ def test_a_step_has_the_weight_of_entropies_that_its_state_says(
         return program, samples.trained(program)
 
     program, state = program_of(entropy_coef=0.2, adaptive_entropy=AdaptiveEntropy(target=9.0, delta=0.1))
-    alone, together = completions(program.blueprint.config.vocab_size)
+    alone, joined = completions(program.blueprint.config.vocab_size)
     for applied in (0.0, 0.3, 0.4):
         constant, other = program_of(entropy_coef=applied)
         optimizer = step_guard.with_inner(state.optimizer, step_guard.inner(state.optimizer).inner)
         other = jax.tree.map(jnp.copy, other._replace(trainable=state.trainable, optimizer=optimizer, step=state.step))
         other, expected = constant.step(other, alone)
-        state, metrics = program.step(state, together)
+        state, metrics = program.step(state, joined)
         assert float(metrics["entropy_coef"]) == pytest.approx(0.1 + max(applied, 0.2), rel=1e-6)
         for name in ("loss", "grad_norm"):
             assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=2e-5), name
@@ -140,15 +140,15 @@ def test_a_step_has_the_weight_of_entropies_that_its_state_says(
 
 
 def test_what_a_batch_counts() -> None:
-    alone, together = completions(32)
-    kind, (_, padded) = kind_of(together), kind_of(together).padded(together)
+    alone, joined = completions(32)
+    kind, (_, padded) = kind_of(joined), kind_of(joined).padded(joined)
     assert padded == Lengths(8 + 4 * 8, 4 * 8)
-    lengths, others = kind.lengths(together), kind_of(alone).lengths(alone._replace(weight=np.ones(8, np.float32)))
-    saved = 3 * int(together.prompt_length.sum())
+    lengths, others = kind.lengths(joined), kind_of(alone).lengths(alone._replace(weight=np.ones(8, np.float32)))
+    saved = 3 * int(joined.prompt_length.sum())
     assert lengths.targets == others.targets
-    assert lengths.tokens == others.tokens - saved == int(token_count(together))
+    assert lengths.tokens == others.tokens - saved == int(token_count(joined))
     assert lengths.attended_pairs(None) < others.attended_pairs(None)
-    assert non_padding_fraction(together) == lengths.tokens / (2 * (8 + 32))
+    assert non_padding_fraction(joined) == lengths.tokens / (2 * (8 + 32))
 
 
 @pytest.mark.parametrize(
@@ -191,18 +191,18 @@ def test_the_program_is_compiled_ahead_of_time_for_groups(experiment: Callable[.
     objective = Objective.RLOO(rewards=REWARDS, num_generations=4, num_iterations=2, top_entropy_quantile=0.5)
     asked = experiment(objective=objective, data=PROMPTS, batch_size=8, memory=Memory(reference="online"))
     program = compile(asked)
-    together = completions(program.blueprint.config.vocab_size)[1]
-    logps, mask = together.old_logps, together.loss_mask
-    scored = together._replace(ref_logps=logps, sampler_logps=logps, entropy_mask=mask)
+    joined = completions(program.blueprint.config.vocab_size)[1]
+    logps, mask = joined.old_logps, joined.loss_mask
+    scored = joined._replace(ref_logps=logps, sampler_logps=logps, entropy_mask=mask)
     assert of_shapes(program.lower().args_info[0][3]) == of_shapes(scored)
     teacher, distance = TeacherServer("http://localhost:1"), Distance.SampledReverseKL()
     objective = Objective.OnPolicyDistill(num_generations=4, teacher_server=teacher, distance=distance)
-    taught = together._replace(old_logps=None, sampler_logps=logps, teacher_logps=logps)
+    taught = joined._replace(old_logps=None, sampler_logps=logps, teacher_logps=logps)
     program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
     assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)
     several = {"a": teacher, "b": teacher}
     objective = attrs.evolve(objective, teacher_server=None, teacher_servers=several)
-    taught = taught._replace(teacher_index=together.completion_length)
+    taught = taught._replace(teacher_index=joined.completion_length)
     program = compile(experiment(objective=objective, data=PROMPTS, batch_size=8))
     assert of_shapes(program.lower().args_info[0][3]) == of_shapes(taught)
     likely = {"teacher_top_ids": np.zeros((*mask.shape, 5), np.int32), "teacher_top_logps": np.zeros((*mask.shape, 6))}

@@ -42,27 +42,29 @@ def last_state(leaves: Mapping[str, Array], ids: npt.NDArray[np.int32]) -> Array
     x = leaves["embed.embedding"][ids]
     causal = np.tril(np.ones((len(ids), len(ids)), bool))
     for layer in range(2):
-        own = {
+        fields = {
             path.removeprefix("layers.blocks.0."): leaf[layer]
             for path, leaf in leaves.items()
             if path.startswith("layers.blocks.0.")
         }
-        y = norm(x, own["pre_attention_norm.scale"])
+        y = norm(x, fields["pre_attention_norm.scale"])
         query, key = (
             rotary(
-                norm(y @ own[f"attention.{name}.kernel"], own[f"attention.{name}_norm.scale"]).reshape(len(ids), -1, 8)
+                norm(y @ fields[f"attention.{name}.kernel"], fields[f"attention.{name}_norm.scale"]).reshape(
+                    len(ids), -1, 8
+                )
             )
             for name in ("query", "key")
         )
-        value = (y @ own["attention.value.kernel"]).reshape(len(ids), -1, 8)
+        value = (y @ fields["attention.value.kernel"]).reshape(len(ids), -1, 8)
         scores = np.where(causal, np.einsum("tnh,sh->nts", query, key[:, 0]) * 8**-0.5, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = np.einsum("nts,sh->tnh", weights, value[:, 0]).reshape(len(ids), -1)
-        x = x + mixed @ own["attention.output.kernel"]
-        y = norm(x, own["pre_mlp_norm.scale"])
-        gate = y @ own["mlp.gate.kernel"]
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ own["mlp.up.kernel"])) @ own["mlp.down.kernel"]
+        x = x + mixed @ fields["attention.output.kernel"]
+        y = norm(x, fields["pre_mlp_norm.scale"])
+        gate = y @ fields["mlp.gate.kernel"]
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ fields["mlp.up.kernel"])) @ fields["mlp.down.kernel"]
     return norm(x, leaves["norm.scale"])[-1]
 
 
@@ -100,7 +102,7 @@ def test_an_objective_with_a_scalar_head_trains_from_one_file(
     program, batch = compile(asked), pairs(4)
     assert program.layout.arrays["trainable"]["score.kernel"].shape == (1, 16)
     assert "lm_head.kernel" not in program.blueprint.base
-    state, found = trained(program), []
+    state, actual = trained(program), []
     for _ in range(4):
         leaves = {path: np.asarray(leaf, np.float64) for path, leaf in state.trainable.items()}
         loss, grad = replayed(leaves, batch, 0.5)
@@ -109,10 +111,10 @@ def test_an_objective_with_a_scalar_head_trains_from_one_file(
         np.testing.assert_allclose(
             state.trainable["score.kernel"], leaves["score.kernel"] - LR * grad, rtol=0, atol=1e-5
         )
-        found.append({name: float(value) for name, value in metrics.items()})
-    assert found[-1]["loss"] < found[0]["loss"]
-    assert "rewards/accuracies" in found[0]
-    assert not {"entropy", "mean_token_accuracy", "logps/chosen"} & found[0].keys()
+        actual.append({name: float(value) for name, value in metrics.items()})
+    assert actual[-1]["loss"] < actual[0]["loss"]
+    assert "rewards/accuracies" in actual[0]
+    assert not {"entropy", "mean_token_accuracy", "logps/chosen"} & actual[0].keys()
 
 
 @pytest.mark.parametrize("fields", [{"microbatch_size": 2}, {"adapter": Adapter.LoRA(rank=2)}], ids=str)
@@ -122,8 +124,8 @@ def test_a_scalar_head_under_micro_batches_and_beside_an_adapter(
 ) -> None:  # fmt: skip
     whole, other = compile(ranking()), compile(ranking(**fields))
     expected, metrics = whole.step(trained(whole), pairs(4))
-    state, found = other.step(trained(other), pairs(4))
-    assert float(found["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    state, actual = other.step(trained(other), pairs(4))
+    assert float(actual["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
     # The head is trained in full, also beside an adapter, which begins as the identity.
     np.testing.assert_allclose(state.trainable["score.kernel"], expected.trainable["score.kernel"], rtol=0, atol=1e-6)
 
@@ -141,5 +143,5 @@ def test_what_needs_a_vocabulary_is_refused(ranking: Callable[..., Experiment]) 
 
 
 def test_a_plan_has_no_logits_over_the_vocabulary(ranking: Callable[..., Experiment]) -> None:
-    found = {part["name"]: part for part in plan(ranking())["memory"]}
-    assert "vocab_size 48" not in found["workspace"]["how"]
+    actual = {part["name"]: part for part in plan(ranking())["memory"]}
+    assert "vocab_size 48" not in actual["workspace"]["formula"]

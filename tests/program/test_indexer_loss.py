@@ -62,16 +62,16 @@ def mean(value: Any) -> float:
     return float(value.total / value.count)
 
 
-def check_indexers(found: dict[str, np.ndarray], name: str, stage: str, coef: float) -> None:
+def check_indexers(result: dict[str, np.ndarray], name: str, stage: str, coef: float) -> None:
     """Gradients of indexers are `coef` times those of the reference."""
     figures, config = expected_figures(name), hf.read_config(REFERENCE / "families" / name)
     sources = {path: source for path, source in tensor_sources(config, name).items() if is_indexer_param(path)}
-    assert {path for path in found if is_indexer_param(path)} == sources.keys()
+    assert {path for path in result if is_indexer_param(path)} == sources.keys()
     for path, source in sources.items():
         parts = [figures[f"{stage}/to.model.{tensor}"] for tensor in source.names]
         parts = [part.T if source.transposed else part for part in parts]
         theirs = coef * (np.stack(parts) if source.leading else parts[0])
-        np.testing.assert_allclose(found[path], theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max(), err_msg=path)
+        np.testing.assert_allclose(result[path], theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max(), err_msg=path)
 
 
 @pytest.mark.extended
@@ -97,14 +97,14 @@ def test_sparse_stage_equals_the_reference(
 ) -> None:
     figures = expected_figures(name)
     program = compile(experiment(model=model_of(name, indexer_loss_coef=0.5), objective=SFT, batch_size=8, **fields))
-    found, terms = gradients(program, batch_of(program, name))
+    actual, terms = gradients(program, batch_of(program, name))
     assert mean(terms.metrics["indexer_loss"]) == pytest.approx(float(figures["sparse/indexer_loss"]), rel=TOLERANCE)
     assert mean(terms.loss) == pytest.approx(float(figures["sparse/loss"]), rel=TOLERANCE)
     both = figures["sparse/loss"] + 0.5 * figures["sparse/indexer_loss"]
     assert float(program.policy_loss.loss.mean(terms)) == pytest.approx(float(both), rel=TOLERANCE)
-    check_indexers(found, name, "sparse", 0.5)
+    check_indexers(actual, name, "sparse", 0.5)
     # Those of all others are of the objective alone.
-    others = [leaf for path, leaf in found.items() if not is_indexer_param(path)]
+    others = [leaf for path, leaf in actual.items() if not is_indexer_param(path)]
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in others))
     assert norm == pytest.approx(float(figures["sparse/norm"]), rel=TOLERANCE)
 
@@ -125,12 +125,12 @@ def test_dense_warmup_equals_the_reference(
     program = compile(experiment(model=model_of(name, **WARMUP), objective=SFT, batch_size=8, **fields))
     assert program.blueprint.trainable
     assert all(map(is_indexer_param, program.blueprint.trainable))  # and all else is frozen
-    found, terms = gradients(program, batch_of(program, name))
+    actual, terms = gradients(program, batch_of(program, name))
     assert mean(terms.metrics["indexer_loss"]) == pytest.approx(
         float(figures["dense_warmup/indexer_loss"]), rel=TOLERANCE
     )
     assert mean(terms.loss) == pytest.approx(float(figures["dense_warmup/loss"]), rel=TOLERANCE)
-    check_indexers(found, name, "dense_warmup", 1.0)
+    check_indexers(actual, name, "dense_warmup", 1.0)
 
 
 @pytest.mark.extended
@@ -154,8 +154,8 @@ def test_neither_loss_reaches_the_arrays_of_the_other(experiment: Callable[..., 
 
     of_main, of_indexer = jax.device_get(both(dict(state.trainable)))
     for path in of_main:
-        own, other = (of_indexer, of_main) if is_indexer_param(path) else (of_main, of_indexer)
-        assert np.abs(own[path]).max() > 0 or "router.correction" in path, path
+        ours, other = (of_indexer, of_main) if is_indexer_param(path) else (of_main, of_indexer)
+        assert np.abs(ours[path]).max() > 0 or "router.correction" in path, path
         np.testing.assert_array_equal(other[path], 0.0, err_msg=path)
 
 
@@ -190,27 +190,27 @@ def test_training_lowers_it(experiment: Callable[..., Experiment], stage: str) -
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 320, (rows, length)).astype(np.int32)
     batch = SequenceBatch(tokens, np.full(rows, length, np.int32), tokens >= 0, np.ones(rows, np.float32))
-    state, found = program.init(), []
+    state, actual = program.init(), []
     first = jax.device_get(dict(state.frozen))
     for _ in range(30):
         state, metrics = program.step(state, batch)
-        found.append(float(metrics["indexer_loss"]))
-    assert found[-1] < 0.7 * found[0], found
+        actual.append(float(metrics["indexer_loss"]))
+    assert actual[-1] < 0.7 * actual[0], actual
     for path, leaf in first.items():
         np.testing.assert_array_equal(state.frozen[path], leaf, err_msg=path)
     held_out = program.evaluate(state, batch)
-    assert mean(held_out["indexer_loss"]) < 0.7 * found[0]
+    assert mean(held_out["indexer_loss"]) < 0.7 * actual[0]
 
 
 @pytest.mark.slow
 def test_pairs_in_micro_batches_with_routers_are_as_at_once(experiment: Callable[..., Experiment], pairs: Any) -> None:
-    found = []
+    actual = []
     for size in (4, 2):
         model = model_of("deepseek_v32", indexer_loss_coef=0.5, router_aux_loss_coef=0.1)
         program = compile(experiment(model=model, batch_size=4, microbatch_size=size))
         state, metrics = program.step(program.init(), pairs(4))
-        found.append((jax.device_get(state.trainable), {name: float(value) for name, value in metrics.items()}))
-    (one, said), (other, also) = found
+        actual.append((jax.device_get(state.trainable), {name: float(value) for name, value in metrics.items()}))
+    (one, said), (other, also) = actual
     assert also == pytest.approx(said, rel=1e-5)
     assert said["indexer_loss"] > 0
     for path, leaf in one.items():
@@ -221,12 +221,12 @@ def test_pairs_in_micro_batches_with_routers_are_as_at_once(experiment: Callable
 @pytest.mark.timeout(900)
 def test_meshes_agree(on_eight_devices: Callable[..., Any]) -> None:
     report = on_eight_devices("program/on_indexer.py")
-    for name, found in report.items():
+    for name, actual in report.items():
         kind = name.partition("-")[0]
         wanted = report[f"{kind}-one" if kind in ("warmup", "frozen") else "one"]["metrics"]
         assert ("indexer_loss" in wanted) == (kind != "frozen")
-        assert found["metrics"] == pytest.approx(wanted, rel=TOLERANCE), name
-        assert found["away"] < TOLERANCE, name  # of the largest weight, after two steps
+        assert actual["metrics"] == pytest.approx(wanted, rel=TOLERANCE), name
+        assert actual["away"] < TOLERANCE, name  # of the largest weight, after two steps
 
 
 @pytest.mark.extended

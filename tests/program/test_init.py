@@ -37,19 +37,21 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
         return place(weight, *args, **named)
 
     monkeypatch.setattr(init, "place", recorded)
-    found: dict[int, Mapping[str, jax.Array]] = {}
+    actual: dict[int, Mapping[str, jax.Array]] = {}
     single: dict[int, int] = {}
     for at_once in (2**28, 1):
         monkeypatch.setattr(init, "AT_ONCE_BYTES", at_once)
-        found[at_once] = program.init().frozen
+        actual[at_once] = program.init().frozen
         single[at_once] = sum(shape[0] == 1 for shape in placed if len(shape) > 2)
         placed.clear()
-    few = {path.removesuffix(weight_only_quant.QVALUE) for path in found[1] if path.endswith(weight_only_quant.QVALUE)}
-    assert few == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
-    for name, array in found[1].items():
-        np.testing.assert_array_equal(np.asarray(array), np.asarray(found[2**28][name]), err_msg=name)
-        assert array.sharding == found[2**28][name].sharding
-    layers = sum(program.blueprint.base[path].shape[0] for path in few)
+    small = {
+        path.removesuffix(weight_only_quant.QVALUE) for path in actual[1] if path.endswith(weight_only_quant.QVALUE)
+    }
+    assert small == {path for path in program.blueprint.base if path.endswith(("mlp.up.kernel", "output.kernel"))}
+    for name, array in actual[1].items():
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(actual[2**28][name]), err_msg=name)
+        assert array.sharding == actual[2**28][name].sharding
+    layers = sum(program.blueprint.base[path].shape[0] for path in small)
     assert single == {2**28: 0, 1: layers}
 
     reader = HubReader(Path(path))
@@ -60,7 +62,7 @@ def test_a_checkpoint_is_quantised_layer_by_layer(
 
     held = program.init(InMemory()).frozen
     assert sum(shape[0] == 1 for shape in placed if len(shape) > 2) == layers
-    for name, array in found[1].items():
+    for name, array in actual[1].items():
         np.testing.assert_array_equal(np.asarray(held[name]), np.asarray(array), err_msg=name)
 
 

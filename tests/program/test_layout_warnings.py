@@ -22,7 +22,7 @@ KINDS = ("replicated", "axis", "rule", "batch", "indivisible", "heads", "stage")
 def said(experiment: Callable[..., Experiment]) -> Callable[..., list[tuple[str, str, str]]]:
     """The warnings of a small experiment on a mesh."""
 
-    def found(length: int = 48, **fields: Any) -> list[tuple[str, str, str]]:
+    def warnings_of(length: int = 48, **fields: Any) -> list[tuple[str, str, str]]:
         blueprint = build_blueprint(experiment(**{"model": LARGE, **fields}))
         heads = blueprint.config.num_heads, blueprint.config.num_kv_heads
         rows = blueprint.experiment.rows_at_once
@@ -30,7 +30,7 @@ def said(experiment: Callable[..., Experiment]) -> Callable[..., list[tuple[str,
         assert {kind for kind, _, _ in listed} <= set(KINDS)
         return listed
 
-    return found
+    return warnings_of
 
 
 Said = Callable[..., list[tuple[str, str, str]]]
@@ -86,13 +86,13 @@ def test_copies_along_an_axis(said: Said) -> None:
 
 def test_axes_without_work(said: Said) -> None:
     rules = (("embed", "fsdp"), ("batch", "data"), ("head_batch", "data"))
-    found = said(mesh=Mesh(expert=2, rules=rules))
-    assert [(kind, path) for kind, path, _ in found] == [("replicated", "mesh.expert"), ("axis", "mesh.expert")]
-    assert found[1][2] == "nothing is sharded over expert=2: its devices do the same work"
+    actual = said(mesh=Mesh(expert=2, rules=rules))
+    assert [(kind, path) for kind, path, _ in actual] == [("replicated", "mesh.expert"), ("axis", "mesh.expert")]
+    assert actual[1][2] == "nothing is sharded over expert=2: its devices do the same work"
     # Tokens over `context` are work, though rows must be filled up for it and no weight is cut.
     for length in (48, 47, 0):
-        found = said(mesh=Mesh(context=2, rules=(("embed", "fsdp"),)), length=length)
-        assert [(kind, path) for kind, path, _ in found] == [("replicated", "mesh.context")]
+        actual = said(mesh=Mesh(context=2, rules=(("embed", "fsdp"),)), length=length)
+        assert [(kind, path) for kind, path, _ in actual] == [("replicated", "mesh.context")]
 
 
 def test_rules_without_effect(said: Said) -> None:
@@ -145,9 +145,9 @@ def test_rules_of_arrays_without_effect(said: Said) -> None:
 
 
 def test_rows_and_dimensions_that_do_not_divide(said: Said) -> None:
-    found = said(mesh=Mesh(fsdp=3, indivisible="replicate"))
-    assert [kind for kind, _, _ in found] == ["replicated", "axis", "batch", "indivisible"]
-    assert found[2:] == [
+    actual = said(mesh=Mesh(fsdp=3, indivisible="replicate"))
+    assert [kind for kind, _, _ in actual] == ["replicated", "axis", "batch", "indivisible"]
+    assert actual[2:] == [
         ("batch", "microbatch_size", "4 rows do not divide by fsdp=3: every device computes all of them"),
         (
             "indivisible",
@@ -158,12 +158,12 @@ def test_rows_and_dimensions_that_do_not_divide(said: Said) -> None:
             "layers.blocks.*.attention.output.kernel (axis 2: 64 does not divide by fsdp=3) and 5 more",
         ),
     ]
-    assert found[0][2].startswith("100% of the parameters' bytes are replicated along fsdp=3; the largest: ")
-    assert found[0][2].count("(no dimension divides by fsdp=3)") == 3
+    assert actual[0][2].startswith("100% of the parameters' bytes are replicated along fsdp=3; the largest: ")
+    assert actual[0][2].count("(no dimension divides by fsdp=3)") == 3
 
     rules = (("batch", ("data", "fsdp")), ("batch", "data"))
-    found = said(mesh=Mesh(data=2, fsdp=4, rules=rules, indivisible="replicate"))
-    assert found == [
+    actual = said(mesh=Mesh(data=2, fsdp=4, rules=rules, indivisible="replicate"))
+    assert actual == [
         ("rule", "mesh.rules.0", "('batch', ('data', 'fsdp')) has no effect: 4 does not divide by data=2 x fsdp=4"),
         ("batch", "microbatch_size", "4 rows do not divide by data=2 x fsdp=4: they are sharded over data=2 alone"),
     ]
@@ -208,11 +208,11 @@ def test_stages_that_wait(said: Said) -> None:
 
 def test_meshes_that_are_tried_are_of_as_many_devices_and_near_ones_first() -> None:
     asked = Mesh(fsdp=4, tensor=2)
-    found = [(mesh.data, mesh.fsdp, mesh.tensor) for mesh in candidates(asked)]
+    actual = [(mesh.data, mesh.fsdp, mesh.tensor) for mesh in candidates(asked)]
     assert all(mesh.device_count == 8 for mesh in candidates(asked))
-    assert len(set(found)) == len(found) == 9  # all of the ten but the one that was asked for
-    assert (1, 4, 2) not in found
-    assert found[:2] == [(1, 2, 4), (1, 8, 1)]
+    assert len(set(actual)) == len(actual) == 9  # all of the ten but the one that was asked for
+    assert (1, 4, 2) not in actual
+    assert actual[:2] == [(1, 2, 4), (1, 8, 1)]
     # Axes that were asked for are kept in play, and slices must be cut out of all that is tried.
     sliced = list(candidates(Mesh(fsdp=4, context=2, slices=4)))
     assert {mesh.context for mesh in sliced} == {1, 2}

@@ -36,14 +36,14 @@ def test_a_tail_counts_its_share(
     shared = np.minimum(batch.chosen_length, batch.rejected_length)
     assert (batch.chosen_length != batch.rejected_length).any()
     cut = batch._replace(chosen_length=shared, rejected_length=shared)
-    found, every, beginnings = (
+    actual, every, beginnings = (
         p.score(state, b).loss_inputs for p, b in ((tailed, batch), (whole, batch), (whole, cut))
     )
-    assert isinstance(found, PairLogps)
+    assert isinstance(actual, PairLogps)
     for side in ("chosen", "rejected"):
         expected = SHARE * getattr(every, f"{side}_logps") + (1 - SHARE) * getattr(beginnings, f"{side}_logps")
-        np.testing.assert_allclose(getattr(found, f"{side}_logps"), expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(found.chosen_tokens, batch.chosen_length)
+        np.testing.assert_allclose(getattr(actual, f"{side}_logps"), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(actual.chosen_tokens, batch.chosen_length)
 
 
 @pytest.mark.slow

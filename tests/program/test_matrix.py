@@ -74,8 +74,8 @@ def test_every_cell(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "matrix.json").read_text())
+    actual = json.loads((tmp_path / "matrix.json").read_text())
     for name in matrix.OBJECTIVES:
-        assert list(found[name]) == list(matrix.trainings(name))
-        for said in found[name].values():
+        assert list(actual[name]) == list(matrix.trainings(name))
+        for said in actual[name].values():
             assert "refused" in said or said.keys() > {*matrix.furthest(name)} - {"alone"}, name

@@ -89,9 +89,9 @@ def test_a_copy_of_the_layers_in_the_order_that_gathers_them(experiment: Callabl
 def test_activations_grow_with_rows_by_a_line(experiment: Callable[..., Experiment], remat: Any) -> None:
     asked = experiment(model=BROAD, batch_size=64, memory=Memory(remat=remat))
     blueprint = build_blueprint(asked)
-    found = [activations(blueprint, rows, remat) for rows in (1, 2, 3, 12)]
+    actual = [activations(blueprint, rows, remat) for rows in (1, 2, 3, 12)]
     for kind in ("trunk", "period"):
-        one, two, three, twelve = (getattr(kept, kind) for kept in found)
+        one, two, three, twelve = (getattr(kept, kind) for kept in actual)
         assert 0 < one < two
         # The search extends the line through one and two rows; whole tokens of the head make steps of a row's share.
         assert three == pytest.approx(one + 2 * (two - one), rel=0.01)
@@ -127,8 +127,8 @@ def test_a_share_is_cut_by_the_rules_of_activations(experiment: Callable[..., Ex
     assert (four.num_heads, four.num_kv_heads, four.mlp.dim, four.vocab_size) == (1, 1, 64, 80)
     # Equal shares are traced once, however many meshes have them.
     assert share(tensor=2) == share(tensor=2, fsdp=2) == share(tensor=2, data=4) == share(tensor=2, context=2)
-    own = share(fsdp=2, rules=(("activation_mlp", "fsdp"),)).config
-    assert (own.num_heads, own.mlp.dim) == (4, 128)
+    ours = share(fsdp=2, rules=(("activation_mlp", "fsdp"),)).config
+    assert (ours.num_heads, ours.mlp.dim) == (4, 128)
 
 
 @pytest.mark.extended

@@ -99,10 +99,10 @@ def test_evaluations_have_it_beside_their_loss_and_without_it_all_is_as_it_was(
         program = compile(asked)
         further = [path for path in program.blueprint.base if path.startswith("mtp.")]
         assert bool(further) == (asked is not plain)
-        found = program.evaluate(program.init(), batch)
-        assert ("mtp_loss" in found) == (asked is not plain)
-        for name in {"loss", "mtp_loss"} & set(found):
-            value = float(found[name].total / found[name].count)
+        actual = program.evaluate(program.init(), batch)
+        assert ("mtp_loss" in actual) == (asked is not plain)
+        for name in {"loss", "mtp_loss"} & set(actual):
+            value = float(actual[name].total / actual[name].count)
             assert value == pytest.approx(float(expected[name]), rel=TOLERANCE)
 
 
@@ -143,8 +143,8 @@ def test_what_cannot_have_it_says_so(experiment: Callable[..., Experiment]) -> N
     def problem(**fields: Any) -> str:
         with pytest.raises(SpecError) as raised:
             experiment(**{"objective": LEARNT, "model": TINY, **fields})
-        (found,) = raised.value.problems
-        return str(found)
+        (actual,) = raised.value.problems
+        return str(actual)
 
     assert problem(model=Model.DeepSeekV3("tiny")) == (
         "objective.mtp_loss_weight: has no effect: Model.DeepSeekV3 has no multi-token prediction (MTP) layer; "
@@ -197,12 +197,12 @@ def test_a_layer_that_nothing_trains_goes_along(experiment: Callable[..., Experi
 @pytest.mark.slow
 def test_with_routers_in_parts_it_is_as_at_once(experiment: Callable[..., Experiment], batch: SequenceBatch) -> None:
     whole = experiment(model=evolve(MODEL, {"router_aux_loss_coef": 0.5}), objective=LEARNT)
-    found = []
+    actual = []
     for size in (4, 2):
         program = compile(evolve(whole, {"microbatch_size": size}))
         state, metrics = program.step(program.init(), batch)
-        found.append((jax.device_get(state.trainable), {name: float(value) for name, value in metrics.items()}))
-    (one, said), (other, also) = found
+        actual.append((jax.device_get(state.trainable), {name: float(value) for name, value in metrics.items()}))
+    (one, said), (other, also) = actual
     assert also == pytest.approx(said, rel=1e-5)
     for path, leaf in one.items():
         np.testing.assert_allclose(other[path], leaf, rtol=0, atol=1e-6, err_msg=path)
@@ -213,6 +213,6 @@ def test_packed_rows_and_meshes_agree(on_eight_devices: Callable[..., Any]) -> N
     report = on_eight_devices("program/on_mtp.py")
     wanted = report["one"]["metrics"]
     assert wanted["mtp_loss"] > 0
-    for name, found in report.items():
-        assert found["metrics"] == pytest.approx(wanted, rel=2e-6), name
-        assert found["away"] == pytest.approx(0, abs=1e-6), name
+    for name, actual in report.items():
+        assert actual["metrics"] == pytest.approx(wanted, rel=2e-6), name
+        assert actual["away"] == pytest.approx(0, abs=1e-6), name

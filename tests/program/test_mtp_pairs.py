@@ -63,9 +63,9 @@ def expected() -> dict[str, np.ndarray]:
 
 
 def padded(expected: dict[str, np.ndarray], name: str) -> PairBatch:
-    given = {key: expected[key] for key in PairBatch._fields if key in expected and key not in ("weight", "desirable")}
-    weight = np.ones(len(given["prompt"]), np.float32)
-    return PairBatch(**given, weight=weight, desirable=expected["desirable"] if name == "kto" else None)
+    fields = {key: expected[key] for key in PairBatch._fields if key in expected and key not in ("weight", "desirable")}
+    weight = np.ones(len(fields["prompt"]), np.float32)
+    return PairBatch(**fields, weight=weight, desirable=expected["desirable"] if name == "kto" else None)
 
 
 def packed(batch: PairBatch) -> PackedPairs:
@@ -81,17 +81,17 @@ def packed(batch: PairBatch) -> PackedPairs:
     tokens, targets = data.packing_lengths()
     layout = fit(tokens[rows], targets[rows], size)
     assert layout is not None
-    found = data.packed(rows, size, layout)
+    result = data.packed(rows, size, layout)
     # Where each pair went: its lengths tell.
     lengths = np.stack([batch.prompt_length, batch.chosen_length, batch.rejected_length], axis=1).tolist()
-    mine = np.stack([found.prompt_length[0], found.chosen_length[0], found.rejected_length[0]], axis=1).tolist()
-    at = [lengths.index(row) if row in lengths else 0 for row in mine]
+    mine = np.stack([result.prompt_length[0], result.chosen_length[0], result.rejected_length[0]], axis=1).tolist()
+    index = [lengths.index(row) if row in lengths else 0 for row in mine]
 
     def moved(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else np.where(found.weight > 0, values[at][None], 0).astype(np.float32)
+        return None if values is None else np.where(result.weight > 0, values[index][None], 0).astype(np.float32)
 
-    given = {"reference_chosen", "reference_rejected", "desirable"}
-    return found._replace(**{name: moved(getattr(batch, name)) for name in given})
+    fields = {"reference_chosen", "reference_rejected", "desirable"}
+    return result._replace(**{name: moved(getattr(batch, name)) for name in fields})
 
 
 def grads_of(program: Program, batch: Any) -> Any:
@@ -104,9 +104,9 @@ def grads_of(program: Program, batch: Any) -> Any:
     return jax.device_get(learnt(*arrays, uses_gradcache=program.experiment.compares_parts))
 
 
-def compare(expected: dict[str, np.ndarray], name: str, found: Any) -> None:
+def compare(expected: dict[str, np.ndarray], name: str, result: Any) -> None:
     """Loss, metric and gradients are those of torch."""
-    gradients, terms = found
+    gradients, terms = result
     loss, mtp_loss = expected[f"{name}.loss"], expected[f"{name}.mtp_loss"]
     assert terms.loss.total / terms.loss.count == pytest.approx(loss + WEIGHT * mtp_loss, rel=TOLERANCE)
     assert terms.metrics["mtp_loss"].total / terms.metrics["mtp_loss"].count == pytest.approx(mtp_loss, rel=TOLERANCE)
@@ -168,7 +168,7 @@ def test_the_reference_is_as_it_was(
     experiment: Callable[..., Experiment], expected: dict[str, np.ndarray], fields: dict[str, Any]
 ) -> None:
     batch = kind_of(whole := padded(expected, "dpo")).without_cached(whole)
-    found = []
+    actual = []
     for weight in (0.0, WEIGHT):
         objective = Objective.DPO(beta=0.1, mtp_loss_weight=weight)
         program = compile(experiment(model=MODEL, objective=objective, **fields))
@@ -177,9 +177,9 @@ def test_the_reference_is_as_it_was(
         assert float(metrics["rewards/margins"]) == 0.0  # before the step: equal to the bit
         reference = program.reference(state)
         assert reference is not None
-        found.append({path: np.asarray(leaf) for path, leaf in reference[1].items() if not path.startswith("mtp.")})
-    assert found[0].keys() == found[1].keys()
-    assert all(np.array_equal(found[0][path], found[1][path]) for path in found[0])
+        actual.append({path: np.asarray(leaf) for path, leaf in reference[1].items() if not path.startswith("mtp.")})
+    assert actual[0].keys() == actual[1].keys()
+    assert all(np.array_equal(actual[0][path], actual[1][path]) for path in actual[0])
 
 
 def test_targets_are_the_tokens_of_chosen_completions_with_two_before_them(expected: dict[str, np.ndarray]) -> None:
@@ -204,9 +204,9 @@ def test_every_objective_counts_what_the_scale_is_made_of() -> None:
     for kind in members(Objective).values():
         if issubclass(kind, WithMTP) and kind.batch_kind in ("pairs", "feedback"):
             objective = kind(**terms if kind is Objective.Sum else {}, mtp_loss_weight=WEIGHT)
-            own = reference if objective.needs_reference else None
-            policy, own = jax.tree.map(jax.numpy.asarray, (policy, own))
-            assert float(losses.build(objective)(policy, own, jax.numpy.asarray(weight)).loss.count) == 3.0, kind
+            ours = reference if objective.needs_reference else None
+            policy, ours = jax.tree.map(jax.numpy.asarray, (policy, ours))
+            assert float(losses.build(objective)(policy, ours, jax.numpy.asarray(weight)).loss.count) == 3.0, kind
             seen += 1
     assert seen == 20
 

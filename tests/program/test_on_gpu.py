@@ -46,11 +46,11 @@ def steps(**fields: Any) -> tuple[list[dict[str, float]], Any]:
         "precision": Precision(compute="float32"),
     }
     program = compile(Experiment(**{**asked, **fields}))
-    state, found = samples.trained(program), []
+    state, result = samples.trained(program), []
     for step in range(STEPS):
         state, metrics = program.step(state, samples.pairs(8, seed=step))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return found, state
+        result.append({name: float(value) for name, value in metrics.items()})
+    return result, state
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def steps(**fields: Any) -> tuple[list[dict[str, float]], Any]:
 )
 def test_offloaded_arrays_stay_on_the_host_and_change_nothing(part: Any, fields: dict[str, Any]) -> None:
     expected, _ = steps(**fields)
-    found, state = steps(memory=Memory(reference="online", offload=(part,)), **fields)
+    actual, state = steps(memory=Memory(reference="online", offload=(part,)), **fields)
     placed = {"optimizer": state.optimizer, "reference": state.reference, "frozen": state.frozen}[part]
     kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(placed) if leaf.ndim}
     assert "pinned_host" in kinds
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         for name, value in theirs.items():
             assert ours[name] == pytest.approx(value, rel=1e-5, abs=2e-6), name
 
@@ -76,12 +76,12 @@ def test_offloaded_arrays_stay_on_the_host_and_change_nothing(part: Any, fields:
 @pytest.mark.parametrize("name", FROZEN)
 def test_weights_of_few_bits_have_the_values_of_a_cpu(name: str) -> None:
     weight = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)
-    found = []
+    actual = []
     for device in (jax.devices("gpu")[0], jax.devices("cpu")[0]):
         with jax.default_device(device):
-            found.append(np.asarray(weight_only_quant.rounded(jnp.asarray(weight), FROZEN[name])))
+            actual.append(np.asarray(weight_only_quant.rounded(jnp.asarray(weight), FROZEN[name])))
     # The largest value of a block lies halfway between two integers, at 7.5 or 127.5 scales: rounded to either.
-    other = np.abs(found[0] - found[1]) > 1e-6 * np.abs(found[1])
+    other = np.abs(actual[0] - actual[1]) > 1e-6 * np.abs(actual[1])
     largest = np.abs(weight).reshape(-1, 16, weight.shape[1]).max(axis=1).repeat(16, axis=0) == np.abs(weight)
     assert not (other & ~largest).any()
     assert not other.any() or name in ("Int8", "Int4")
@@ -90,11 +90,11 @@ def test_weights_of_few_bits_have_the_values_of_a_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", FROZEN)
 def test_a_step_on_weights_of_few_bits(name: str) -> None:
     plain, _ = steps(adapter=LORA)
-    found, _ = steps(adapter=LORA, quantization=FROZEN[name])
-    assert found[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)
-    assert all(np.isfinite(value) for row in found for value in row.values())
-    words = -plain[0]["logps/chosen"]
-    assert found[0]["logps/chosen"] == pytest.approx(plain[0]["logps/chosen"], abs=0.15 * words)
+    actual, _ = steps(adapter=LORA, quantization=FROZEN[name])
+    assert actual[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert all(np.isfinite(value) for row in actual for value in row.values())
+    nll = -plain[0]["logps/chosen"]
+    assert actual[0]["logps/chosen"] == pytest.approx(plain[0]["logps/chosen"], abs=0.15 * nll)
 
 
 @pytest.mark.parametrize("training", [Quantization.FP8Training(), Quantization.Int8Training()])
@@ -106,7 +106,7 @@ def test_products_of_eight_bits_train(training: Quantization) -> None:
         "precision": precision,
     }
     plain, _ = steps(**fields)
-    found, _ = steps(quantization=training, **fields)
-    for ours, theirs in zip(found, plain, strict=True):
+    actual, _ = steps(quantization=training, **fields)
+    for ours, theirs in zip(actual, plain, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.05)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.25)

@@ -63,7 +63,7 @@ DISTANCES = {
 def asked(**fields: Any) -> Experiment:
     """An experiment as TRL ran it."""
     of_objective = {"teacher": TEACHER, **{name: fields.pop(name) for name in OBJECTIVE & fields.keys()}}
-    given = {
+    options = {
         "name": "distilled",
         "model": STUDENT,
         "objective": Objective.OnPolicyDistill(**of_objective),
@@ -73,7 +73,7 @@ def asked(**fields: Any) -> Experiment:
         "steps": len(FIGURES["runs"]["reverse"]),
         "precision": Precision(compute="float32"),
     }
-    return Experiment(**{**given, **fields})
+    return Experiment(**{**options, **fields})
 
 
 RECORDED = ["reward", "reward_std", "rewards/short/mean", "rewards/short/std"]
@@ -85,13 +85,13 @@ def completions(rows: list[dict[str, list[int]]]) -> RolloutBatch:
     count = len(rows)
     tokens, ids = np.zeros((count, PROMPT + RESPONSE), np.int32), np.zeros((count, RESPONSE), np.int32)
     length = np.array([len(row["prompt_ids"]) + len(row["chosen_ids"]) for row in rows], np.int32)
-    own = np.array([len(row["chosen_ids"]) for row in rows], np.int32)
+    ours = np.array([len(row["chosen_ids"]) for row in rows], np.int32)
     for index, row in enumerate(rows):
         tokens[index, : length[index]] = row["prompt_ids"] + row["chosen_ids"]
-        ids[index, : own[index]] = row["chosen_ids"]
-    mask = np.arange(RESPONSE) < own[:, None]
+        ids[index, : ours[index]] = row["chosen_ids"]
+    mask = np.arange(RESPONSE) < ours[:, None]
     ones, zeros = np.ones(count, np.float32), np.zeros(mask.shape, np.float32)
-    return RolloutBatch(tokens, length, ids, own, mask, ones, zeros, ones * RESPONSE)
+    return RolloutBatch(tokens, length, ids, ours, mask, ones, zeros, ones * RESPONSE)
 
 
 @pytest.mark.default_variants(1)
@@ -143,13 +143,13 @@ def test_the_sampled_distance_is_the_policy_gradient_of_log_ratios() -> None:
 
     expected = jax.jit(jax.grad(surrogate))(dict(state.trainable))
     ours = np.asarray(logps(template, leaves, batch, temperature), np.float64)
-    found, terms = jax.jit(program.policy_loss.grads)(
+    actual, terms = jax.jit(program.policy_loss.grads)(
         state.trainable, state.frozen, state.reference, program.shard_batch(batch)
     )
     assert float(terms.loss.count) == mask.sum()
     apart = np.sum((ours - np.asarray(theirs, np.float64)) * mask)
     assert float(terms.loss.total) == pytest.approx(apart, rel=2e-5, abs=2e-5)  # a sum of both signs
-    for path, gradient in found.items():
+    for path, gradient in actual.items():
         wanted = np.asarray(expected[path])
         np.testing.assert_allclose(
             gradient / mask.sum(), wanted, rtol=1e-4, atol=4e-6 * np.abs(wanted).max(), err_msg=path
@@ -174,7 +174,7 @@ def test_completions_that_share_their_prompt_take_the_same_step(distance: Distan
         ids = rows[4 * group]["prompt_ids"]
         left[group, PROMPT - len(ids) :] = ids
     arrays = [name for name in PER_COMPLETION if getattr(alone, name) is not None]
-    together = GroupBatch(
+    joined = GroupBatch(
         left,
         (alone.length - alone.completion_length)[::4],
         **{name: getattr(alone, name).reshape(2, 4, *getattr(alone, name).shape[1:]) for name in arrays},
@@ -182,7 +182,7 @@ def test_completions_that_share_their_prompt_take_the_same_step(distance: Distan
     program = compile(asked(num_generations=4, batch_size=8, distance=distance, **fields))
     assert program.blueprint.num_generations == 4
     steps = []
-    for batch in (alone, together):
+    for batch in (alone, joined):
         state, first = program.step(program.init(), batch)
         second = program.step(state, batch)[1]
         steps.append(

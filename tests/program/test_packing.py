@@ -85,7 +85,7 @@ def sft(experiment: Callable[..., Experiment]) -> Program:
     return compile(experiment(model=Small(layers=1, pattern=1), **asked))
 
 
-def close(found: Any, expected: Any, shaken: Sequence[Any]) -> None:
+def close(result: Any, expected: Any, shaken: Sequence[Any]) -> None:
     """Losses are within 1e-6 and gradients within 1e-5 of the largest, or within twice what hangs on last bits.
 
     Losses and rewards are differences of summed log-probabilities, which are rounded as large numbers, and gradients
@@ -93,7 +93,7 @@ def close(found: Any, expected: Any, shaken: Sequence[Any]) -> None:
     `shaken` is what is expected of weights that differ in their last bit: heads of a few numbers are normalised here,
     and where a vector happens to be short, float32 says little about its direction.
     """
-    (gradients, terms), (other, others), shaken = jax.device_get((found, expected, list(shaken)))
+    (gradients, terms), (other, others), shaken = jax.device_get((result, expected, list(shaken)))
     assert set(terms.metrics) == set(others.metrics)
     wanted = jax.tree.leaves(others)
     difference = 1e-6 * max(map(abs, wanted))
@@ -168,14 +168,14 @@ def test_a_step_is_the_same_however_its_rows_are_batched(
     dataset: Dataset = pairs_of(draw.integers(1, [17, 17, 17], (30, 3)).tolist())
     if kind == "sft":
         dataset = sequences_of(draw.integers(2, 33, 30).tolist())
-    found = {}
+    actual = {}
     for batching in BATCHINGS:
-        batch = batches(dataset, program, batching).at(1)
+        batch = batches(dataset, program, batching).batch_at(1)
         state, metrics = program.step(trained(program), batch)
         flops = work(program.blueprint, batch)
         assert flops.executed > 0
-        found[batching] = state.trainable, metrics, token_count(batch), flops.model_flops
-    (trainable, metrics, tokens, fewest), *others = found.values()
+        actual[batching] = state.trainable, metrics, token_count(batch), flops.model_flops
+    (trainable, metrics, tokens, fewest), *others = actual.values()
     for leaves, figures, count, least in others:
         assert int(figures["num_tokens"]) == count == tokens
         assert least == pytest.approx(fewest, rel=1e-12)
@@ -190,10 +190,10 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
     dataset = pairs_of(np.random.default_rng(4).integers(1, [17, 17, 17], (9, 3)).tolist())
     state = trained(dpo)
     padded, packed = (batches(dataset, dpo, batching) for batching in (Batching.Padded(), Batching.Packed()))
-    asked = precomputed.with_reference_logps(dpo, state, packed.at(0))
+    asked = precomputed.with_reference_logps(dpo, state, packed.batch_at(0))
     assert isinstance(asked, PackedPairs)
     rows, where = padded.indices(0), packed.places(0)
-    scored: Any = dpo.score(state, padded.at(0)).loss_inputs
+    scored: Any = dpo.score(state, padded.batch_at(0)).loss_inputs
     for side, said in (
         (scored.chosen_logps, asked.reference_chosen),
         (scored.rejected_logps, asked.reference_rejected),
@@ -201,7 +201,7 @@ def test_what_the_reference_says_is_kept_of_packed_pairs(dpo: Program, trained: 
         expected = np.zeros(len(dataset))
         expected[rows] = side
         np.testing.assert_allclose(np.asarray(said)[where >= 0], expected[where[where >= 0]], rtol=1e-5)
-    online = dpo.evaluate(state, packed.at(0))
+    online = dpo.evaluate(state, packed.batch_at(0))
     kept = dpo.evaluate(state, asked)
     assert set(online) == set(kept)
     for name, ratio in online.items():
@@ -215,7 +215,7 @@ def test_what_is_compiled_ahead_is_what_may_come(batching: Batching, experiment:
         dataset: Dataset = pairs_of([(16, 16, 16)] * 4)
         if asked.objective.batch_kind == "sequences":
             dataset = sequences_of([32] * 4, targets=1.0)
-        come = batches(dataset, program, batching).at(0)
+        come = batches(dataset, program, batching).batch_at(0)
         blocks = program.blueprint.blocks
         ahead = abstract_batch(asked.data, asked.batch_size, batching=batching, blocks=blocks)
         assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), ahead) == jax.tree.map(

@@ -16,12 +16,12 @@ def check(report: dict[str, dict[str, Any]]) -> None:
         assert entry["after init"] == entry["dump"], name
         assert entry["after steps"] == entry["dump"], name
         assert len(entry["metrics"]) == 2
-        for found, expected in zip(entry["metrics"], alone["metrics"], strict=True):
-            assert set(found) == set(expected)
+        for result, expected in zip(entry["metrics"], alone["metrics"], strict=True):
+            assert set(result) == set(expected)
             for key, value in expected.items():
                 # A reward is the difference of two sums of log-probabilities of about 100, times beta.
                 atol = 5e-6 if key.startswith("rewards/") else 1e-7
-                assert found[key] == pytest.approx(value, rel=5e-6, abs=atol), (name, key)
+                assert result[key] == pytest.approx(value, rel=5e-6, abs=atol), (name, key)
 
 
 def lines(entry: dict[str, Any], ending: str) -> list[str]:

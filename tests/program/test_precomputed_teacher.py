@@ -19,7 +19,7 @@ from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory
 
 STUDENT, TEACHER = Small(layers=1, pattern=1), Small(layers=2, pattern=1, embed_dim=24, heads=4)
-WORDS = 48
+VOCAB_SIZE = 48
 
 
 def objective(**fields: Any) -> Any:
@@ -40,20 +40,20 @@ def test_with_all_words_a_step_is_that_of_a_teacher_in_it(
     kind: Any, adapter: Any, experiment: Callable[..., Experiment], sequences: Callable[..., SequenceBatch]
 ) -> None:
     batch = sequences(4)._replace(weight=np.array([1, 1, 0, 1], np.float32))
-    found = []
-    for top_k in (None, WORDS):
+    actual = []
+    for top_k in (None, VOCAB_SIZE):
         asked = objective(distance=kind, temperature=2.0, hard_weight=0.25, top_k=top_k)
         program = compile(experiment(objective=asked, model=STUDENT, adapter=adapter, microbatch_size=2))
-        state, given = program.init(), batch
+        state, inputs = program.init(), batch
         if top_k is not None:
             assert not state.reference
             assert "teacher" not in program.layout.arrays
-            given = precomputed.with_teacher_top_k(program, precomputed.load_teacher(program), batch)
+            inputs = precomputed.with_teacher_top_k(program, precomputed.load_teacher(program), batch)
         gradients, terms = jax.jit(program.policy_loss.grads)(
-            state.trainable, state.frozen, state.reference, program.shard_batch(given)
+            state.trainable, state.frozen, state.reference, program.shard_batch(inputs)
         )
-        found.append((gradients, terms, program.step(state, given)[1]))
-    (theirs, before, online), (ours, after, once) = found
+        actual.append((gradients, terms, program.step(state, inputs)[1]))
+    (theirs, before, online), (ours, after, once) = actual
     assert float(after.loss.total) == pytest.approx(float(before.loss.total), rel=1e-6)
     for name, value in online.items():
         assert float(once[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name

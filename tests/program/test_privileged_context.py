@@ -53,12 +53,12 @@ DISTANCES = {
 
 
 def prompts(path: str = "none.jsonl", **fields: Any) -> Data.Prompts:
-    given = {"max_prompt_length": 24, "max_completion_length": 8, "privileged_context": "answer"}
-    return Data.Prompts(path, **{**given, **fields})
+    options = {"max_prompt_length": 24, "max_completion_length": 8, "privileged_context": "answer"}
+    return Data.Prompts(path, **{**options, **fields})
 
 
 def experiment(data: Data | None = None, **fields: Any) -> Experiment:
-    given = {
+    options = {
         "name": "self-distilled",
         "model": MODEL,
         "objective": Objective.OnPolicyDistill(teacher=MODEL),
@@ -68,7 +68,7 @@ def experiment(data: Data | None = None, **fields: Any) -> Experiment:
         "steps": len(FIGURES["runs"]["reverse"]),
         "precision": Precision(compute="float32"),
     }
-    return Experiment(**{**given, **fields})
+    return Experiment(**{**options, **fields})
 
 
 def completions(first: int, count: int) -> RolloutBatch:
@@ -120,22 +120,22 @@ TEXTS = [{"prompt": f"Say {n}: ", "answer": "it is " + "x" * n} for n in range(1
 
 
 def loaded(data: Data.Prompts, tokenizer: BytesTokenizer | None = None) -> Prompts:
-    found = load(data, tokenizer or BytesTokenizer())
-    assert isinstance(found, Prompts)
-    return found
+    result = load(data, tokenizer or BytesTokenizer())
+    assert isinstance(result, Prompts)
+    return result
 
 
 def test_teachers_read_completions_after_prompts_of_their_own(tmp_path: Path) -> None:
     data = prompts(write(tmp_path / "rows.jsonl", *TEXTS), teacher_prompt_template="{privileged_context}; {prompt}")
-    found, tokenizer = loaded(data), BytesTokenizer()
-    batch = found.rollout_batch([3, 0], [[70, 71, 72], [73]], size=3)
+    actual, tokenizer = loaded(data), BytesTokenizer()
+    batch = actual.rollout_batch([3, 0], [[70, 71, 72], [73]], size=3)
     for place, row in enumerate((3, 0)):
         completion = batch.completion_ids[place, : batch.completion_length[place]].tolist()
         expected = [*(tokenizer.encode(f"{TEXTS[row]['answer']}; {TEXTS[row]['prompt']}")), *completion]
         whole = batch.teacher_tokens[place, : batch.teacher_length[place]].tolist()
         assert whole == expected or whole == [tokenizer.bos_id, *expected]
         assert not batch.teacher_tokens[place, batch.teacher_length[place] :].any()
-    served = found.rollout_batch([3], [[70]], teacher_logps=[np.zeros(1)])
+    served = actual.rollout_batch([3], [[70]], teacher_logps=[np.zeros(1)])
     assert served.teacher_tokens is None  # the server has read them
 
 
@@ -143,11 +143,11 @@ def test_the_last_message_of_a_chat_has_the_context_and_long_prompts_are_cut(tmp
     chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "How {much}?"}]
     rows = [{"prompt": chat, "answer": "{42}"}, {"prompt": chat, "answer": "y" * 80}]
     tokenizer = BytesTokenizer(TEMPLATE)
-    found = loaded(prompts(write(tmp_path / "rows.jsonl", *rows), max_prompt_length=64), tokenizer)
-    text = tokenizer.decode(found.row(0)["teacher_prompt"].tolist(), skip_special=True)
+    actual = loaded(prompts(write(tmp_path / "rows.jsonl", *rows), max_prompt_length=64), tokenizer)
+    text = tokenizer.decode(actual.row(0)["teacher_prompt"].tolist(), skip_special=True)
     assert text == "<system>Be short.<user>How {much}?\n\n{42}>"
-    assert len(found.row(1)["teacher_prompt"]) == 64
-    assert found.report.cut == {"teacher_prompt": 1}
+    assert len(actual.row(1)["teacher_prompt"]) == 64
+    assert actual.report.cut == {"teacher_prompt": 1}
 
 
 @pytest.mark.parametrize(
@@ -177,29 +177,29 @@ def shapes(batch: Any) -> Any:
 
 @pytest.mark.parametrize("distance", [Distance.ReverseKL(), Distance.SampledReverseKL()], ids=str)
 def test_completions_that_share_both_prompts_take_the_same_step(tmp_path: Path, distance: Distance) -> None:
-    found = loaded(prompts(write(tmp_path / "rows.jsonl", *TEXTS), max_prompt_length=24))
+    actual = loaded(prompts(write(tmp_path / "rows.jsonl", *TEXTS), max_prompt_length=24))
     ids = [[70, 71, 72], [73], [74, 75], [76, 77, 78, 79]]
-    alone = found.rollout_batch([3, 3, 0, 0], ids, logps=[np.zeros(len(one)) for one in ids])
-    together = found.grouped(alone, 2)
+    alone = actual.rollout_batch([3, 3, 0, 0], ids, logps=[np.zeros(len(one)) for one in ids])
+    joined = actual.grouped(alone, 2)
     objective = Objective.OnPolicyDistill(teacher=MODEL, num_generations=2, distance=distance)
     program = compile(experiment(objective=objective))
     assert program.blueprint.num_generations == 2
     figures = []
-    for batch in (alone, together):
+    for batch in (alone, joined):
         metrics = program.step(program.init(), batch)[1]
         figures.append({key: float(metrics[key]) for key in ("loss", "grad_norm", "entropy")})
     assert figures[1] == pytest.approx(figures[0], rel=2e-5)
     same = alone._replace(teacher_tokens=None, teacher_length=None)
     assert abs(float(program.step(program.init(), same)[1]["loss"])) < 1e-5 < abs(figures[0]["loss"])
-    wide = together._replace(prompt=np.zeros((2, 24), np.int32), teacher_prompt=np.zeros((2, 24), np.int32))
+    wide = joined._replace(prompt=np.zeros((2, 24), np.int32), teacher_prompt=np.zeros((2, 24), np.int32))
     assert shapes(program.lower().args_info[0][3]) == shapes(wide)
 
 
 def test_what_the_teacher_reads_is_planned() -> None:
     batch, blueprint = completions(0, 4), build_blueprint(experiment())
-    own, longer = work(blueprint, batch._replace(teacher_tokens=None, teacher_length=None)), work(blueprint, batch)
-    assert own.model_flops < longer.model_flops
-    assert own.executed < longer.executed
+    ours, longer = work(blueprint, batch._replace(teacher_tokens=None, teacher_length=None)), work(blueprint, batch)
+    assert ours.model_flops < longer.model_flops
+    assert ours.executed < longer.executed
 
 
 @pytest.mark.extended

@@ -103,9 +103,9 @@ def test_it_says_what_its_weights_say_and_is_saved(
         state, _ = program.step(state, batch)
     # What it says is what a model of these weights says.
     said = program.score(state._replace(trainable=dict(state.reference)), batch).loss_inputs
-    own = program.score(state, batch).loss_inputs
+    value = program.score(state, batch).loss_inputs
     assert isinstance(said, PairLogps)
-    terms = losses.build(program.experiment.objective)(own, said, batch.weight)
+    terms = losses.build(program.experiment.objective)(value, said, batch.weight)
     assert float(program.evaluate(state, batch)["loss"].total) == pytest.approx(float(terms.loss.total), rel=1e-5)
 
     # A checkpoint has it, and what goes on from one is what went on without.
@@ -195,8 +195,8 @@ def test_without_a_model_log_ratios_are_log_probabilities(name: str) -> None:
 
 
 def test_which_losses_are_of_a_difference() -> None:
-    found = {name for name, cls in members(Objective).items() if cls is not Objective.Sum and cls.of_difference}
-    assert found == set(OF_DIFFERENCE)
+    actual = {name for name, cls in members(Objective).items() if cls is not Objective.Sum and cls.of_difference}
+    assert actual == set(OF_DIFFERENCE)
 
 
 def test_a_program_without_a_model_has_none(experiment: Callable[..., Experiment]) -> None:
@@ -319,7 +319,7 @@ def test_a_run_that_finds_other_weights_of_its_reference_is_refused(mode: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kto", "synced", "other", "modified"])
 def test_eight_devices_say_what_one_says(name: str, on_eight_devices: Callable[..., Any]) -> None:
-    found = on_eight_devices("program/on_references.py", name)
-    for one, eight in zip(found["one"], found["eight"], strict=True):
+    actual = on_eight_devices("program/on_references.py", name)
+    for one, eight in zip(actual["one"], actual["eight"], strict=True):
         for metric, value in one.items():
             assert eight[metric] == pytest.approx(value, rel=2e-5, abs=2e-6), metric

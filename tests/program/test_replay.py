@@ -93,12 +93,12 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
     )
     outcome = run(experiment, tmp_path, Display(quiet=True))
     assert outcome.state == "finished"
-    found = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found] == list(range(10))
+    actual = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in actual] == list(range(10))
     # On a CPU a reference that was asked before gives the bits of the policy at first. On a GPU that is another
     # program, whose last digits may differ: then margins are of either sign.
     is_exact = jax.default_backend() == "cpu"
-    for row, expected in zip(found, EXPECTED[name], strict=True):
+    for row, expected in zip(actual, EXPECTED[name], strict=True):
         assert expected.keys() <= row.keys()
         for key, value in expected.items():
             if (row["step"], key) == (0, "rewards/accuracies") and not is_exact:
@@ -108,7 +108,7 @@ def test_metrics_equal_the_replay(name: str, tmp_path: Path) -> None:
             rough = TIGHT.get(key, 1e-4)
             assert row[key] == pytest.approx(value, rel=rough, abs=atol), (row["step"], key)
     if name.startswith("dpo"):
-        first = found[0]
+        first = actual[0]
         assert first["loss"] == pytest.approx(math.log(2), abs=5e-7)
         # A reference that was asked before is another program, whose norms of DoRA's weights may be rounded otherwise.
         off = 1e-6 if isinstance(fields.get("adapter"), Adapter.DoRA) and "memory" not in fields else 0.0

@@ -37,10 +37,10 @@ def test_every_objective_is_replayed() -> None:
 @pytest.mark.timeout(1800)
 def test_ten_steps_in_float64_equal_the_replay(on_eight_devices: Callable[..., Any]) -> None:
     """Loss, log-probabilities, rewards, margins and the gradient's norm of all steps of all objectives."""
-    found = on_eight_devices("program/on_float64.py")
-    assert found.keys() == STORED.keys()
+    actual = on_eight_devices("program/on_float64.py")
+    assert actual.keys() == STORED.keys()
     for name, case in STORED.items():
-        for step, (ours, expected) in enumerate(zip(found[name], case["steps"], strict=True)):
+        for step, (ours, expected) in enumerate(zip(actual[name], case["steps"], strict=True)):
             assert ours.keys() == expected.keys()
             for key, value in expected.items():
                 assert ours[key] == pytest.approx(value, rel=WIDE, abs=1e-12), (name, step, key)
@@ -52,9 +52,9 @@ def test_ten_steps_in_float64_equal_the_replay(on_eight_devices: Callable[..., A
 def test_ten_steps_equal_the_replay(name: str) -> None:
     case = STORED[name]
     beta = case["objective"].get("beta", 1.0)
-    for step, (found, expected) in enumerate(zip(steps(case), case["steps"], strict=True)):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS, abs=CANCELLED), step
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=NORM), step
+    for step, (actual, expected) in enumerate(zip(steps(case), case["steps"], strict=True)):
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=LOSS, abs=CANCELLED), step
+        assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=NORM), step
         for key in expected.keys() - {"loss", "grad_norm"}:
             scale = beta if key.startswith("rewards/") else 1.0
-            assert found[key] == pytest.approx(expected[key], rel=1e-5, abs=max(scale, 0.01) * NATS), (step, key)
+            assert actual[key] == pytest.approx(expected[key], rel=1e-5, abs=max(scale, 0.01) * NATS), (step, key)

@@ -48,7 +48,7 @@ MARGINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def training(weights: Weights = STORED, **fields: Any) -> Experiment:
     """An experiment as TRL ran it."""
-    given = {
+    options = {
         "name": "reward",
         "model": Small(weights=weights, tokenizer=Tokenizer.Bytes(allow_mismatch=True)),
         "objective": OBJECTIVES["plain"],
@@ -58,7 +58,7 @@ def training(weights: Weights = STORED, **fields: Any) -> Experiment:
         "steps": len(FIGURES["runs"]["plain"]["steps"]),
         "precision": Precision(compute="float32"),
     }
-    return Experiment(**{**given, **fields})
+    return Experiment(**{**options, **fields})
 
 
 def steps_of(directory: Path) -> list[dict[str, float]]:
@@ -71,10 +71,10 @@ def steps_of(directory: Path) -> list[dict[str, float]]:
 def test_each_step_equals_that_of_trl(name: str, tmp_path: Path) -> None:
     outcome = run(training(objective=OBJECTIVES[name]), tmp_path, Display(quiet=True))
     expected = FIGURES["runs"][name]
-    for found, figures in zip(steps_of(outcome.directory), expected["steps"], strict=True):
+    for actual, figures in zip(steps_of(outcome.directory), expected["steps"], strict=True):
         for key, value in figures.items():
             # TRL is in float32 as well; gradients of a step go through those before.
-            assert found[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (found["step"], key)
+            assert actual[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (actual["step"], key)
 
 
 def with_margins(place: Path) -> Data:
@@ -91,9 +91,9 @@ def with_margins(place: Path) -> Data:
 def test_each_step_with_margins_equals_that_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
     asked = training(data=with_margins(tmp_path), **fields)
     steps = steps_of(run(asked, tmp_path, Display(quiet=True)).directory)
-    for found, figures in zip(steps, FIGURES["runs"]["margin"]["steps"], strict="steps" not in fields):
+    for actual, figures in zip(steps, FIGURES["runs"]["margin"]["steps"], strict="steps" not in fields):
         for key, value in figures.items():
-            assert found[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (found["step"], key)
+            assert actual[key] == pytest.approx(value, rel=1e-4, abs=2e-6), (actual["step"], key)
     plain = FIGURES["runs"]["plain"]["steps"][0]["loss"]
     assert steps[0]["loss"] > 1.1 * plain
 
@@ -131,18 +131,19 @@ def test_a_margin_is_a_finite_number(value: str, tmp_path: Path) -> None:
 def test_packed_pairs_and_micro_batches_have_the_same_first_step(fields: dict[str, Any], tmp_path: Path) -> None:
     figures = []
     for asked in (training(steps=1, optimizer=ADAMW), training(steps=1, **fields)):
-        (found,) = steps_of(run(asked, tmp_path, Display(quiet=True)).directory)
-        figures.append({key: found[key] for key in FIGURES["runs"]["plain"]["steps"][0]})
+        (actual,) = steps_of(run(asked, tmp_path, Display(quiet=True)).directory)
+        figures.append({key: actual[key] for key in FIGURES["runs"]["plain"]["steps"][0]})
     assert figures[1] == pytest.approx(figures[0], rel=1e-5)
 
 
 @pytest.mark.extended
 def test_rewards_of_a_stored_model_equal_those_of_transformers() -> None:
-    found = nnxdsl.load(STORED.path)
+    actual = nnxdsl.load(STORED.path)
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
     for row, expected in zip(rows, FIGURES["rewards"], strict=True):
         got = [
-            float(found(np.array([row["prompt_ids"] + row[side]]))[0, -1, 0]) for side in ("chosen_ids", "rejected_ids")
+            float(actual(np.array([row["prompt_ids"] + row[side]]))[0, -1, 0])
+            for side in ("chosen_ids", "rejected_ids")
         ]
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
 

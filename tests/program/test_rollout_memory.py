@@ -54,15 +54,15 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
     blueprint, longest = build_blueprint(asked), lengths(PROMPTS)
     assert longest == Lengths(64, 48)
     assert blueprint.num_generations == (4 if mesh.fsdp == 1 else 1)
-    found = rollout_memory(blueprint, longest)
-    assert (found.rows, found.tokens) == (64 // mesh.fsdp, 64)
+    actual = rollout_memory(blueprint, longest)
+    assert (actual.rows, actual.tokens) == (64 // mesh.fsdp, 64)
     keys = 4 * 2 * 2 * 16  # layers, key and value, heads of them, their width
     # 64 completions of 48 tokens, twice the 16 prefixes of 16 tokens that they have at first, 16 prompts at one time
     tokens = (64 * 48 + 2 * 16 * 16 + 16 * 16) // mesh.fsdp
-    assert tokens * keys * 4 <= found.cache < 1.1 * tokens * keys * 4
+    assert tokens * keys * 4 <= actual.cache < 1.1 * tokens * keys * 4
     parts = {part.name: part.bytes for part in memory(blueprint)}
     step = sum(parts[name] for name in ("gradients", "activations", "workspace"))
-    assert parts.get("generation", 0) == max(found.total - step, 0)
+    assert parts.get("generation", 0) == max(actual.total - step, 0)
     by_group = 16 + 4 * 48 if mesh.fsdp == 1 else 4 * 64
     assert plan(asked)["tokens_at_most"] == 10 * 1024 * by_group
 
@@ -95,9 +95,9 @@ def test_it_is_what_xla_says(experiment: Callable[..., Experiment], fields: dict
     sampler.complete(leaves, prompts, Sampling(48, temperature=1.0, top_p=fields.get("top_p")), limits=[1] * 64)
     weights = sum(leaf.nbytes for leaf in leaves.values())
     held = seen[0].argument_size_in_bytes - weights + seen[0].temp_size_in_bytes
-    found = rollout_memory(blueprint, lengths(PROMPTS))
-    assert found.cache + found.workspace == pytest.approx(held, rel=0.1)
-    assert found.copies == sum(leaf.nbytes for path, leaf in leaves.items() if is_stacked(path))
+    actual = rollout_memory(blueprint, lengths(PROMPTS))
+    assert actual.cache + actual.workspace == pytest.approx(held, rel=0.1)
+    assert actual.copies == sum(leaf.nbytes for path, leaf in leaves.items() if is_stacked(path))
 
 
 def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Experiment]) -> None:
@@ -158,9 +158,9 @@ def test_a_reward_model_is_what_xla_says(
 
     model._rewards = compiled
     model.rewards(["p" * 128] * 8, ["c" * 120] * 8, batch_size=8)
-    (found,) = reward_memory(build_blueprint(online(experiment, Weights.From(rated), batch_size=8)))
-    assert found.weights == sum(leaf.nbytes for leaf in leaves.values())
-    assert found.workspace == pytest.approx(seen[0].temp_size_in_bytes, rel=0.15)
+    (actual,) = reward_memory(build_blueprint(online(experiment, Weights.From(rated), batch_size=8)))
+    assert actual.weights == sum(leaf.nbytes for leaf in leaves.values())
+    assert actual.workspace == pytest.approx(seen[0].temp_size_in_bytes, rel=0.15)
 
 
 def test_reward_models_are_in_the_plan(

@@ -38,7 +38,7 @@ def test_it_is_added_to_the_loss_with_its_gradient(
         for strength in (STRENGTH, 0.0)
     )
     state = without.init()
-    (found, terms), (plain, plain_terms) = (
+    (actual, terms), (plain, plain_terms) = (
         jax.jit(program.policy_loss.grads)(state.trainable, state.frozen, state.reference, program.shard_batch(batch))
         for program in (with_loss, without)
     )
@@ -57,11 +57,11 @@ def test_it_is_added_to_the_loss_with_its_gradient(
     assert "aux_loss" not in plain_terms.metrics
     # Sums over 3 pairs, which are divided by 3: the loss of the batch is there once.
     np.testing.assert_allclose(terms.loss.total - plain_terms.loss.total, 3 * STRENGTH * value, rtol=1e-5)
-    routers = [path for path in found if path.endswith("router.weight")]
+    routers = [path for path in actual if path.endswith("router.weight")]
     assert routers
-    for path in found:
+    for path in actual:
         np.testing.assert_allclose(
-            found[path], plain[path] + 3 * STRENGTH * toward[path], rtol=1e-5, atol=1e-6 * np.abs(found[path]).max()
+            actual[path], plain[path] + 3 * STRENGTH * toward[path], rtol=1e-5, atol=1e-6 * np.abs(actual[path]).max()
         )
     assert max(float(jnp.abs(toward[path]).max()) for path in routers) > 0
     assert set(with_loss.evaluate(state, batch)) == set(without.evaluate(state, batch))

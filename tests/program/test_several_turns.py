@@ -108,7 +108,7 @@ def replay(
 
     def make(is_reference: bool) -> Replay:
         state = trained(sft) if is_reference else with_b(trained(sft))
-        found = Replay({}, {}, {})
+        result = Replay({}, {}, {})
         for side in SIDES:
             tokens, target = np.zeros((2, 4, LENGTH), np.int32)
             lengths = np.zeros(4, np.int32)
@@ -121,13 +121,13 @@ def replay(
             batch = SequenceBatch(tokens, lengths, target.astype(bool), np.ones(4, np.float32))
             stats = jax.device_get(sft.score(state, batch).token_stats)
             here = [stats.mask[row] > 0 for row in ROWS]
-            found.logps[side] = [stats.logp[row][here[row]].astype(np.float64) for row in ROWS]
-            found.entropy[side] = [stats.entropy[row][here[row]].astype(np.float64) for row in ROWS]
+            result.logps[side] = [stats.logp[row][here[row]].astype(np.float64) for row in ROWS]
+            result.entropy[side] = [stats.entropy[row][here[row]].astype(np.float64) for row in ROWS]
             if not is_reference:  # of a sum of negative log-probabilities
                 arrays = state.trainable, state.frozen, state.reference
                 alone = [batch._replace(weight=np.eye(4, dtype=np.float32)[row]) for row in ROWS]
-                found.grads[side] = [jax.device_get(gradients(*arrays, one))[0] for one in alone]
-        return found
+                result.grads[side] = [jax.device_get(gradients(*arrays, one))[0] for one in alone]
+        return result
 
     return make
 
@@ -177,12 +177,12 @@ def test_dpo_equals_a_replay_padded_and_packed(
     scale = max(np.abs(leaf).max() for leaf in gradient.values())
     gradients = jax.jit(dpo.policy_loss.grads)
     for batch in both(dataset):
-        found, terms = jax.device_get(gradients(state.trainable, state.frozen, state.reference, batch))
+        actual, terms = jax.device_get(gradients(state.trainable, state.frozen, state.reference, batch))
         figures = of_terms({"loss": terms.loss, **terms.metrics})
         for name, value in expected.items():
             assert figures[name] == pytest.approx(value, rel=RTOL), name
         for path, leaf in gradient.items():
-            np.testing.assert_allclose(found[path], leaf, rtol=0, atol=GRADIENT * scale, err_msg=path)
+            np.testing.assert_allclose(actual[path], leaf, rtol=0, atol=GRADIENT * scale, err_msg=path)
         # All tokens are read, and those of others are no targets.
         assert token_count(batch) == sum(len(dataset.row(row)[name]) for row in ROWS for name in ("prompt", *SIDES))
         assert kind_of(batch).lengths(batch).targets == len(tokens)
@@ -208,8 +208,8 @@ def test_lengths_are_those_of_targets(
 
         def summed(of: Replay, side: str, row: int) -> float:
             shared = min(len(of.logps[each][row]) for each in SIDES)
-            own = of.logps[side][row]
-            return own[:shared].sum() + TAIL * own[shared:].sum()
+            ours = of.logps[side][row]
+            return ours[:shared].sum() + TAIL * ours[shared:].sum()
 
         ratios = {s: np.array([summed(policy, s, r) - summed(reference, s, r) for r in ROWS]) for s in SIDES}
         margins = BETA * (ratios["chosen"] - ratios["rejected"])

@@ -136,12 +136,12 @@ def test_swapping_negates_the_margin(
         chosen_length=batch.rejected_length,
         rejected_length=batch.chosen_length,
     )
-    there, back = (jax.device_get(program.evaluate(state, each)) for each in (batch, swapped))
-    assert abs(there["rewards/margins"].total) > 0.01
-    np.testing.assert_allclose(there["rewards/margins"].total, -back["rewards/margins"].total, rtol=1e-4)
-    np.testing.assert_allclose(there["logps/chosen"].total, back["logps/rejected"].total, rtol=1e-6)
+    other, back = (jax.device_get(program.evaluate(state, each)) for each in (batch, swapped))
+    assert abs(other["rewards/margins"].total) > 0.01
+    np.testing.assert_allclose(other["rewards/margins"].total, -back["rewards/margins"].total, rtol=1e-4)
+    np.testing.assert_allclose(other["logps/chosen"].total, back["logps/rejected"].total, rtol=1e-6)
     for name in ("entropy", "mean_token_accuracy"):
-        np.testing.assert_allclose(there[name].total, back[name].total, rtol=1e-6)
+        np.testing.assert_allclose(other[name].total, back[name].total, rtol=1e-6)
 
 
 @pytest.mark.extended
@@ -165,31 +165,31 @@ def test_parts_add_up_to_the_batch(
     # Part k of n has rows k, k + n, ...: with four parts, rows 1 and 5 are one.
     batch = batch._replace(weight=np.array([1, 0, 1, 1, 1, 0, 1, 1], np.float32))
     make = functools.partial(experiment, objective=objective, adapter=adapter, model=SHALLOW)
-    found = {}
+    actual = {}
     all_parts = (1, 2, 4) if objective.batch_kind == "pairs" else (1, 4)
     for parts in all_parts:
         program = compile(make(batch_size=8, microbatch_size=8 // parts))
         state, metrics = program.step(with_b(trained(program)), batch)
-        found[parts] = jax.device_get((state.trainable, metrics))
+        actual[parts] = jax.device_get((state.trainable, metrics))
     for parts in all_parts[1:]:
-        assert_same_metrics(found[parts][1], found[1][1])
-        for path, value in found[1][0].items():
-            np.testing.assert_allclose(found[parts][0][path], value, rtol=1e-6, atol=1e-7, err_msg=path)
+        assert_same_metrics(actual[parts][1], actual[1][1])
+        for path, value in actual[1][0].items():
+            np.testing.assert_allclose(actual[parts][0][path], value, rtol=1e-6, atol=1e-7, err_msg=path)
 
     # The same without the rows of weight 0.
     program = compile(make(batch_size=6))
     rest = jax.tree.map(lambda x: np.delete(x, [1, 5], axis=0), batch)
     ratios = jax.device_get(program.evaluate(with_b(trained(program)), rest))
     metrics = {name: ratio.total / ratio.count for name, ratio in ratios.items()}
-    assert_same_metrics(metrics, {name: found[1][1][name] for name in metrics})
+    assert_same_metrics(metrics, {name: actual[1][1][name] for name in metrics})
 
 
-def assert_same_metrics(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_metrics(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
         # Rewards are small differences of log-probabilities of about 50, and have the rounding of those.
         atol = 2e-6 if name.startswith("rewards/") else 1e-7
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=atol, err_msg=name)
+        np.testing.assert_allclose(result[name], value, rtol=1e-6, atol=atol, err_msg=name)
 
 
 @pytest.mark.default_variants(1)
@@ -207,13 +207,13 @@ def test_no_weight_is_no_loss_and_no_gradient(
     before = jax.device_get(state.trainable)
     batch = (pairs if objective.batch_kind == "pairs" else sequences)(4, fill=4)
     state, metrics = program.step(state, batch)
-    found = {name: float(value) for name, value in metrics.items() if name != "learning_rate"}
-    assert {name: found.pop(name) for name in ("loss", "grad_norm", "num_tokens")} == {
+    actual = {name: float(value) for name, value in metrics.items() if name != "learning_rate"}
+    assert {name: actual.pop(name) for name in ("loss", "grad_norm", "num_tokens")} == {
         "loss": 0.0,
         "grad_norm": 0.0,
         "num_tokens": 0.0,
     }
-    assert {name for name, value in found.items() if not math.isnan(value)} == set()  # means over nothing
+    assert {name for name, value in actual.items() if not math.isnan(value)} == set()  # means over nothing
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(state.trainable)))
 
 
@@ -225,11 +225,11 @@ def test_the_two_turns_stay_one_loop(
     program = compile(experiment(model=SHALLOW))
     state = trained(program)
     batch = program.shard_batch(pairs(4))
-    arguments, words = (state.trainable, state.frozen, state.reference, batch), program.blueprint.config.vocab_size
+    arguments, vocab_size = (state.trainable, state.frozen, state.reference, batch), program.blueprint.config.vocab_size
     for function in (program.policy_loss.grads, program.policy_loss.evaluate):
         text = jax.jit(function).lower(*arguments).compile().as_text()
         assert text is not None
-        products = re.findall(rf' = f32\[\d+,{words}\]\S* dot\(.*op_name="([^"]*/dot_general)"', text)
+        products = re.findall(rf' = f32\[\d+,{vocab_size}\]\S* dot\(.*op_name="([^"]*/dot_general)"', text)
         forward = [name for name in products if "transpose" not in name]
         assert len(forward) == 1, "the product with the head stands there once, for both models"
         assert " dot(" not in text[text.index("ENTRY") :]

@@ -96,7 +96,7 @@ def test_hidden_states_are_compared(
         return jnp.sum(jnp.where(mask, 1 - product, 0.0))
 
     value, toward = jax.value_and_grad(cosine)(dict(state.trainable))
-    (found, terms), (others, before) = (
+    (actual, terms), (others, before) = (
         jax.jit(program.policy_loss.grads)(state.trainable, state.frozen, state.reference, program.shard_batch(batch))
         for program in (asked, plain)
     )
@@ -104,7 +104,7 @@ def test_hidden_states_are_compared(
     assert float(features.count) == mask.sum()
     assert float(features.total) == pytest.approx(float(value), rel=2e-6)
     assert float(terms.loss.total) == pytest.approx(float(before.loss.total + value / 2), rel=2e-6)
-    for path, gradient in found.items():
+    for path, gradient in actual.items():
         expected = others[path] + toward[path] / 2
         np.testing.assert_allclose(gradient, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max(), err_msg=path)
 

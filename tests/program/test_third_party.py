@@ -64,12 +64,12 @@ def test_simpo_trains(
     assert program.reference(state) is None
     assert plan(asked)["reference"] == "none: the objective has no reference"
     batch = pairs(4)
-    found = []
+    actual = []
     for _ in range(5):
         state, metrics = program.step(state, batch)
-        found.append({name: float(value) for name, value in metrics.items()})
-    assert found[-1]["loss"] < found[0]["loss"]
-    assert found[-1]["rewards/margins"] > found[0]["rewards/margins"]
+        actual.append({name: float(value) for name, value in metrics.items()})
+    assert actual[-1]["loss"] < actual[0]["loss"]
+    assert actual[-1]["rewards/margins"] > actual[0]["rewards/margins"]
 
     # The first step by the paper's formula, from log-probabilities that the DPO metrics report for single pairs.
     losses = []
@@ -79,7 +79,7 @@ def test_simpo_trains(
         chosen = float(one["logps/chosen"].total) / batch.chosen_length[row]
         rejected = float(one["logps/rejected"].total) / batch.rejected_length[row]
         losses.append(np.log1p(np.exp(-(1.5 * (chosen - rejected) - 0.5))))
-    assert found[0]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+    assert actual[0]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
 
 
 @pytest.mark.extended
@@ -100,7 +100,7 @@ def test_an_objective_over_other_data_trains_from_three_files(
     assert plan(weighted)["tokens_at_most"] == weighted.steps * 4 * 32
 
     dataset = load(weighted.data, BytesTokenizer(), vocabulary=architecture(weighted.model).vocab_size)
-    batch = BatchSampler(dataset, batch_size=4, seed=0, order=Order.AsInFile()).at(0)
+    batch = BatchSampler(dataset, batch_size=4, seed=0, order=Order.AsInFile()).batch_at(0)
     program = compile(weighted)
     state = trained(program)
     # By hand, from the mean log-probability of a target that SFT reports for each text alone.
@@ -109,12 +109,12 @@ def test_an_objective_over_other_data_trains_from_three_files(
     for row, (_, score) in enumerate(rows):
         alone = SequenceBatch(*(part[row : row + 1] for part in batch[:4]))
         expected.append(np.exp(score / 2) * float(sft.evaluate(trained(sft), alone)["loss"].total))
-    found = []
+    actual = []
     for _ in range(3):
         state, metrics = program.step(state, batch)
-        found.append(float(metrics["loss"]))
-    assert found[0] == pytest.approx(float(np.mean(expected)), rel=1e-5)
-    assert found[-1] < found[0]
+        actual.append(float(metrics["loss"]))
+    assert actual[0] == pytest.approx(float(np.mean(expected)), rel=1e-5)
+    assert actual[-1] < actual[0]
     assert float(metrics["score"]) == pytest.approx(0.375)
 
 
@@ -293,15 +293,15 @@ def test_memory_of_the_compiled_step(
 
 @pytest.mark.extended
 def test_the_plan_needs_no_more_than_the_blueprint(experiment: Callable[..., Experiment]) -> None:
-    found = plan(experiment(model=Small(layers=3)))
+    actual = plan(experiment(model=Small(layers=3)))
     blueprint = build_blueprint(experiment(model=Small(layers=3)))
     assert (
-        found["parameters"]["total"]
-        == found["parameters"]["trainable"]
+        actual["parameters"]["total"]
+        == actual["parameters"]["trainable"]
         == sum(int(np.prod(leaf.shape)) for leaf in blueprint.base.values())
     )
-    parts = {part["name"]: part["bytes"] for part in found["memory"]}
-    assert parts["trainable weights"] == parts["reference copy"] == 4 * found["parameters"]["total"]
-    assert found["reference"] == "online: a frozen copy of the initial weights, run on every batch"
-    assert found["tokens_at_most"] == 10 * 4 * (16 + 2 * 16)
-    assert found["bytes_per_device"] == sum(parts.values())
+    parts = {part["name"]: part["bytes"] for part in actual["memory"]}
+    assert parts["trainable weights"] == parts["reference copy"] == 4 * actual["parameters"]["total"]
+    assert actual["reference"] == "online: a frozen copy of the initial weights, run on every batch"
+    assert actual["tokens_at_most"] == 10 * 4 * (16 + 2 * 16)
+    assert actual["bytes_per_device"] == sum(parts.values())

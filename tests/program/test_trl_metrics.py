@@ -165,8 +165,8 @@ OURS: dict[str, Callable[[PairStats], float]] = {
 @pytest.mark.parametrize("metric", AS_TRL)
 def test_counted_as_trl_counts_it_equals_what_trl_logs(metric: str, microbatch: int, step: int) -> None:
     """TRL averages its metrics over micro-batches, each with the same weight, however many tokens it has."""
-    found = mean([AS_TRL[metric](part) for part in summed(step, microbatch)])
-    assert found == pytest.approx(LOGGED[str(microbatch)][step][metric], rel=2e-6)
+    actual = mean([AS_TRL[metric](part) for part in summed(step, microbatch)])
+    assert actual == pytest.approx(LOGGED[str(microbatch)][step][metric], rel=2e-6)
 
 
 @pytest.mark.parametrize("step", STEPS)

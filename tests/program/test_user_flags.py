@@ -45,8 +45,8 @@ def run(cases: Mapping[str, tuple[str, ...]], *, is_late: bool = False) -> None:
     command = [*python, str(SCRIPT), *(f"{family}={','.join(names)}" for family, names in cases.items())]
     done = subprocess.run(command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1:] or ["the start"]
-    how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    assert done.returncode == 0, f"{last[0]}: {how}\n{done.stderr[-3000:]}"
+    mode = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+    assert done.returncode == 0, f"{last[0]}: {mode}\n{done.stderr[-3000:]}"
     assert last == ["end"]
 
 

@@ -29,14 +29,14 @@ def test_a_step_takes_less_memory_with_them_than_without(
     assert xla_options.options("cpu") == xla_options.OPTIONS["cpu"]
     program = compile(experiment(model=Model.Gemma3("tiny"), objective=Objective.SFT(loss_on="all")))
     state, batch = program.abstract(), program.shard_batch(sequences(4, length=48))
-    given = state.trainable, state.frozen, state.reference, batch
-    without, told = (
-        jax.jit(program.policy_loss.grads, compiler_options=options).lower(*given).compile().memory_analysis()
+    inputs = state.trainable, state.frozen, state.reference, batch
+    without, reported = (
+        jax.jit(program.policy_loss.grads, compiler_options=options).lower(*inputs).compile().memory_analysis()
         for options in (None, xla_options.options("cpu"))
     )
     assert without is not None
-    assert told is not None
-    assert told.temp_size_in_bytes < without.temp_size_in_bytes
+    assert reported is not None
+    assert reported.temp_size_in_bytes < without.temp_size_in_bytes
 
 
 @pytest.mark.extended

@@ -513,7 +513,7 @@ LENGTHS = (40, 25, 9)
 PROMPT, NEW = 8, 12
 
 
-def drawn(model: torch.nn.Module, scale: float = 1.0) -> None:
+def randomize(model: torch.nn.Module, scale: float = 1.0) -> None:
     """Every parameter, and every buffer that a checkpoint holds, gets values that a trained model might have."""
     with torch.no_grad():
         for name, values in model.state_dict().items():
@@ -551,15 +551,15 @@ def selections() -> Iterator[list[float]]:
     gaps: list[float] = []
     topk = torch.Tensor.topk
 
-    def recorded(scores: torch.Tensor, k: int, **given: Any) -> Any:
-        found = topk(scores, k, **given)
+    def recorded(scores: torch.Tensor, k: int, **kwargs: Any) -> Any:
+        result = topk(scores, k, **kwargs)
         if scores.ndim == 3 and k == INDEXER["index_topk"] < scores.shape[-1]:  # an indexer's, not a router's
             last, following = topk(scores, k + 1, dim=-1).values[..., -2:].unbind(-1)
             has_more = following > torch.finfo(scores.dtype).min / 2
             if scores.shape[1] == max(LENGTHS):  # not of padding
                 has_more &= torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
             gaps.extend((last - following)[has_more].tolist())
-        return found
+        return result
 
     torch.Tensor.topk = recorded
     try:
@@ -581,14 +581,14 @@ def write(name: str, fields: dict[str, Any], seed: int) -> None:
     """Writes one family's directory."""
     torch.manual_seed(seed)
     family = CLASSES[max((kind for kind in CLASSES if name.startswith(kind)), key=len)]
-    given = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
+    options = {key: value for key, value in {**SIZES, **fields}.items() if not (key == "head_dim" and value is None)}
     text = "Text" if hasattr(transformers, f"{family}TextConfig") and family not in ENCODERS else ""
     if family in ENCODERS:
-        given = {"text_config": given, **ENCODERS[family]}
-    config = getattr(transformers, f"{family}{text}Config")(**given, attn_implementation="eager")
+        options = {"text_config": options, **ENCODERS[family]}
+    config = getattr(transformers, f"{family}{text}Config")(**options, attn_implementation="eager")
     task = "ConditionalGeneration" if family in ENCODERS else "CausalLM"
     model = getattr(transformers, f"{family}For{task}")(config).eval()
-    drawn(model, SCALES.get(name, 1.0))
+    randomize(model, SCALES.get(name, 1.0))
     directory = HERE / name
     shutil.rmtree(directory, ignore_errors=True)
     model.save_pretrained(directory)
@@ -641,9 +641,9 @@ def check(directory: Path, name: str) -> float:
     mask = np.arange(expected["tokens"].shape[1])[None] < expected["lengths"][:, None]
     with torch.no_grad():
         logits = forward(model, torch.tensor(expected["tokens"]).long(), torch.tensor(mask))
-    found = float(np.abs(logits.numpy() * mask[..., None] - expected["logits"]).max())
-    print(type(model).__name__, found)
-    return found
+    result = float(np.abs(logits.numpy() * mask[..., None] - expected["logits"]).max())
+    print(type(model).__name__, result)
+    return result
 
 
 def main(names: list[str]) -> None:

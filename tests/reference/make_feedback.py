@@ -17,7 +17,7 @@ import types
 from typing import Any
 
 import torch
-from make_objectives import HERE, drawn, sigmoid
+from make_objectives import HERE, random_logps, sigmoid
 
 try:
     from trl import KTOTrainer
@@ -35,18 +35,18 @@ MOVED = {"far": -30.0, "near": 30.0}
 def figures(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[str, Any]:
     """Loss, its gradient by the policy's log-probabilities of both kinds of answer, and the metrics."""
     columns = {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
-    own, other = (columns[name].requires_grad_(True) for name in ("chosen", "rejected"))
+    ours, other = (columns[name].requires_grad_(True) for name in ("chosen", "rejected"))
     liked, beta = columns["desirable"].bool(), objective["beta"]
-    ratio = own - columns["reference_chosen"]
+    ratio = ours - columns["reference_chosen"]
     kl = (other - columns["reference_rejected"]).mean().clamp(min=0).detach()
     gain = objective["desirable_weight"] * (1 - sigmoid(beta * (ratio - kl)))
     pain = objective["undesirable_weight"] * (1 - sigmoid(beta * (kl - ratio)))
     each = torch.where(liked, gain, pain)
     by_own, by_other = torch.autograd.grad(
-        each.mean() + 0 * other.sum(), (own, other), allow_unused=True, materialize_grads=True
+        each.mean() + 0 * other.sum(), (ours, other), allow_unused=True, materialize_grads=True
     )
     rewards = beta * ratio
-    found = {
+    result = {
         "loss": each.mean(),
         "by_chosen": by_own,
         "by_rejected": by_other,
@@ -54,10 +54,10 @@ def figures(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[s
         "rewards/chosen": rewards[liked].mean(),
         "rewards/rejected": rewards[~liked].mean(),
         "rewards/margins": rewards[liked].mean() - rewards[~liked].mean(),
-        "logps/chosen": own[liked].mean(),
-        "logps/rejected": own[~liked].mean(),
+        "logps/chosen": ours[liked].mean(),
+        "logps/rejected": ours[~liked].mean(),
     }
-    return {name: value.detach().tolist() for name, value in found.items()}
+    return {name: value.detach().tolist() for name, value in result.items()}
 
 
 def theirs(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[str, float]:
@@ -76,7 +76,7 @@ def theirs(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[st
         def __call__(self, **_: Any) -> Any:
             return said
 
-    own = types.SimpleNamespace(
+    stand_in = types.SimpleNamespace(
         model=Model(),
         accelerator=types.SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x),
         args=types.SimpleNamespace(gradient_checkpointing_kwargs=None),
@@ -98,8 +98,8 @@ def theirs(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[st
         "ref_logps": columns["reference_chosen"],
         "ref_KL_logps": columns["reference_rejected"],
     }
-    loss = KTOTrainer._compute_loss(own, own.model, inputs, return_outputs=False)
-    return {"loss": float(loss), **{name: column[0] for name, column in own._metrics["train"].items()}}
+    loss = KTOTrainer._compute_loss(stand_in, stand_in.model, inputs, return_outputs=False)
+    return {"loss": float(loss), **{name: column[0] for name, column in stand_in._metrics["train"].items()}}
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
     def short(value: Any) -> Any:
         return [short(item) for item in value] if isinstance(value, list) else float(f"{value:.12g}")
 
-    plain = drawn()
+    plain = random_logps()
     plain["desirable"] = [float(row % 3 != 1) for row in range(len(plain["chosen"]))]
     sets = {name: {**plain, "rejected": [x + by for x in plain["rejected"]]} for name, by in MOVED.items()}
     stored: dict[str, Any] = {"answers": sets, "cases": {}}

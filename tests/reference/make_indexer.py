@@ -70,9 +70,9 @@ def divergence(attention: torch.Tensor, scores: torch.Tensor, topk: int) -> torc
     target = target / target.sum(-1, keepdim=True)
     total = torch.zeros((), dtype=torch.float64)
     for token in range(len(scores)):
-        own = scores[token, : token + 1]
-        seen = own.detach().topk(min(topk, token + 1)).indices
-        p, log_q = target[token, seen], torch.log_softmax(own[seen], dim=-1)
+        ours = scores[token, : token + 1]
+        seen = ours.detach().topk(min(topk, token + 1)).indices
+        p, log_q = target[token, seen], torch.log_softmax(ours[seen], dim=-1)
         assert float(p.sum()) > 1 - 1e-6  # attention is to these tokens
         total = total + torch.special.xlogy(p, p).sum() - (p * log_q).sum()
     return total
@@ -80,11 +80,13 @@ def divergence(attention: torch.Tensor, scores: torch.Tensor, topk: int) -> torc
 
 def figures(name: str, model: Any, rows: list[torch.Tensor], topk: int) -> dict[str, np.ndarray]:
     """The figures of one stage."""
-    layers, found = [layer.self_attn for layer in model.model.layers if layer.self_attn.indexer is not None], {}
+    layers, result = [layer.self_attn for layer in model.model.layers if layer.self_attn.indexer is not None], {}
     for number, layer in enumerate(layers):
         layer.indexer.index_topk = topk
         layer.register_forward_hook(
-            lambda _, args, given, out, number=number: found.update({number: (given["hidden_states"], given, out[1])}),
+            lambda _, args, fields, out, number=number: result.update(
+                {number: (fields["hidden_states"], fields, out[1])}
+            ),
             with_kwargs=True,
         )
     loss, indexer_loss, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
@@ -93,9 +95,9 @@ def figures(name: str, model: Any, rows: list[torch.Tensor], topk: int) -> dict[
         logps = torch.log_softmax(logits[:-1], -1).gather(-1, row[1:, None])
         loss, count = loss - logps.sum(), count + len(row) - 1
         for number, layer in enumerate(layers):
-            x, given, attention = found[number]
+            x, inputs, attention = result[number]
             compressed = layer.q_a_layernorm(layer.q_a_proj(x))[0].detach()
-            scores = index_scores(layer.indexer, x[0].detach(), compressed, given["position_embeddings"], name)
+            scores = index_scores(layer.indexer, x[0].detach(), compressed, inputs["position_embeddings"], name)
             indexer_loss = indexer_loss + divergence(attention[0], scores, topk)
     loss, indexer_loss = loss / count, indexer_loss / (len(layers) * sum(map(len, rows)))
     named = dict(model.named_parameters())
@@ -131,9 +133,9 @@ def main(names: list[str]) -> None:
             model = load(FAMILIES / name, dtype=torch.float64, **options).eval()
             model.get_input_embeddings().padding_idx = None  # torch gives a padding id no gradient; here it is a token
             with selections() as gaps:
-                found = figures(name, model, rows, topk)
-            stored |= {f"{stage}/{key}": value for key, value in found.items()}
-            print(name, stage, float(found["loss"]), float(found["indexer_loss"]), min(gaps, default=None))
+                result = figures(name, model, rows, topk)
+            stored |= {f"{stage}/{key}": value for key, value in result.items()}
+            print(name, stage, float(result["loss"]), float(result["indexer_loss"]), min(gaps, default=None))
             assert not gaps or min(gaps) > 1e-4, "change the seed"
         np.savez_compressed(HERE / f"{name}.npz", **stored)
 

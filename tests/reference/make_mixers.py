@@ -75,9 +75,9 @@ EMBED = 20
 
 def redrawn(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """A layer's parameters, all drawn anew, so that none that is left out or in the wrong place is hidden by a one."""
-    found = dict(module.named_parameters())
+    result = dict(module.named_parameters())
     with torch.no_grad():
-        for name, parameter in found.items():
+        for name, parameter in result.items():
             if name == "A_log":  # memories that keep much, and some that keep little
                 parameter.copy_(torch.log(torch.rand_like(parameter) * 2 + 0.02))
             elif parameter.ndim == 1:
@@ -86,7 +86,7 @@ def redrawn(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
                 parameter.copy_(torch.randn_like(parameter))
             else:
                 parameter.copy_(torch.randn_like(parameter) * 1.5 * parameter.shape[-1] ** -0.5)
-    return found
+    return result
 
 
 def write(
@@ -206,10 +206,10 @@ def main(names: list[str]) -> None:
         if not names or name in names:
             latent(name, fields)
     for of_kind, make in ((DELTA, delta), (MAMBA, mamba)):
-        for seed, (name, given) in enumerate(of_kind.items()):
+        for seed, (name, inputs) in enumerate(of_kind.items()):
             torch.manual_seed(seed)
             if not names or name in names:
-                make(name, *given)
+                make(name, *inputs)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_families import FAMILIES, LATENT, SIZES, YARN, drawn
+from make_families import FAMILIES, LATENT, SIZES, YARN, randomize
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
@@ -87,8 +87,8 @@ def deepseek() -> None:
     )
     model = DeepseekV3ForCausalLM(config).eval()
     around = Around(config.hidden_size, lambda width: DeepseekV3RMSNorm(width, eps=config.rms_norm_eps))
-    drawn(model)
-    drawn(around)
+    randomize(model)
+    randomize(around)
     directory = HERE / "deepseek_v3"
     shutil.rmtree(directory, ignore_errors=True)
     model.save_pretrained(directory)
@@ -113,8 +113,8 @@ def qwen() -> None:
     config = Qwen3NextConfig(**QWEN, attn_implementation="eager")
     model = Qwen3NextForCausalLM(config).eval()
     around = Around(config.hidden_size, lambda width: Qwen3NextRMSNorm(width, eps=config.rms_norm_eps))
-    drawn(model)
-    drawn(around)
+    randomize(model)
+    randomize(around)
     directory = HERE / "qwen3_next"
     shutil.rmtree(directory, ignore_errors=True)
     model.save_pretrained(directory)
@@ -133,21 +133,21 @@ def qwen() -> None:
 
 def figures(directory: Path, model: Any, block: Any, around: Any) -> None:
     """Writes what comes of some rows."""
-    size, words = max(LENGTHS), SIZES["vocab_size"]
-    tokens = torch.randint(0, words, (len(LENGTHS), size))
+    size, vocab_size = max(LENGTHS), SIZES["vocab_size"]
+    tokens = torch.randint(0, vocab_size, (len(LENGTHS), size))
     targets = (torch.rand(tokens.shape) < 0.6) & (torch.arange(size)[None] < torch.tensor(LENGTHS)[:, None])
     targets[:, 1] = True
-    logits = torch.zeros(*tokens.shape, words)
+    logits = torch.zeros(*tokens.shape, vocab_size)
     losses: list[torch.Tensor] = []
     further_losses: list[torch.Tensor] = []
     for row, length in enumerate(LENGTHS):
-        own, counted = tokens[row, :length], targets[row, :length]
-        states = model.model(input_ids=own[None]).last_hidden_state[0]
-        logps = torch.log_softmax(model.lm_head(states[:-1]), -1).gather(-1, own[1:, None])[:, 0]
+        ours, counted = tokens[row, :length], targets[row, :length]
+        states = model.model(input_ids=ours[None]).last_hidden_state[0]
+        logps = torch.log_softmax(model.lm_head(states[:-1]), -1).gather(-1, ours[1:, None])[:, 0]
         losses.append(-logps[counted[1:]])
-        said = further(model, block, around, states, own)
+        said = further(model, block, around, states, ours)
         logits[row, : length - 1] = said
-        logps = torch.log_softmax(said[:-1], -1).gather(-1, own[2:, None])[:, 0]
+        logps = torch.log_softmax(said[:-1], -1).gather(-1, ours[2:, None])[:, 0]
         further_losses.append(-logps[counted[2:]])
     loss, mtp_loss = torch.cat(losses).mean(), torch.cat(further_losses).mean()
     (loss + WEIGHT * mtp_loss).backward()

@@ -60,10 +60,10 @@ def main() -> None:
         """Log-probabilities of a completion's tokens, and of those that are predicted from two tokens before."""
         row, begin = torch.cat([prompt, completion]), len(prompt)
         states = model.model(input_ids=row[None]).last_hidden_state[0]
-        own = torch.log_softmax(model.lm_head(states[:-1]), -1).gather(-1, row[1:, None])[begin - 1 :, 0]
+        value = torch.log_softmax(model.lm_head(states[:-1]), -1).gather(-1, row[1:, None])[begin - 1 :, 0]
         said = further(model, block, around, states, row)[:-1]
         ahead = torch.log_softmax(said, -1).gather(-1, row[2:, None])[max(begin - 2, 0) :, 0]
-        return own, ahead
+        return value, ahead
 
     def dpo(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return -torch.nn.functional.logsigmoid(BETA * ((one - reference[0]) - (other - reference[1]))).mean()
@@ -79,14 +79,14 @@ def main() -> None:
         signed = torch.where(desirable > 0, ratio - kl, kl - ratio)
         return (1 - torch.sigmoid(BETA * signed)).mean()
 
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     parameters = {**dict(model.named_parameters()), **dict(around.named_parameters())}
     for name, objective in {"dpo": dpo, "orpo": orpo, "kto": kto}.items():
         for parameter in parameters.values():
             parameter.grad = None
         liked = [read(*row) for row in zip(prompts, chosen, strict=True)]
         others = [read(*row) for row in zip(prompts, rejected, strict=True)]
-        sums = [torch.stack([own.sum() for own, _ in side]) for side in (liked, others)]
+        sums = [torch.stack([ours.sum() for ours, _ in side]) for side in (liked, others)]
         counted = [ahead for (_, ahead), label in zip(liked, DESIRABLE, strict=True) if name != "kto" or label]
         loss, mtp_loss = objective(*sums), -torch.cat(counted).mean()
         (loss + WEIGHT * mtp_loss).backward()
@@ -94,7 +94,7 @@ def main() -> None:
         figures = {"loss": np.float64(loss.item()), "mtp_loss": np.float64(mtp_loss.item())}
         figures |= {"norm": np.float64(norm.item())}
         figures |= {f"to.{asked}": parameters[asked].grad.numpy().copy() for asked in ASKED}
-        found |= {f"{name}.{key}": value for key, value in figures.items()}
+        result |= {f"{name}.{key}": value for key, value in figures.items()}
         print(f"{name}: loss {loss.item():.4f}, {mtp_loss.item():.4f}, gradient {norm.item():.4f}")
 
     def padded(rows: list[torch.Tensor], size: int, *, left: bool = False) -> np.ndarray:
@@ -116,7 +116,7 @@ def main() -> None:
         reference_rejected=reference[1].numpy(),
         desirable=desirable.numpy(),
         weight=np.float64(WEIGHT),
-        **found,
+        **result,
     )
 
 

@@ -81,7 +81,7 @@ WHOLE = ("AOT", "AOTUnpaired", "batch")
 """What has no loss of one pair."""
 
 
-def drawn() -> dict[str, list[float]]:
+def random_logps() -> dict[str, list[float]]:
     """Twelve pairs; the first eight are of an ordinary size."""
     draw = np.random.default_rng(11)
     chosen_tokens, rejected_tokens = draw.integers(3, 300, (2, 12))
@@ -94,7 +94,7 @@ def drawn() -> dict[str, list[float]]:
     chosen[10], rejected[10] = reference_chosen[10] - 17, reference_rejected[10] + 21
     chosen_tokens[11], rejected_tokens[11] = 1, 2
     chosen[11], rejected[11], reference_chosen[11], reference_rejected[11] = -3e-6, -0.01, -0.5, -0.02
-    found = {
+    result = {
         "chosen": chosen,
         "rejected": rejected,
         "chosen_tokens": chosen_tokens,
@@ -102,7 +102,7 @@ def drawn() -> dict[str, list[float]]:
         "reference_chosen": reference_chosen,
         "reference_rejected": reference_rejected,
     }
-    return {name: values.astype(np.float32).astype(float).tolist() for name, values in found.items()}
+    return {name: values.astype(np.float32).astype(float).tolist() for name, values in result.items()}
 
 
 # -- the formulas ----------------------------------------------------------------------------------------------------
@@ -193,17 +193,17 @@ def figures(objective: dict[str, Any], values: dict[str, list[float]]) -> dict[s
     each = per_pair(objective, pairs)
     by_chosen, by_rejected = torch.autograd.grad(each.mean(), policy, allow_unused=True, materialize_grads=True)
     assert torch.isfinite(torch.stack([each, by_chosen, by_rejected])).all()
-    found: dict[str, Any] = {"loss": each.mean(), "by_chosen": by_chosen, "by_rejected": by_rejected}
+    result: dict[str, Any] = {"loss": each.mean(), "by_chosen": by_chosen, "by_rejected": by_rejected}
     whole = [{term["type"], term.get("shift")} & set(WHOLE) for term in objective.get("terms", [objective])]
     if not any(whole):
-        found["pairs"] = each
+        result["pairs"] = each
     earned = rewards(objective, pairs)
     if earned is not None:
         chosen, rejected = earned
-        found |= {"rewards/chosen": chosen.mean(), "rewards/rejected": rejected.mean()}
-        found |= {"rewards/margins": (chosen - rejected).mean()}
-        found |= {"rewards/accuracies": (chosen > rejected).double().mean()}
-    return {name: value.detach().tolist() for name, value in found.items()}
+        result |= {"rewards/chosen": chosen.mean(), "rewards/rejected": rejected.mean()}
+        result |= {"rewards/margins": (chosen - rejected).mean()}
+        result |= {"rewards/accuracies": (chosen > rejected).double().mean()}
+    return {name: value.detach().tolist() for name, value in result.items()}
 
 
 # -- TRL's opinion ---------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def dpo_trainer(objective: dict[str, Any], values: dict[str, list[float]]) -> di
     terms = objective.get("terms", [objective])
     first = terms[0]
     divergence = first.get("divergence", KL)
-    own = types.SimpleNamespace(
+    stand_in = types.SimpleNamespace(
         model=types.SimpleNamespace(training=True),
         accelerator=types.SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x, gather=lambda x: x),
         args=types.SimpleNamespace(discopop_tau=first.get("tau"), gradient_checkpointing_kwargs=None),
@@ -272,7 +272,7 @@ def dpo_trainer(objective: dict[str, Any], values: dict[str, list[float]]) -> di
         raise LookupError("TRL's DPO has no label smoothing")
     if "batch" in (term.get("shift") for term in terms):
         raise LookupError("TRL's bco_pair has no shift")
-    if len({term.get("beta", own.beta) for term in terms}) > 1:
+    if len({term.get("beta", stand_in.beta) for term in terms}) > 1:
         raise LookupError("TRL has one beta for all terms")
     inputs = {
         "input_ids": mask,
@@ -281,8 +281,8 @@ def dpo_trainer(objective: dict[str, Any], values: dict[str, list[float]]) -> di
         "ref_chosen_logps": pairs["reference_chosen"],
         "ref_rejected_logps": pairs["reference_rejected"],
     }
-    loss = DPOTrainer._compute_loss(own, lambda **_: said, inputs, return_outputs=False)
-    metrics = {name: column[0] for name, column in own._metrics["train"].items() if name.startswith("rewards/")}
+    loss = DPOTrainer._compute_loss(stand_in, lambda **_: said, inputs, return_outputs=False)
+    metrics = {name: column[0] for name, column in stand_in._metrics["train"].items() if name.startswith("rewards/")}
     return {"loss": float(loss), **metrics}
 
 
@@ -292,7 +292,7 @@ def other_trainers(objective: dict[str, Any], values: dict[str, list[float]]) ->
     summed = pairs["chosen"], pairs["rejected"]
     means = summed[0] / pairs["chosen_tokens"], summed[1] / pairs["rejected_tokens"]
     kind = objective["type"]
-    own = types.SimpleNamespace(
+    stand_in = types.SimpleNamespace(
         accelerator=types.SimpleNamespace(device="cpu"),
         beta=objective["beta"],
         alpha=0.0,
@@ -301,10 +301,10 @@ def other_trainers(objective: dict[str, Any], values: dict[str, list[float]]) ->
         simpo_gamma=objective.get("gamma"),
     )
     if kind == "ORPO":
-        ratio, chosen, rejected, *_ = ORPOTrainer.odds_ratio_loss(own, *means)
+        ratio, chosen, rejected, *_ = ORPOTrainer.odds_ratio_loss(stand_in, *means)
         loss = -means[0] - ratio
     else:
-        losses, chosen, rejected = CPOTrainer.cpo_loss(own, *(means if kind == "SimPO" else summed))
+        losses, chosen, rejected = CPOTrainer.cpo_loss(stand_in, *(means if kind == "SimPO" else summed))
         loss = losses - objective.get("alpha", 0.0) * means[0]
     earned = {"rewards/chosen": chosen, "rewards/rejected": rejected, "rewards/margins": chosen - rejected}
     return {"loss": float(loss.mean()), **{name: float(column.mean()) for name, column in earned.items()}}
@@ -335,14 +335,14 @@ def compare(values: dict[str, list[float]]) -> None:
 
 def main() -> None:
     """Pairs and figures, as JSON with twelve significant digits."""
-    values = drawn()
+    values = random_logps()
     compare(values)
 
     def short(value: Any) -> Any:
         return [short(item) for item in value] if isinstance(value, list) else float(f"{value:.12g}")
 
-    def kept(found: dict[str, Any]) -> dict[str, Any]:
-        return {key: short(value) for key, value in found.items()}
+    def kept(result: dict[str, Any]) -> dict[str, Any]:
+        return {key: short(value) for key, value in result.items()}
 
     cases = {name: {"objective": objective, **kept(figures(objective, values))} for name, objective in CASES.items()}
     text = ",\n".join(f'"{name}": {json.dumps(case)}' for name, case in cases.items())

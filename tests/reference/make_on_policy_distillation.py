@@ -54,19 +54,19 @@ def teacher() -> None:
         num_key_value_heads=1, head_dim=8, max_position_embeddings=128, pad_token_id=None, eos_token_id=1,
         bos_token_id=2,
     )  # fmt: skip
-    found = Gemma3ForCausalLM(config)
+    result = Gemma3ForCausalLM(config)
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in result.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     shutil.rmtree(HERE / "teacher", ignore_errors=True)
-    found.save_pretrained(HERE / "teacher")
+    result.save_pretrained(HERE / "teacher")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One whose words are token ids."""
-    found = Tokenizer(models.WordLevel({str(index): index for index in range(320)}, "0"))
-    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=found, pad_token="319", eos_token="318")
+    result = Tokenizer(models.WordLevel({str(index): index for index in range(320)}, "0"))
+    result.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=result, pad_token="319", eos_token="318")
 
 
 def train(name: str) -> list[dict[str, float]]:

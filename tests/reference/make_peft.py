@@ -127,12 +127,12 @@ def check(directory: Path) -> None:
 
     for name, make in (("merged", lambda dtype: load(directory / "model", dtype)), ("adapter", adapted)):
         single, double = make(torch.float32), make(torch.float64)
-        theirs, exact = (logits_of(found, expected["tokens"]) for found in (single, double))
-        apart, ours, own = (np.abs(a - b).max() for a, b in (
+        theirs, exact = (logits_of(result, expected["tokens"]) for result in (single, double))
+        apart, ours, value = (np.abs(a - b).max() for a, b in (
             (theirs, expected["logits"]), (expected["logits"], exact), (theirs, exact),
         ))  # fmt: skip
         print(f"{name}: {type(single).__name__}, logits up to {largest:.3g}, at most {apart:.3g} away; from float64 "
-              f"ours are {ours:.3g} away, theirs {own:.3g}")  # fmt: skip
+              f"ours are {ours:.3g} away, theirs {value:.3g}")  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(directory / "model")
     texts = json.loads((directory / "texts.json").read_text(encoding="utf-8"))
     same = all(tokenizer(row["text"], add_special_tokens=False)["input_ids"] == row["ids"] for row in texts)

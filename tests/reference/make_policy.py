@@ -58,22 +58,22 @@ MASKED = 0.02
 """TRL's `off_policy_mask_threshold`."""
 
 
-def drawn() -> dict[str, np.ndarray]:
+def random_arrays() -> dict[str, np.ndarray]:
     """Log-probabilities of policy, drawing policy and reference, rewards, and lengths of answers."""
     draw = np.random.default_rng(7)
     rows = GROUPS * SIZE
     logp = -draw.exponential(1.0, (rows, LENGTH))
-    found = {
+    result = {
         "logp": logp,
         "old": logp + draw.normal(0, 0.3, logp.shape),
         "reference": logp + draw.normal(0, 0.5, logp.shape),
         "rewards": np.round(draw.normal(0, 1, (GROUPS, SIZE)), 2),
         "lengths": draw.integers(1, LENGTH + 1, rows),
     }
-    found["rewards"][1] = 0.5  # a group that tells nothing
-    found["sampler"] = found["old"] + draw.normal(0, 0.25, logp.shape)
-    found["entropy"] = draw.exponential(0.7, logp.shape)
-    return found
+    result["rewards"][1] = 0.5  # a group that tells nothing
+    result["sampler"] = result["old"] + draw.normal(0, 0.25, logp.shape)
+    result["entropy"] = draw.exponential(0.7, logp.shape)
+    return result
 
 
 def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor) -> Any:
@@ -85,10 +85,10 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor)
         num_processes=1,
         sync_gradients=True,
     )
-    own = dict(settings)
+    ours = dict(settings)
     args = SimpleNamespace(
-        use_bias_correction_kl=own.pop("use_bias_correction_kl", False),
-        delta=own.pop("delta", None),
+        use_bias_correction_kl=ours.pop("use_bias_correction_kl", False),
+        delta=ours.pop("delta", None),
         steps_per_generation=1,
         sapo_temperature_pos=1.0,
         sapo_temperature_neg=1.05,
@@ -110,64 +110,64 @@ def trainer(settings: dict[str, Any], logp: torch.Tensor, entropy: torch.Tensor)
         "loss_type": "grpo",
         "epsilon_low": LOW,
         "epsilon_high": HIGH,
-        "use_vllm": "correction" in own,
-        "vllm_importance_sampling_correction": own.pop("correction", None),
+        "use_vllm": "correction" in ours,
+        "vllm_importance_sampling_correction": ours.pop("correction", None),
         "model": SimpleNamespace(training=True),
         "current_gradient_accumulation_steps": 1,
         "max_completion_length": LIMIT,
         "accelerator": nothing,
-        "_entropy_bonus_enabled": "entropy_coef" in own,
+        "_entropy_bonus_enabled": "entropy_coef" in ours,
         "use_adaptive_entropy": False,
         "_metrics": {"train": defaultdict(list)},
     }
-    self = SimpleNamespace(**{**fields, **own})
+    self = SimpleNamespace(**{**fields, **ours})
     self.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, self)
     return self
 
 
 def grpo() -> dict[str, np.ndarray]:
     """Loss, gradient by log-probabilities, and metrics, by setting."""
-    found = drawn()
-    rewards = torch.tensor(found["rewards"])
+    result = random_arrays()
+    rewards = torch.tensor(result["rewards"])
     # As in `_generate_and_score_completions`, for scale_rewards="group".
     advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    found["advantage"] = advantage.numpy()
+    result["advantage"] = advantage.numpy()
     for name, settings in SETTINGS.items():
-        found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+        result |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, result, advantage).items()}
     for name, settings in ENTROPY.items():
-        found |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
-    found |= {f"adaptive.{key}": value for key, value in adaptive(found, advantage).items()}
+        result |= {f"{name}.{key}": value for key, value in computed(GRPOTrainer, settings, result, advantage).items()}
+    result |= {f"adaptive.{key}": value for key, value in adaptive(result, advantage).items()}
     settings = {"loss_type": "dapo", "off_policy_mask_threshold": MASKED}
-    found |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
+    result |= {f"masked.{key}": value for key, value in computed(GRPOTrainer, settings, result, advantage).items()}
     for mode in CORRECTIONS:
         if mode.startswith("token"):
             settings = {"loss_type": "vespo", "correction": mode, "use_bias_correction_kl": True}
-            values = computed(GRPOTrainer, settings, found, advantage)
-            found |= {f"vespo_{mode}.{key}": value for key, value in values.items()}
+            values = computed(GRPOTrainer, settings, result, advantage)
+            result |= {f"vespo_{mode}.{key}": value for key, value in values.items()}
         settings = {"loss_type": "dapo", "correction": mode}
-        found |= {f"{mode}.{key}": value for key, value in computed(GRPOTrainer, settings, found, advantage).items()}
-    return found
+        result |= {f"{mode}.{key}": value for key, value in computed(GRPOTrainer, settings, result, advantage).items()}
+    return result
 
 
-def ratios(mode: str, drawn: dict[str, np.ndarray]) -> torch.Tensor:
+def ratios(mode: str, samples: dict[str, np.ndarray]) -> torch.Tensor:
     """`[B, N]` or `[B, 1]` as in `_generate_and_score_completions`, under "Compute the importance sampling ratio"."""
     level, kind = mode.split("_")
-    logs = np.where(np.arange(LENGTH) < drawn["lengths"][:, None], drawn["old"] - drawn["sampler"], 0.0)
+    logs = np.where(np.arange(LENGTH) < samples["lengths"][:, None], samples["old"] - samples["sampler"], 0.0)
     raw = np.exp(logs if level == "token" else logs.sum(1, keepdims=True))
     is_out = (raw < CLIP_MIN) | (raw > CLIP_MAX)
     return torch.tensor(np.clip(raw, CLIP_MIN, CLIP_MAX) if kind == "truncate" else np.where(is_out, 0.0, raw))
 
 
 def computed(
-    cls: Any, settings: dict[str, Any], drawn: dict[str, np.ndarray], advantage: torch.Tensor
+    cls: Any, settings: dict[str, Any], samples: dict[str, np.ndarray], advantage: torch.Tensor
 ) -> dict[str, np.ndarray]:
     """Loss, gradient by log-probabilities, and metrics of a trainer's class."""
-    logp = torch.tensor(drawn["logp"], requires_grad=True)
-    entropy = torch.tensor(drawn["entropy"], requires_grad=True)
+    logp = torch.tensor(samples["logp"], requires_grad=True)
+    entropy = torch.tensor(samples["entropy"], requires_grad=True)
     self = trainer(settings, logp, entropy)
-    inputs = inputs_of(drawn, advantage)
+    inputs = inputs_of(samples, advantage)
     if "correction" in settings:
-        inputs["importance_sampling_ratio"] = ratios(settings["correction"], drawn)
+        inputs["importance_sampling_ratio"] = ratios(settings["correction"], samples)
     loss = cls._compute_loss(self, None, inputs)
     loss.backward()
     metrics = {name: np.array(values[0]) for name, values in self._metrics["train"].items() if name != "entropy"}
@@ -175,22 +175,22 @@ def computed(
     return {"loss": loss.detach().numpy(), "gradient": logp.grad.numpy(), **by_entropy, **metrics}
 
 
-def adaptive(drawn: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, np.ndarray]:
+def adaptive(samples: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, np.ndarray]:
     """Losses of steps with other entropies, and the coefficient after each, which is 0.1 at first."""
-    logp, entropy = torch.tensor(drawn["logp"]), torch.tensor(drawn["entropy"])
+    logp, entropy = torch.tensor(samples["logp"]), torch.tensor(samples["entropy"])
     self = trainer({"entropy_coef": 0.1}, logp, entropy)
     self.use_adaptive_entropy, self._last_world_entropy, self._entropy_window_stats = True, float("inf"), None
     vars(self.args).update(ADAPTIVE)
     losses = []
     for factor in FACTORS:
         self._get_per_token_logps_and_entropies = lambda *args, factor=factor, **kwargs: (logp, factor * entropy, None)
-        losses.append(GRPOTrainer._compute_loss(self, None, inputs_of(drawn, advantage)).item())
+        losses.append(GRPOTrainer._compute_loss(self, None, inputs_of(samples, advantage)).item())
     return {"factors": FACTORS, "loss": np.array(losses), "coef": np.array(self._metrics["train"]["entropy_coef"])}
 
 
-def inputs_of(drawn: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, Any]:
+def inputs_of(samples: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str, Any]:
     """A batch as TRL's trainers have it."""
-    mask = torch.tensor(np.arange(LENGTH) < drawn["lengths"][:, None]).double()
+    mask = torch.tensor(np.arange(LENGTH) < samples["lengths"][:, None]).double()
     ids = torch.zeros(mask.shape, dtype=torch.long)
     return {
         "prompt_ids": ids[:, :1],
@@ -198,30 +198,30 @@ def inputs_of(drawn: dict[str, np.ndarray], advantage: torch.Tensor) -> dict[str
         "completion_ids": ids,
         "completion_mask": mask,
         "advantages": advantage.reshape(-1),
-        "sampling_per_token_logps": torch.tensor(drawn["sampler"]),
-        "old_per_token_logps": torch.tensor(drawn["old"]),
-        "ref_per_token_logps": torch.tensor(drawn["reference"]),
-        "old_logps": (torch.tensor(drawn["old"]) * mask).sum(1),
+        "sampling_per_token_logps": torch.tensor(samples["sampler"]),
+        "old_per_token_logps": torch.tensor(samples["old"]),
+        "ref_per_token_logps": torch.tensor(samples["reference"]),
+        "old_logps": (torch.tensor(samples["old"]) * mask).sum(1),
         "num_items_in_batch": mask.sum(),
     }
 
 
 def rloo() -> dict[str, np.ndarray]:
     """As `grpo`, of RLOO with the KL divergence in the reward."""
-    found = drawn()
-    mask = np.arange(LENGTH) < found["lengths"][:, None]
+    result = random_arrays()
+    mask = np.arange(LENGTH) < result["lengths"][:, None]
     # As in `RLOOTrainer._generate_and_score_completions`: k1 of the policy that sampled, leave-one-out baseline.
-    kl = ((found["old"] - found["reference"]) * mask).sum(1).reshape(GROUPS, SIZE)
-    rewards = torch.tensor(found["rewards"] - BETA * kl)
+    kl = ((result["old"] - result["reference"]) * mask).sum(1).reshape(GROUPS, SIZE)
+    rewards = torch.tensor(result["rewards"] - BETA * kl)
     advantage = rewards - (rewards.sum(1, keepdim=True) - rewards) / (SIZE - 1)
-    return {"advantage": advantage.numpy(), **computed(RLOOTrainer, {}, found, advantage)}
+    return {"advantage": advantage.numpy(), **computed(RLOOTrainer, {}, result, advantage)}
 
 
 def jsd() -> dict[str, np.ndarray]:
     """Summed divergences and their gradients by the student's logits, by beta and temperature."""
     draw = np.random.default_rng(8)
     student, teacher = draw.normal(0, 2, (2, 5, 11))
-    found = {"student": student, "teacher": teacher}
+    result = {"student": student, "teacher": teacher}
     for beta in (0.0, 0.25, 0.5, 1.0):
         for temperature in (1.0, 2.5):
             logits = torch.tensor(student, requires_grad=True)
@@ -229,9 +229,9 @@ def jsd() -> dict[str, np.ndarray]:
                 logits[None], torch.tensor(teacher)[None], beta=beta, temperature=temperature, reduction="sum"
             )
             loss.backward()
-            found[f"{beta}/{temperature}.loss"] = loss.detach().numpy()
-            found[f"{beta}/{temperature}.gradient"] = logits.grad.numpy()
-    return found
+            result[f"{beta}/{temperature}.loss"] = loss.detach().numpy()
+            result[f"{beta}/{temperature}.gradient"] = logits.grad.numpy()
+    return result
 
 
 if __name__ == "__main__":

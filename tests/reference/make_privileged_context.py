@@ -47,9 +47,9 @@ class Stored(SDFTTrainer):
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One whose words are token ids."""
-    found = Tokenizer(models.WordLevel({str(index): index for index in range(320)}, "0"))
-    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=found, pad_token="319", eos_token="318")
+    result = Tokenizer(models.WordLevel({str(index): index for index in range(320)}, "0"))
+    result.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=result, pad_token="319", eos_token="318")
 
 
 def text(ids: list[int]) -> str:

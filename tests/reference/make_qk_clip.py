@@ -50,13 +50,13 @@ def attention(
     """Causal attention of one row `[1, N, T, H]`, which notes the largest score of each head."""
     groups = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    found = query @ key.mT * fields["scaling"]
+    result = query @ key.mT * fields["scaling"]
     length = query.shape[2]
-    found = found.masked_fill(~torch.tril(torch.ones(length, length, dtype=torch.bool)), -math.inf)
-    largest = found.detach().amax(dim=(0, 2, 3))
+    result = result.masked_fill(~torch.tril(torch.ones(length, length, dtype=torch.bool)), -math.inf)
+    largest = result.detach().amax(dim=(0, 2, 3))
     before = scores.get(module.layer_idx)
     scores[module.layer_idx] = largest if before is None else torch.maximum(before, largest)
-    return (found.softmax(-1) @ value).transpose(1, 2), None
+    return (result.softmax(-1) @ value).transpose(1, 2), None
 
 
 AttentionInterface.register("noted", attention)
@@ -94,24 +94,24 @@ class Rule:
 
 def clip(layer: torch.nn.Module, config: object, tau: float, largest: torch.Tensor) -> int:
     """QK-clip of one layer's attention; the number of heads above tau."""
-    heads, own = config.num_attention_heads, layer.self_attn
+    heads, ours = config.num_attention_heads, layer.self_attn
     for head in range(heads):
         if largest[head] <= tau:
             continue
         gamma = float(tau / largest[head])
-        if hasattr(own, "kv_b_proj"):
+        if hasattr(ours, "kv_b_proj"):
             nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
-            queries = own.q_b_proj if config.q_lora_rank else own.q_proj
+            queries = ours.q_b_proj if config.q_lora_rank else ours.q_proj
             start = head * (nope + rope)
             queries.weight[start : start + nope] *= gamma**0.5
             queries.weight[start + nope : start + nope + rope] *= gamma
             start = head * (nope + config.v_head_dim)
-            own.kv_b_proj.weight[start : start + nope] *= gamma**0.5
+            ours.kv_b_proj.weight[start : start + nope] *= gamma**0.5
             continue
-        width = own.head_dim
+        width = ours.head_dim
         rows = slice(head * width, (head + 1) * width)
         is_shared = config.num_key_value_heads < heads
-        for linear, power in ((own.q_proj, 1.0 if is_shared else 0.5), (own.k_proj, 0.0 if is_shared else 0.5)):
+        for linear, power in ((ours.q_proj, 1.0 if is_shared else 0.5), (ours.k_proj, 0.0 if is_shared else 0.5)):
             if power:
                 linear.weight[rows] *= gamma**power
                 linear.bias[rows] *= gamma**power
@@ -125,7 +125,7 @@ def replay(run: dict, tau: float | None, batches: list[dict]) -> list[dict[str, 
     ).eval()
     model.get_input_embeddings().padding_idx = None
     rules = [Rule(name, p) for name, p in model.named_parameters() if run["trained"] in name and p.requires_grad]
-    found = []
+    result = []
     for step, batch in enumerate(batches):
         scores.clear()
         total, count = torch.zeros(()), 0
@@ -148,20 +148,20 @@ def replay(run: dict, tau: float | None, batches: list[dict]) -> list[dict[str, 
         largest = {str(layer): row.tolist() for layer, row in sorted(scores.items())}
         figures = {"loss": float(loss.detach()), "grad_norm": float(norm), "qk_clipped_heads": clipped}
         figures["max_attention_logit"] = max(max(row) for row in largest.values())
-        found.append({**figures, "heads": largest})
-    return found
+        result.append({**figures, "heads": largest})
+    return result
 
 
 def batches_of(vocab: int) -> list[dict]:
     """Rows of unequal lengths, about half of whose tokens are targets."""
     draw = np.random.default_rng(5)
-    found = []
+    result = []
     for _ in range(STEPS):
         lengths = draw.integers(3, LENGTH + 1, ROWS)
         tokens = [draw.integers(1, vocab, length).tolist() for length in lengths]
         masks = [[False, True, *(draw.random(length - 2) < 0.5).tolist()] for length in lengths]
-        found.append({"tokens": tokens, "loss_mask": masks})
-    return found
+        result.append({"tokens": tokens, "loss_mask": masks})
+    return result
 
 
 def main() -> None:

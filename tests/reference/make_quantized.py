@@ -65,21 +65,21 @@ def main() -> None:
     weight = draw.standard_normal((128, 256)).astype(np.float32) * np.exp(draw.standard_normal((128, 1)) * 2)
     weight = weight.astype(np.float32)
     weight[3, :32] = 0  # a group of zeros
-    own = torch.tensor(weight)
+    ours = torch.tensor(weight)
     settings = SimpleNamespace(weight_block_size=(128, 128), scale_fmt="float")
-    eight = Fp8Quantize(SimpleNamespace(quantization_config=settings))._quantize_one("x.weight", own)
-    found = {
+    eight = Fp8Quantize(SimpleNamespace(quantization_config=settings))._quantize_one("x.weight", ours)
+    result = {
         "weight": weight,
         "fp8": eight["x.weight"].view(torch.uint8).numpy(),
         "fp8_scale": eight["x.weight_scale_inv"].numpy(),
     }
     for name, (count, group) in SIZES.items():
         form = "int-quantized" if name == "channel" else "pack-quantized"
-        stored = integers(own, count, group, form)
+        stored = integers(ours, count, group, form)
         values = stored["weight" if name == "channel" else "weight_packed"]
-        found |= {f"{name}_packed": values.numpy(), f"{name}_scale": bits(stored["weight_scale"])}
-        found[name] = bits(stored["value"])
-    np.savez_compressed(Path(__file__).parent / "quantized.npz", **found)
+        result |= {f"{name}_packed": values.numpy(), f"{name}_scale": bits(stored["weight_scale"])}
+        result[name] = bits(stored["value"])
+    np.savez_compressed(Path(__file__).parent / "quantized.npz", **result)
 
 
 def check(directory: str, quantized: str) -> None:
@@ -87,14 +87,14 @@ def check(directory: str, quantized: str) -> None:
     named = json.loads((Path(directory) / "config.json").read_text())["architectures"][0]
     kind = getattr(transformers, named)
     model, about = kind.from_pretrained(directory, dtype=torch.bfloat16, output_loading_info=True)
-    drawn = about["missing_keys"]  # of encoders, which are not written
-    plain = {name: value for name, value in model.state_dict().items() if name not in drawn}
+    rendered = about["missing_keys"]  # of encoders, which are not written
+    plain = {name: value for name, value in model.state_dict().items() if name not in rendered}
     method = AutoConfig.from_pretrained(quantized).quantization_config["quant_method"]
     kinds = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config, "compressed-tensors": CompressedTensorsConfig}
     settings = kinds[method](dequantize=True)
     model = kind.from_pretrained(quantized, dtype=torch.bfloat16, quantization_config=settings)
-    own = model.state_dict()
-    differing = [name for name, value in plain.items() if name not in own or not torch.equal(own[name], value)]
+    ours = model.state_dict()
+    differing = [name for name, value in plain.items() if name not in ours or not torch.equal(ours[name], value)]
     print(f"{len(plain)} parameters, {len(differing)} differ: {differing[:3]}")
 
 

@@ -108,12 +108,12 @@ def inputs() -> None:
 def start() -> None:
     """A LoRA with a B that is not zero, as PEFT stores it."""
     torch.manual_seed(11)
-    drawn = np.load(HERE / "adapters.npz")
+    samples = np.load(HERE / "adapters.npz")
     model = Gemma3ForCausalLM.from_pretrained(HERE / "model")
     tensors = {}
-    for name in sorted(drawn):
+    for name in sorted(samples):
         module = f"base_model.model.{name}"
-        tensors[f"{module}.lora_A.weight"] = torch.tensor(drawn[name].T).contiguous()
+        tensors[f"{module}.lora_A.weight"] = torch.tensor(samples[name].T).contiguous()
         outputs = model.get_submodule(name).out_features
         tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, LORA["rank"]) * 0.05
     (HERE / "adapter").mkdir(exist_ok=True)
@@ -159,14 +159,14 @@ def load(adapter: str | None) -> tuple[torch.nn.Module, list[tuple[torch.nn.Para
         return model, [(parameter, parameter.ndim > 1) for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    drawn = np.load(HERE / "adapters.npz")
+    samples = np.load(HERE / "adapters.npz")
     begun = load_file(HERE / "adapter" / "adapter_model.safetensors") if adapter == "continued" else {}
     scale = LORA["alpha"] / (math.sqrt(LORA["rank"]) if adapter == "rslora" else LORA["rank"])
     trained = []
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in LORA["targets"]:
             parent = model.get_submodule(name.rpartition(".")[0])
-            layer = (DoRALinear if adapter == "dora" else LoRALinear)(module, drawn[name], scale)
+            layer = (DoRALinear if adapter == "dora" else LoRALinear)(module, samples[name], scale)
             if begun:
                 with torch.no_grad():
                     layer.b.copy_(begun[f"base_model.model.{name}.lora_B.weight"].T)
@@ -255,11 +255,11 @@ def replay(run: dict) -> list[dict[str, float]]:
     figures = []
     for step in range(STEPS):
         batch = [rows[i % len(rows)] for i in range(step * BATCH, (step + 1) * BATCH)]
-        found = sft_step(model, batch) if run["beta"] is None else dpo_step(run, model, reference, batch)
-        gradients = torch.autograd.grad(found["loss"], [p for p, _ in trained])
+        result = sft_step(model, batch) if run["beta"] is None else dpo_step(run, model, reference, batch)
+        gradients = torch.autograd.grad(result["loss"], [p for p, _ in trained])
         norm = torch.sqrt(sum((g**2).sum() for g in gradients))
         rate = learning_rate(run, step)
-        figures.append({**{k: v.item() for k, v in found.items()}, "grad_norm": norm.item(), "learning_rate": rate})
+        figures.append({**{k: v.item() for k, v in result.items()}, "grad_norm": norm.item(), "learning_rate": rate})
         scale = 1.0 if run["clip"] is None else min(1.0, run["clip"] / norm.item())
         with torch.no_grad():
             for (parameter, decays), gradient, m, v in zip(trained, gradients, first, second, strict=True):

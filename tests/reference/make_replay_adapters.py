@@ -42,15 +42,15 @@ def main() -> None:
     )
     program = compile(experiment)
     pattern = program.blueprint.config.layers.period
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     for path, leaf in program.init().trainable.items():
         if path.endswith("_lora_a"):
             stack, _, block, _, layer, _ = path.split(".")
             parts = np.asarray(leaf) if stack == "layers" else np.asarray(leaf)[None]
             for number, part in enumerate(parts):
                 first = program.blueprint.config.layers.periods * pattern if stack == "tail" else number * pattern
-                found[f"model.layers.{first + int(block)}.{THEIRS[layer]}"] = part
-    np.savez(HERE / "replay" / "adapters.npz", **found)
+                result[f"model.layers.{first + int(block)}.{THEIRS[layer]}"] = part
+    np.savez(HERE / "replay" / "adapters.npz", **result)
 
 
 if __name__ == "__main__":

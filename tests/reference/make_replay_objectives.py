@@ -80,8 +80,8 @@ def likelihood(model: torch.nn.Module, row: dict) -> torch.Tensor:
         ids, first = row["prompt_ids"] + row[side], len(row["prompt_ids"])
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()[first - 1 : -1]
         log_p = torch.log_softmax(logits, dim=-1)
-        own = log_p[torch.arange(len(row[side])), torch.tensor(row[side])]
-        means.append((own - torch.logsumexp(2 * log_p, dim=-1)).mean())
+        ours = log_p[torch.arange(len(row[side])), torch.tensor(row[side])]
+        means.append((ours - torch.logsumexp(2 * log_p, dim=-1)).mean())
     return torch.exp(means[0] + means[1])
 
 
@@ -91,24 +91,24 @@ def pairs_step(run: dict[str, Any], model: torch.nn.Module, reference: torch.nn.
 
     def ask(asked: torch.nn.Module, side: str) -> torch.Tensor:
         shorter = [min(len(row[f"{s}_ids"]) for s in sides) for row in rows]
-        found = [
+        actual = [
             said(asked, row["prompt_ids"], row[f"{side}_ids"], n, tail) for row, n in zip(rows, shorter, strict=True)
         ]
-        return torch.stack(found)
+        return torch.stack(actual)
 
-    found = {side: ask(model, side) for side in sides}
+    result = {side: ask(model, side) for side in sides}
     with torch.no_grad():
-        found |= {f"reference_{side}": ask(reference, side) * (0 if run.get("uniform") else 1) for side in sides}
+        result |= {f"reference_{side}": ask(reference, side) * (0 if run.get("uniform") else 1) for side in sides}
     for side in sides:
-        found[f"{side}_tokens"] = torch.tensor([float(len(row[f"{side}_ids"])) for row in rows], dtype=torch.float64)
-    each = per_pair(run["objective"], found)
+        result[f"{side}_tokens"] = torch.tensor([float(len(row[f"{side}_ids"])) for row in rows], dtype=torch.float64)
+    each = per_pair(run["objective"], result)
     if run["objective"].get("weighting") == "wpo":
         with torch.no_grad():
             weights = torch.stack([likelihood(model, row) for row in rows])
         each = each * weights
     metrics = {"loss": each.mean()}
-    metrics |= {f"logps/{side}": found[side].mean() for side in sides}
-    earned = rewards(run["objective"], found)
+    metrics |= {f"logps/{side}": result[side].mean() for side in sides}
+    earned = rewards(run["objective"], result)
     if earned is not None:
         chosen, rejected = earned
         metrics |= {"rewards/chosen": chosen.mean(), "rewards/rejected": rejected.mean()}
@@ -165,10 +165,10 @@ def replay(run: dict[str, Any]) -> list[dict[str, float]]:
     figures = []
     for step in range(STEPS):
         batch = [rows[i % len(rows)] for i in range(step * BATCH, (step + 1) * BATCH)]
-        found = (kto_step if is_kto else pairs_step)(run, model, reference, batch)
-        gradients = torch.autograd.grad(found["loss"], [p for p, _ in trained])
+        result = (kto_step if is_kto else pairs_step)(run, model, reference, batch)
+        gradients = torch.autograd.grad(result["loss"], [p for p, _ in trained])
         norm = torch.sqrt(sum((g**2).sum() for g in gradients))
-        figures.append({**{k: v.item() for k, v in found.items()}, "grad_norm": norm.item()})
+        figures.append({**{k: v.item() for k, v in result.items()}, "grad_norm": norm.item()})
         rate, scale = learning_rate(ADAMW, step), min(1.0, ADAMW["clip"] / norm.item())
         with torch.no_grad():
             for (parameter, _), gradient, m, v in zip(trained, gradients, first, second, strict=True):

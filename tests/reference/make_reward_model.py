@@ -42,28 +42,28 @@ def rows() -> list[dict[str, list[int]]]:
 def model() -> None:
     """The model of `replay/` with a head for one label."""
     torch.manual_seed(3)
-    found = Gemma3TextForSequenceClassification.from_pretrained(REPLAY / "model", num_labels=1)
+    result = Gemma3TextForSequenceClassification.from_pretrained(REPLAY / "model", num_labels=1)
     with torch.no_grad():
-        found.score.weight.copy_(torch.randn_like(found.score.weight) * 0.2)
+        result.score.weight.copy_(torch.randn_like(result.score.weight) * 0.2)
     # No id of the rows: transformers reads the last token that is no padding.
-    found.config.pad_token_id = 319
+    result.config.pad_token_id = 319
     shutil.rmtree(HERE / "model", ignore_errors=True)
-    found.save_pretrained(HERE / "model")
+    result.save_pretrained(HERE / "model")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One for the padding id alone."""
-    words = {f"<{index}>": index for index in range(320)}
+    vocabulary = {f"<{index}>": index for index in range(320)}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, "<0>")), pad_token="<319>", eos_token="<318>"
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "<0>")), pad_token="<319>", eos_token="<318>"
     )
 
 
 def train(name: str) -> list[dict[str, float]]:
     """The figures of each step."""
     torch.manual_seed(0)
-    found = Gemma3TextForSequenceClassification.from_pretrained(HERE / "model", dtype=torch.float32)
-    found.model.embed_tokens.padding_idx = None
+    result = Gemma3TextForSequenceClassification.from_pretrained(HERE / "model", dtype=torch.float32)
+    result.model.embed_tokens.padding_idx = None
     with tempfile.TemporaryDirectory() as place:
         asked = RewardConfig(
             output_dir=place, max_steps=STEPS, per_device_train_batch_size=BATCH, logging_steps=1, report_to=[],
@@ -71,22 +71,22 @@ def train(name: str) -> list[dict[str, float]]:
             max_length=None, gradient_checkpointing=False, bf16=False, disable_dropout=True,
             logging_nan_inf_filter=False, **SETTINGS, **RUNS[name],
         )  # fmt: skip
-        given = [{**row, "margin": MARGINS[n % 5]} if name == "margin" else row for n, row in enumerate(rows())]
+        fields = [{**row, "margin": MARGINS[n % 5]} if name == "margin" else row for n, row in enumerate(rows())]
         trainer = RewardTrainer(
-            model=found, args=asked, train_dataset=Dataset.from_list(given), processing_class=tokenizer()
+            model=result, args=asked, train_dataset=Dataset.from_list(fields), processing_class=tokenizer()
         )
         trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    score = [float(value) for value in found.score.weight.detach().reshape(-1)]
+    score = [float(value) for value in result.score.weight.detach().reshape(-1)]
     steps = [{ours: log[theirs] for theirs, ours in NAMES.items()} for log in logs]
     return {"steps": steps, "score": score}
 
 
 def rewards() -> list[list[float]]:
     """The rewards of both completions of each pair, each computed alone and in float64."""
-    found = Gemma3TextForSequenceClassification.from_pretrained(HERE / "model", dtype=torch.float64).eval()
+    result = Gemma3TextForSequenceClassification.from_pretrained(HERE / "model", dtype=torch.float64).eval()
     with torch.no_grad():
-        return [[found(input_ids=torch.tensor([ids])).logits.item() for ids in row.values()] for row in rows()]
+        return [[result(input_ids=torch.tensor([ids])).logits.item() for ids in row.values()] for row in rows()]
 
 
 if __name__ == "__main__":

@@ -89,19 +89,19 @@ def messages(texts: list[str]) -> list[list[dict[str, str]]]:
 
 def main() -> None:
     texts, answers = (list(each) for each in zip(*ANSWERS, strict=True))
-    found: dict[str, Any] = {"answers": ANSWERS, "formats": FORMATS, "ids": IDS, "lengths": LENGTHS}
-    found["accuracy"] = accuracy_reward(messages(texts), answers)
-    found["reasoning_accuracy"] = reasoning_accuracy_reward(messages(texts), answers)
-    found["think_format"] = think_format_reward(messages(FORMATS))
-    found["repetition"] = [
+    result: dict[str, Any] = {"answers": ANSWERS, "formats": FORMATS, "ids": IDS, "lengths": LENGTHS}
+    result["accuracy"] = accuracy_reward(messages(texts), answers)
+    result["reasoning_accuracy"] = reasoning_accuracy_reward(messages(texts), answers)
+    result["think_format"] = think_format_reward(messages(FORMATS))
+    result["repetition"] = [
         {"ngram_size": size, "max_penalty": most, "values": get_repetition_penalty_reward(size, most)(IDS)}
         for size, most in ((3, -1.0), (1, -0.5), (2, -2.0))
     ]
-    found["soft_overlong"] = [
+    result["soft_overlong"] = [
         {"max_length": longest, "cache": cache, "values": get_soft_overlong_punishment(longest, cache)(IDS)}
         for longest, cache in ((100, 20), (90, 90), (300, 1))
     ]
-    found["cosine"] = [
+    result["cosine"] = [
         {
             "max_length": longest,
             "wrong_short": low,
@@ -118,7 +118,7 @@ def main() -> None:
         for longest, low, middle, high, top in ((100, -1.0, -0.5, 0.5, 1.0), (60, -10.0, 0.0, 1.0, 2.0))
     ]
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ SHAPES = [
 
 def write_tokenizer(name: str) -> transformers.PreTrainedTokenizerFast:
     """A small byte-level BPE, as files of a model directory."""
-    bos, words = FORMS[name]
-    special = ["<pad>", "<eos>", words["opening"], words["closing"], *(["<bos>"] if bos else [])]
+    bos, vocabulary = FORMS[name]
+    special = ["<pad>", "<eos>", vocabulary["opening"], vocabulary["closing"], *(["<bos>"] if bos else [])]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,7 +112,9 @@ def write_tokenizer(name: str) -> transformers.PreTrainedTokenizerFast:
     directory = HERE / name
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    template = f"{bos}{{% for message in messages %}}{TURN.format(**words)}{{% endfor %}}{PROMPT.format(**words)}"
+    template = (
+        f"{bos}{{% for message in messages %}}{TURN.format(**vocabulary)}{{% endfor %}}{PROMPT.format(**vocabulary)}"
+    )
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<eos>",
@@ -127,9 +129,9 @@ def write_tokenizer(name: str) -> transformers.PreTrainedTokenizerFast:
 def prepared(shape: str, tokenizer: Any, place: str) -> list[dict[str, list[int]]]:
     """What TRL's trainer makes of the rows of a shape."""
     kind, _, form = shape.partition(", ")
-    given = rows(shape)
+    inputs = rows(shape)
     if kind == "prompt":
-        own = types.SimpleNamespace(
+        stand_in = types.SimpleNamespace(
             processing_class=tokenizer,
             _tokenizer=tokenizer,
             _is_vlm=False,
@@ -138,14 +140,14 @@ def prepared(shape: str, tokenizer: Any, place: str) -> list[dict[str, list[int]
             chat_template=None,
             chat_template_kwargs={},
         )
-        found = GRPOTrainer._tokenize_prompts(own, [row["prompt"] for row in given])
-        return [{"prompt": ids} for ids in found[0]]
+        result = GRPOTrainer._tokenize_prompts(stand_in, [row["prompt"] for row in inputs])
+        return [{"prompt": ids} for ids in result[0]]
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=len(tokenizer)
     )
     settings: dict[str, Any] = {"output_dir": place, "report_to": [], "use_cpu": True, "bf16": False}
     table, (model, reference) = (
-        datasets.Dataset.from_list(given),
+        datasets.Dataset.from_list(inputs),
         [transformers.LlamaForCausalLM(config) for _ in range(2)],
     )
     if kind in ("preference", "implicit"):
@@ -172,18 +174,18 @@ def prepared(shape: str, tokenizer: Any, place: str) -> list[dict[str, list[int]
 
 def main() -> None:
     """Writes the tokenizers and `row_shapes.json`: for each tokenizer and shape the rows and their ids."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         for name in FORMS:
             tokenizer = write_tokenizer(name)
-            found[name] = {
+            result[name] = {
                 shape: [
                     {"row": row, "trl": ids}
                     for row, ids in zip(rows(shape), prepared(shape, tokenizer, place), strict=True)
                 ]
                 for shape in SHAPES
             }
-    lines = json.dumps(found, ensure_ascii=False, indent=None, separators=(",", ":"))
+    lines = json.dumps(result, ensure_ascii=False, indent=None, separators=(",", ":"))
     (HERE / "row_shapes.json").write_text(lines.replace('[{"row"', '\n[{"row"') + "\n")
 
 

@@ -31,7 +31,7 @@ def render(template: str, chat: list[dict[str, object]], add_generation_prompt: 
 
 
 def main() -> None:
-    found = {}
+    result = {}
     for file in sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja")):
         if "training" in file.stem:
             continue
@@ -47,8 +47,8 @@ def main() -> None:
             if "look_up" in written:
                 rendered[count] = written
         if rendered:
-            found[file.stem] = rendered
-    content = {"trl": trl.__version__, "arguments": ARGUMENTS, "texts": found}
+            result[file.stem] = rendered
+    content = {"trl": trl.__version__, "arguments": ARGUMENTS, "texts": result}
     (HERE / "tool_calls.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -21,22 +21,22 @@ def figures() -> dict[str, np.ndarray]:
     """Summed distances and their gradients by the student's logits, by beta, temperature and number of words."""
     draw = np.random.default_rng(9)
     student, teacher = draw.normal(0, 2, (2, 5, 13))
-    found = {"student": student, "teacher": teacher}
+    result = {"student": student, "teacher": teacher}
     for beta in (0.0, 0.25, 0.5, 1.0):
         for temperature in (1.0, 2.5):
             for count in (1, 4):
                 logits = torch.tensor(student, requires_grad=True)
                 p, q = (torch.log_softmax(x / temperature, dim=-1) for x in (torch.tensor(teacher), logits))
-                p, words = torch.topk(p, count, dim=-1)
-                mask = torch.ones_like(words, dtype=torch.bool)
-                (q, support), (p, _) = (_add_tail_bucket(x, mask) for x in (q.gather(-1, words), p))
+                p, tokens = torch.topk(p, count, dim=-1)
+                mask = torch.ones_like(tokens, dtype=torch.bool)
+                (q, support), (p, _) = (_add_tail_bucket(x, mask) for x in (q.gather(-1, tokens), p))
                 loss = _jsd_divergence(q, p, beta, support).sum()
                 loss.backward()
-                found[f"{beta}/{temperature}/{count}.loss"] = loss.detach().numpy()
-                found[f"{beta}/{temperature}/{count}.gradient"] = logits.grad.numpy()
-                found[f"{temperature}/{count}.words"] = words.numpy()
-                found[f"{temperature}/{count}.logp"] = p.numpy()
-    return found
+                result[f"{beta}/{temperature}/{count}.loss"] = loss.detach().numpy()
+                result[f"{beta}/{temperature}/{count}.gradient"] = logits.grad.numpy()
+                result[f"{temperature}/{count}.words"] = tokens.numpy()
+                result[f"{temperature}/{count}.logp"] = p.numpy()
+    return result
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ def load(directory: Path) -> torch.nn.Module:
 def adapted(model: torch.nn.Module, file: Path) -> dict[str, torch.nn.Parameter]:
     """Puts an adapter into the model, which is frozen; the adapter's parameters under PEFT's names."""
     model.requires_grad_(False)
-    tensors, own = load_file(file), {}
+    tensors, ours = load_file(file), {}
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         module = name.removesuffix(".lora_A.weight")
         path = module.removeprefix("base_model.model.")
         layer = LoRALinear(model.get_submodule(path), tensors[name], tensors[f"{module}.lora_B.weight"])
         setattr(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], layer)
-        own |= {name: layer.a, f"{module}.lora_B.weight": layer.b}
-    return own
+        ours |= {name: layer.a, f"{module}.lora_B.weight": layer.b}
+    return ours
 
 
 def logps(model: torch.nn.Module, ids: list[int], first: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ def sides(model: torch.nn.Module, row: dict[str, list[int]]) -> torch.Tensor:
 
 def dpo_loss(model: torch.nn.Module, rows: list[dict[str, list[int]]], reference: list[torch.Tensor]) -> torch.Tensor:
     """The mean over pairs."""
-    ratios = torch.stack([sides(model, row) - own for row, own in zip(rows, reference, strict=True)])  # [B, 2]
+    ratios = torch.stack([sides(model, row) - ours for row, ours in zip(rows, reference, strict=True)])  # [B, 2]
     return -torch.nn.functional.logsigmoid(BETA * (ratios[:, 0] - ratios[:, 1])).mean()
 
 

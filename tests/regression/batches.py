@@ -43,15 +43,15 @@ def steps(experiment: Experiment, *, count: int = 4, is_precomputed: bool = Fals
     program = nnxdsl.compile(experiment)
     state = program.init()
     rows = batches(experiment, program.blueprint.blocks)
-    given = [rows.at(step) for step in range(count)]
+    inputs = [rows.batch_at(step) for step in range(count)]
     if is_precomputed:
-        given = [precomputed.with_reference_logps(program, state, batch) for batch in given]
+        inputs = [precomputed.with_reference_logps(program, state, batch) for batch in inputs]
     series: dict[str, list[float]] = {}
-    before = program.evaluate(state, given[0])
-    for batch in given:
+    before = program.evaluate(state, inputs[0])
+    for batch in inputs:
         state, metrics = program.step(state, batch)
         _note(series, "", metrics)
-    after = program.evaluate(state, given[0])
+    after = program.evaluate(state, inputs[0])
     for ratios in (before, after):
         _note(series, "evaluated ", {name: ratio.total / ratio.count for name, ratio in ratios.items()})
     leaves = jax.device_get(jax.tree.leaves(state))

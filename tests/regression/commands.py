@@ -15,7 +15,7 @@ import nnxdsl.cli.dispatch
 from nnxdsl import Experiment, to_json
 
 
-def command(*words: str) -> str:
+def command(*argv: str) -> str:
     """What a command of `nnxdsl` prints on standard output.
 
     Raises:
@@ -23,9 +23,9 @@ def command(*words: str) -> str:
     """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = nnxdsl.cli.dispatch.main(list(words))
+        code = nnxdsl.cli.dispatch.main(list(argv))
     if code:
-        raise RuntimeError(f"nnxdsl {' '.join(words)}: exit code {code}\n{out.getvalue()}{err.getvalue()}")
+        raise RuntimeError(f"nnxdsl {' '.join(argv)}: exit code {code}\n{out.getvalue()}{err.getvalue()}")
     return out.getvalue()
 
 
@@ -50,12 +50,12 @@ def newest_checkpoint(directory: Path) -> dict[str, Any]:
 
 def arrays_below(directory: Path) -> dict[str, Any]:
     """Every array below a directory that orbax has written, by group and path."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     groups = sorted(path for path in directory.iterdir() if (path / "_METADATA").exists())
     for group in groups or [directory]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # shardings are read from the file: the devices are those that wrote it
             tree = ocp.PyTreeCheckpointer().restore(group.absolute())
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            found[f"{group.name}{jax.tree_util.keystr(path)}"] = jax.device_get(leaf)
-    return found
+            result[f"{group.name}{jax.tree_util.keystr(path)}"] = jax.device_get(leaf)
+    return result

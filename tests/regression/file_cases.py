@@ -48,12 +48,12 @@ EXPORTS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[tuple[str, ...], ..
 
 def tensors(directory: Path) -> dict[str, Any]:
     """Digest of every tensor in the safetensors files of a directory, with its shape and dtype, by name."""
-    found = {}
+    result = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "flax") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                found[name] = opened.get_tensor(name)
-    return found
+                result[name] = opened.get_tensor(name)
+    return result
 
 
 def written(directory: Path) -> dict[str, Any]:
@@ -70,15 +70,15 @@ def written(directory: Path) -> dict[str, Any]:
 def _export(name: str, fields: Callable[[], dict[str, Any]], ways: tuple[tuple[str, ...], ...]) -> Callable[[], Result]:
     def case() -> Result:
         directory = run(asked(name, {"steps": 3, "optimizer": ADAMW, **fields()}))
-        found: Result = {"sums": {}, "exact": {}, "bits": {}}
+        result: Result = {"sums": {}, "exact": {}, "bits": {}}
         for way in ways:
             target, title = Path(f"{name}{''.join(way)}"), " ".join(("export", *way))
             command("export", str(directory), str(target), *way)
             arrays = tensors(target)
-            found["exact"][title] = results.sha(written(target))
-            found["sums"][title] = results.magnitudes(arrays.values())
-            found["bits"][title] = results.sha({key: results.of_array(array) for key, array in arrays.items()})
-        return found
+            result["exact"][title] = results.sha(written(target))
+            result["sums"][title] = results.magnitudes(arrays.values())
+            result["bits"][title] = results.sha({key: results.of_array(array) for key, array in arrays.items()})
+        return result
 
     return case
 
@@ -87,10 +87,10 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _both(found: Result, title: str, arrays: Mapping[str, Any]) -> None:
+def _both(result: Result, title: str, arrays: Mapping[str, Any]) -> None:
     """Notes arrays whose names are our own: values apart from names."""
-    found["exact"][title] = results.of_arrays(arrays.values())
-    found["names"][title] = results.sha(sorted(arrays))
+    result["exact"][title] = results.of_arrays(arrays.values())
+    result["names"][title] = results.sha(sorted(arrays))
 
 
 def _convert(family: str) -> Callable[[], Result]:
@@ -98,7 +98,7 @@ def _convert(family: str) -> Callable[[], Result]:
 
     def case() -> Result:
         source, place = f"families/{family}", Path(f"converted-{family}")
-        found: Result = {"exact": {}, "names": {}}
+        result: Result = {"exact": {}, "names": {}}
         command("convert", source, str(place / "linen"), "--to", "linen")
         command("convert", source, str(place / "unrolled"), "--to", "linen", "--unrolled")
         command("convert", str(place / "linen"), str(place / "arrays"), "--to", "checkpoint")
@@ -106,15 +106,15 @@ def _convert(family: str) -> Callable[[], Result]:
         for other in (source, str(place / "hub")):  # not with each other: one of them may have encoders
             command("compare", other, str(place / "linen"))
         for form in ("linen", "unrolled"):
-            _both(found, form, _leaves(msgpack_restore((place / form / "params.msgpack").read_bytes())))
-        _both(found, "checkpoint", arrays_below(_arrays(place / "arrays")))
-        found["exact"]["hub"] = results.sha(
+            _both(result, form, _leaves(msgpack_restore((place / form / "params.msgpack").read_bytes())))
+        _both(result, "checkpoint", arrays_below(_arrays(place / "arrays")))
+        result["exact"]["hub"] = results.sha(
             {
                 "written": written(place / "hub"),
                 "bits": {name: results.of_array(tensor) for name, tensor in tensors(place / "hub").items()},
             }
         )
-        return found
+        return result
 
     return case
 

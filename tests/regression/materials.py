@@ -20,7 +20,7 @@ import nnxdsl
 REFERENCE = Path(__file__).parents[1] / "reference"
 FAMILIES = REFERENCE / "families"
 TEXT = "a red fox, seven small boats and the old lamp go over one hill by night; nobody knows why it was so"
-WORDS = TEXT.split()
+VOCABULARY = TEXT.split()
 END = {"eos_token": "t1"}
 
 
@@ -34,7 +34,7 @@ def numbers(seed: int) -> Iterator[int]:
 
 def text(draw: Iterator[int], least: int, most: int) -> str:
     """Between `least` and `most` words."""
-    return " ".join(WORDS[next(draw) % len(WORDS)] for _ in range(least + next(draw) % (most - least + 1)))
+    return " ".join(VOCABULARY[next(draw) % len(VOCABULARY)] for _ in range(least + next(draw) % (most - least + 1)))
 
 
 def make(place: Path) -> None:
@@ -118,11 +118,11 @@ def _keep_layers(source: Path, target: Path, name: str, layers: tuple[int, ...])
     shutil.copytree(source, target)
     kept = {}
     for key, tensor in load_file(target / name).items():
-        found = re.search(r"(?<=\.layers\.)\d+", key)
-        if found is None:
+        match = re.search(r"(?<=\.layers\.)\d+", key)
+        if match is None:
             kept[key] = tensor
-        elif int(found[0]) in layers:
-            kept[key[: found.start()] + str(layers.index(int(found[0]))) + key[found.end() :]] = tensor
+        elif int(match[0]) in layers:
+            kept[key[: match.start()] + str(layers.index(int(match[0]))) + key[match.end() :]] = tensor
     save_file(kept, target / name)
 
 
@@ -130,6 +130,6 @@ def _write_tokenizer(place: Path) -> None:
     """Writes a tokenizer whose 96 tokens are called t0 to t95, for models of so small a vocabulary."""
     place.mkdir()
     model = {"type": "WordLevel", "vocab": {f"t{token}": token for token in range(96)}, "unk_token": "t0"}
-    own = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
-    (place / "tokenizer.json").write_text(json.dumps(own), encoding="utf-8")
+    fields = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (place / "tokenizer.json").write_text(json.dumps(fields), encoding="utf-8")
     (place / "tokenizer_config.json").write_text(json.dumps(END), encoding="utf-8")

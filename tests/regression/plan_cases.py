@@ -138,27 +138,27 @@ def _scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _plan(name: str, fields: Callable[[], dict[str, Any]], flags: tuple[str, ...]) -> Callable[[], Result]:
     def case() -> Result:
-        own = fields()
-        data = PAIRS if own["objective"].batch_kind == "pairs" else TEXT
-        file = str(write(asked(name, {"data": data, "precision": BFLOAT16, **own})))
+        ours = fields()
+        data = PAIRS if ours["objective"].batch_kind == "pairs" else TEXT
+        file = str(write(asked(name, {"data": data, "precision": BFLOAT16, **ours})))
         plan = json.loads(command("plan", file, "--json", *flags))
         dump = command("plan", file, "--dump", *flags).splitlines()
-        found: Result = {"series": {}, "here": {}, "names": {}}
+        result: Result = {"series": {}, "here": {}, "names": {}}
         for section, value in plan.items():
             leaves = list(_scalars(value))
-            found["names"][section] = results.sha(sorted({path for path, _ in leaves}))
-            found["here"][section] = results.sha(sorted(repr(each) for _, each in leaves if not isinstance(each, str)))
+            result["names"][section] = results.sha(sorted({path for path, _ in leaves}))
+            result["here"][section] = results.sha(sorted(repr(each) for _, each in leaves if not isinstance(each, str)))
             figures = sorted(each for _, each in leaves if isinstance(each, int | float))
             if len(figures) > LARGE:
                 figures = [len(figures), sum(figures)]
             if figures:
-                found["series"][section] = [results.shortened(figure) for figure in figures]
+                result["series"][section] = [results.shortened(figure) for figure in figures]
         texts = sorted(each for path, each in _scalars(plan) if isinstance(each, str) and not path.startswith(".id"))
-        found["names"]["all texts"] = results.sha(texts)
+        result["names"]["all texts"] = results.sha(texts)
         placed = sorted(" ".join(line.split()[1:]) for line in dump if not line.startswith("#"))
-        found["here"]["layout without paths"] = results.sha(placed)
-        found["names"]["layout"] = results.sha(dump)
-        return found
+        result["here"]["layout without paths"] = results.sha(placed)
+        result["names"]["layout"] = results.sha(dump)
+        return result
 
     return case
 

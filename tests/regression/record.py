@@ -79,10 +79,10 @@ def compute(kind: str, name: str) -> tuple[Any, float]:
     """The result of one case, in the form in which it comes back from a file; and the seconds of CPU that it took."""
     began = time.process_time()
     try:
-        found = json.loads(json.dumps(KINDS[kind][name]()))
+        result = json.loads(json.dumps(KINDS[kind][name]()))
     finally:
         jax.clear_caches()  # no program is used twice
-    return found, time.process_time() - began
+    return result, time.process_time() - began
 
 
 def load(kind: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Recorder:
     def _judge(self, kind: str, name: str, done: Future[Any]) -> bool:
         """Prints the line of a case; whether it is as recorded, or was recorded."""
         try:
-            found, seconds = done.result()
+            result, seconds = done.result()
         except Exception as error:
             traceback.print_exception(error, limit=-6)
             print(f"{name:<32} {'':>7}  {'':>8}  {'':<5}  failed: {type(error).__name__}, see above", flush=True)
@@ -191,14 +191,14 @@ class Recorder:
         recorded = self.recorded[kind]
         before, is_same = recorded["cases"].get(name), recorded["environment"] == self.now
         if self.update:
-            recorded["cases"][name] = found
+            recorded["cases"][name] = result
             store(kind, recorded)
         if before is None:
             worst = bits = ""
             said = "recorded" if self.update else "nothing is recorded: --update"
             is_good = self.update
         else:
-            difference = results.compare(found, before, is_same=is_same, case=name, exact=self.exact)
+            difference = results.compare(result, before, is_same=is_same, case=name, exact=self.exact)
             worst, bits = f"{difference.worst:.1e}", "" if not is_same else "other" if difference.notes else "same"
             said = "; ".join(difference.failures) or "as recorded"
             is_good = self.update or not difference.failures

@@ -105,8 +105,8 @@ def sha(value: Any) -> str:
 
 def of_array(array: Any) -> str:
     """Digest of an array's dtype, shape and bits."""
-    own = np.asarray(array)
-    return sha(f"{own.dtype} {own.shape} ".encode() + np.ascontiguousarray(own).tobytes())
+    ours = np.asarray(array)
+    return sha(f"{ours.dtype} {ours.shape} ".encode() + np.ascontiguousarray(ours).tobytes())
 
 
 def of_arrays(arrays: Iterable[Any]) -> str:
@@ -138,49 +138,51 @@ def first_steps(result: Result, count: int) -> Result:
     return {**result, "series": {name: values[:count] for name, values in result["series"].items()}, "sums": {}}
 
 
-def compare(found: Result, recorded: Result, *, is_same: bool, case: str = "", exact: bool = False) -> Difference:
+def compare(actual: Result, recorded: Result, *, is_same: bool, case: str = "", exact: bool = False) -> Difference:
     """Compares two results of one case.
 
     Args:
-        found: Now.
+        actual: Now.
         recorded: Before.
         is_same: Whether both were computed on equal machines, with equal versions.
         case: Its name, by which some have another bound.
         exact: Whether other bits are a failure as well.
     """
     if not is_same and case in CHAOTIC:
-        found, recorded = (first_steps(result, CHAOTIC[case]) for result in (found, recorded))
+        actual, recorded = (first_steps(result, CHAOTIC[case]) for result in (actual, recorded))
     failures: list[str] = []
     notes: list[str] = []
     worst, where = 0.0, ""
     for part in ("series", "sums"):
         before = {RENAMED.get(name, name): values for name, values in recorded.get(part, {}).items()}
-        now = found.get(part, {})
+        now = actual.get(part, {})
         if before.keys() != now.keys():
             gone, new = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
             failures.append(f"{part}: gone {gone}, new {new}")
         for name in sorted(before.keys() & now.keys()):
-            own = apart(name, now, before, is_same=is_same) if part == "series" else each_apart(now[name], before[name])
-            if own > worst:
-                worst, where = own, name
+            ours = (
+                apart(name, now, before, is_same=is_same) if part == "series" else each_apart(now[name], before[name])
+            )
+            if ours > worst:
+                worst, where = ours, name
     most = bound(case, is_same=is_same)
     if worst > most:
         failures.append(f"{where} differs by {worst:.1e}, more than {most:.0e}")
     for part in ("exact", "here", "bits", "names"):
         if not is_same and part in ("here", "bits"):
             continue
-        for name in sorted(_changed(found.get(part, {}), recorded.get(part, {}))):
+        for name in sorted(_changed(actual.get(part, {}), recorded.get(part, {}))):
             line = f"{part}: {name}"
             (notes if part == "bits" and not exact else failures).append(line)
     return Difference(worst, where, tuple(failures), tuple(notes))
 
 
-def _changed(found: Mapping[str, Any], recorded: Mapping[str, Any]) -> set[str]:
+def _changed(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> set[str]:
     missing = object()
-    return {name for name in {*found, *recorded} if found.get(name, missing) != recorded.get(name, missing)}
+    return {name for name in {*result, *recorded} if result.get(name, missing) != recorded.get(name, missing)}
 
 
-def apart(name: str, found: Mapping[str, Any], recorded: Mapping[str, Any], *, is_same: bool) -> float:
+def apart(name: str, result: Mapping[str, Any], recorded: Mapping[str, Any], *, is_same: bool) -> float:
     """The largest difference of a series relative to its largest value; infinite where only one has a number.
 
     On another machine, rewards and KL estimates are judged by the largest log-probability of the case: they are
@@ -189,7 +191,7 @@ def apart(name: str, found: Mapping[str, Any], recorded: Mapping[str, Any], *, i
     """
     if not is_same and "accurac" in name:
         return 0.0
-    ours, theirs = (np.asarray(each[name], np.float64) for each in (found, recorded))
+    ours, theirs = (np.asarray(each[name], np.float64) for each in (result, recorded))
     if ours.shape != theirs.shape:
         return math.inf
     finite = np.isfinite(theirs)
@@ -207,11 +209,11 @@ def apart(name: str, found: Mapping[str, Any], recorded: Mapping[str, Any], *, i
     return math.inf if scale == 0 else float(away / scale)
 
 
-def each_apart(found: list[float], recorded: list[float]) -> float:
+def each_apart(result: list[float], recorded: list[float]) -> float:
     """The largest difference of two numbers at one place, relative to the recorded one."""
-    if len(found) != len(recorded) or not np.isfinite([*found, *recorded]).all():
-        return 0.0 if found == recorded else math.inf
-    pairs = zip(found, recorded, strict=True)
+    if len(result) != len(recorded) or not np.isfinite([*result, *recorded]).all():
+        return 0.0 if result == recorded else math.inf
+    pairs = zip(result, recorded, strict=True)
     return max(
         (abs(one - other) / abs(other) if other else math.inf for one, other in pairs if one != other), default=0.0
     )

@@ -19,9 +19,9 @@ QUICK = ("sft-packed-microbatch", "convert-deepseek-v3", "plan-deepseek-tiny-ten
 """Packed and microbatched SFT, a file and a plan."""
 
 
-def record(*words: str) -> None:
+def record(*argv: str) -> None:
     """Runs record.py in a process of its own: it compiles with other flags, on eight devices."""
-    command = [sys.executable, str(HERE / "record.py"), *words]
+    command = [sys.executable, str(HERE / "record.py"), *argv]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS * 6)
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
 
@@ -52,7 +52,7 @@ def changed(part: str, name: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "same", "elsewhere"),
+    ("actual", "same", "elsewhere"),
     [
         (RECORDED, "", ""),
         (changed("series", "loss", [2.0, 1.0, 0.5 + 1e-7]), "", ""),
@@ -71,17 +71,17 @@ def changed(part: str, name: str, value: Any) -> dict[str, Any]:
         (changed("names", "checkpoint", "0"), "names: checkpoint", "names: checkpoint"),
     ],
 )
-def test_what_is_a_difference(found: dict[str, Any], same: str, elsewhere: str) -> None:
+def test_what_is_a_difference(actual: dict[str, Any], same: str, elsewhere: str) -> None:
     for wanted, is_same in ((same, True), (elsewhere, False)):
-        failures = results.compare(found, RECORDED, is_same=is_same).failures
+        failures = results.compare(actual, RECORDED, is_same=is_same).failures
         assert bool(failures) == bool(wanted), failures
         assert wanted in " ".join(failures)
 
 
 def test_cases_that_round_have_a_bound_of_their_own_on_other_machines() -> None:
-    found = changed("series", "loss", [2.0, 1.0, 0.5 + 1e-3])
+    actual = changed("series", "loss", [2.0, 1.0, 0.5 + 1e-3])
     for case, is_same, fails in (("grpo", False, False), ("grpo", True, True), ("sft", False, True)):
-        assert bool(results.compare(found, RECORDED, case=case, is_same=is_same).failures) == fails
+        assert bool(results.compare(actual, RECORDED, case=case, is_same=is_same).failures) == fails
 
 
 def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines() -> None:
@@ -94,11 +94,11 @@ def test_chaotic_cases_are_compared_by_their_first_steps_on_other_machines() -> 
         (steps, 0.1, True, True),
     ):
         loss = [2.0 + away * (index == step) for index in range(10)]
-        found = {**recorded, "series": {"loss": loss}}
-        assert bool(results.compare(found, recorded, case=case, is_same=is_same).failures) == fails
-    found = {**recorded, "sums": {"trained arrays": [0.6, 900.0]}}
+        actual = {**recorded, "series": {"loss": loss}}
+        assert bool(results.compare(actual, recorded, case=case, is_same=is_same).failures) == fails
+    actual = {**recorded, "sums": {"trained arrays": [0.6, 900.0]}}
     for name, is_same, fails in ((case, False, False), (case, True, True), ("sft", False, True)):
-        assert bool(results.compare(found, recorded, case=name, is_same=is_same).failures) == fails
+        assert bool(results.compare(actual, recorded, case=name, is_same=is_same).failures) == fails
 
 
 def test_every_case_with_a_bound_of_its_own_is_recorded() -> None:
@@ -108,15 +108,15 @@ def test_every_case_with_a_bound_of_its_own_is_recorded() -> None:
 
 
 def test_other_bits_are_noted_and_refused_where_that_is_asked_for() -> None:
-    found = changed("bits", "checkpoint", "0")
-    assert results.compare(found, RECORDED, is_same=True).notes == ("bits: checkpoint",)
-    assert results.compare(found, RECORDED, is_same=True, exact=True).failures == ("bits: checkpoint",)
+    actual = changed("bits", "checkpoint", "0")
+    assert results.compare(actual, RECORDED, is_same=True).notes == ("bits: checkpoint",)
+    assert results.compare(actual, RECORDED, is_same=True, exact=True).failures == ("bits: checkpoint",)
 
 
 def test_a_renamed_metric_is_compared_under_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {**RECORDED, "series": {"cost" if name == "loss" else name: x for name, x in RECORDED["series"].items()}}
+    actual = {**RECORDED, "series": {"cost" if name == "loss" else name: x for name, x in RECORDED["series"].items()}}
     monkeypatch.setattr(results, "RENAMED", {"loss": "cost"})
-    assert results.compare(found, RECORDED, is_same=True).failures == ()
+    assert results.compare(actual, RECORDED, is_same=True).failures == ()
 
 
 def test_multisets_of_arrays_know_neither_order_nor_names() -> None:

@@ -391,7 +391,7 @@ def read(directory: Path) -> Result:
             if isinstance(value, int | float) and not name.endswith(TIMINGS):
                 series.setdefault(name, []).append(results.shortened(value))
     arrays = newest_checkpoint(directory)
-    found: Result = {
+    result: Result = {
         "series": series,
         "sums": {"trained arrays": results.magnitudes(_of(arrays, "trainable"))},
         "exact": {"shapes": results.sha(sorted(f"{np.asarray(x).dtype}{np.shape(x)}" for x in arrays.values()))},
@@ -401,8 +401,8 @@ def read(directory: Path) -> Result:
     samples = directory / "samples.jsonl"
     if samples.exists():
         rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
-        found["exact"]["samples"] = [{key: row[key] for key in row if key != "time"} for row in rows]
-    return found
+        result["exact"]["samples"] = [{key: row[key] for key in row if key != "time"} for row in rows]
+    return result
 
 
 def _of(arrays: Mapping[str, Any], group: str) -> list[Any]:
@@ -421,9 +421,9 @@ def _resumed() -> Result:
     stopped = run(experiment)
     steps = len((stopped / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     command("resume", str(stopped), "--quiet", "--home", str(stopped.parent))
-    found = read(stopped)
-    found["exact"]["steps before the stop"] = steps
-    return found
+    result = read(stopped)
+    result["exact"]["steps before the stop"] = steps
+    return result
 
 
 def _from_run() -> Result:
@@ -441,11 +441,11 @@ def _from_run() -> Result:
         },
     )
     parts = {"second": read(run(second)), "third": read(run(third))}
-    found: Result = {}
-    for name, own in parts.items():
-        for part, values in own.items():
-            found.setdefault(part, {}).update({f"{name}: {key}": value for key, value in values.items()})
-    return found
+    result: Result = {}
+    for name, ours in parts.items():
+        for part, values in ours.items():
+            result.setdefault(part, {}).update({f"{name}: {key}": value for key, value in values.items()})
+    return result
 
 
 API: dict[str, Callable[[], Result]] = {

@@ -28,9 +28,9 @@ ROWS = 12
 def test_groups_with_a_spread_come_first() -> None:
     totals = np.array([1.0, 1.0, 0.0, 1.0, NONE, 3.0, 2.0, 2.5, NONE, NONE])
     assert has_spread(totals, 2).tolist() == [False, True, False, True, False]
-    found = select(totals, 2, 3)
-    assert found.indices.tolist() == [2, 3, 6, 7, 0, 1]
-    assert found.counts.tolist() == [True, True, True, True, False, False]
+    actual = select(totals, 2, 3)
+    assert actual.indices.tolist() == [2, 3, 6, 7, 0, 1]
+    assert actual.counts.tolist() == [True, True, True, True, False, False]
     assert select(totals, 2, 1).indices.tolist() == [2, 3]
 
 
@@ -44,9 +44,9 @@ def spread_of_some(completion: str, level: int) -> float:
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
     path = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {n}: ", "level": n % 3 % 2}) + "\n" for n in range(ROWS)))
-    found = load(Data.Prompts(str(path), max_completion_length=8), BytesTokenizer())
-    assert isinstance(found, Prompts)
-    return found
+    result = load(Data.Prompts(str(path), max_completion_length=8), BytesTokenizer())
+    assert isinstance(result, Prompts)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_batch_has_groups_with_a_spread(program: Program, prompts: Prompts) ->
     state, made = program.init(), Rollouts.of(program, prompts, BytesTokenizer())
     sampled = []
     for step in (0, 2, 4):
-        rollout = made.at(step, state)
+        rollout = made.rollout_at(step, state)
         assert levels(prompts, rollout) == [1] * 6
         assert rollout.batch.weight.tolist() == [1] * 6
         assert rollout.metrics["sampling/num_groups"] == 3
@@ -89,17 +89,17 @@ def test_a_batch_has_groups_with_a_spread(program: Program, prompts: Prompts) ->
 
 def test_a_resumed_run_samples_the_same(program: Program, prompts: Prompts) -> None:
     state, whole = program.init(), Rollouts.of(program, prompts, BytesTokenizer())
-    whole.at(0, state)
+    whole.rollout_at(0, state)
     between, after = (json.loads(json.dumps(whole.state(step))) for step in (1, 2))
-    expected = [whole.at(step, state) for step in (0, 2)]
+    expected = [whole.rollout_at(step, state) for step in (0, 2)]
     for stored, step, other in ((between, 1, expected[0]), (after, 2, expected[1])):
         resumed = Rollouts.of(program, prompts, BytesTokenizer())
         assert resumed.check(stored) == step
-        found = resumed.at(step, state)
-        assert (found.rows, found.metrics) == (other.rows, other.metrics)
-        assert all(np.array_equal(one, two) for one, two in zip(found.batch, other.batch, strict=True))
+        actual = resumed.rollout_at(step, state)
+        assert (actual.rows, actual.metrics) == (other.rows, other.metrics)
+        assert all(np.array_equal(one, two) for one, two in zip(actual.batch, other.batch, strict=True))
         assert resumed.row_ids(step) == [prompts.row_ids[row] for row in dict.fromkeys(other.rows)]
-    assert resumed.at(2, state).rows == expected[1].rows
+    assert resumed.rollout_at(2, state).rows == expected[1].rows
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -115,7 +115,7 @@ def test_missing_groups_leave_the_batch_smaller(
 
     monkeypatch.setitem(functions, "spread of some prompts", only)
     state, made = program.init(), Rollouts.of(program, prompts, BytesTokenizer())
-    rollout = made.at(0, state)
+    rollout = made.rollout_at(0, state)
     assert len(seen) == 6 * 6  # as many batches as it may
     assert rollout.metrics["sampling/num_groups"] == count
     assert rollout.metrics["frac_reward_zero_std"] == pytest.approx(1 - count / 18)

@@ -83,9 +83,9 @@ def playing(spec: Environment) -> Any:
 def prompts_of(place: Path, rows: Sequence[dict[str, Any]], tokens: int = 64) -> Prompts:
     path = place / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = load(Data.Prompts(str(path), max_prompt_length=96, max_completion_length=tokens), TOKENIZER)
-    assert isinstance(found, Prompts)
-    return found
+    result = load(Data.Prompts(str(path), max_prompt_length=96, max_completion_length=tokens), TOKENIZER)
+    assert isinstance(result, Prompts)
+    return result
 
 
 def said(text: str, *, ends: bool = True) -> Completion:
@@ -102,8 +102,8 @@ def played(prompts: Prompts, script: Sequence[Completion], max_turns: int = 8) -
         return [script[turn.number]]
 
     turns = Turns(ENCODER, STOPS, Environments(playing(Environment("counts down")), ENCODER), max_turns)
-    (found,) = turns.play(prompts, [0], sample)
-    return found, asked
+    (result,) = turns.play(prompts, [0], sample)
+    return result, asked
 
 
 CHAT = [{"role": "user", "content": "count"}]
@@ -111,7 +111,7 @@ CHAT = [{"role": "user", "content": "count"}]
 
 def test_an_episode_has_turns(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT, "count": 3}], tokens=200)
-    found, asked = played(prompts, [said("one"), said("two"), said("three"), said("four")])
+    actual, asked = played(prompts, [said("one"), said("two"), said("three"), said("four")])
     prompt = prompts.row(0)["prompt"].tolist()
     chat = [
         *CHAT,
@@ -121,42 +121,42 @@ def test_an_episode_has_turns(tmp_path: Path) -> None:
         {"role": "user", "content": "1 left after 'two'"},
         {"role": "assistant", "content": "three"},
     ]
-    assert found.turns == chat[1:]
+    assert actual.turns == chat[1:]
     # What the chat template gives for the whole chat, up to the end token of the last answer.
     whole = ENCODER.rendered(ENCODER.template().render(chat))
-    assert [*prompt, *found.ids] == whole[: len(prompt) + len(found.ids)]
-    assert found.ids[-1] == TOKENIZER.end_of_turn_id
-    sampled = [token for token, is_sampled in zip(found.ids, found.is_sampled, strict=True) if is_sampled]
+    assert [*prompt, *actual.ids] == whole[: len(prompt) + len(actual.ids)]
+    assert actual.ids[-1] == TOKENIZER.end_of_turn_id
+    sampled = [token for token, is_sampled in zip(actual.ids, actual.is_sampled, strict=True) if is_sampled]
     assert sampled == [*said("one").ids, *said("two").ids, *said("three").ids]
-    assert found.logps == [-2.0 if is_sampled else 0.0 for is_sampled in found.is_sampled]
-    assert (found.reward, found.is_truncated, found.text) == (1 + 2 + 3, False, "three")
+    assert actual.logps == [-2.0 if is_sampled else 0.0 for is_sampled in actual.is_sampled]
+    assert (actual.reward, actual.is_truncated, actual.text) == (1 + 2 + 3, False, "three")
     for turn, before in zip(asked, (0, 1, 2), strict=True):
-        end = [i for i, token in enumerate(found.ids) if token == TOKENIZER.end_of_turn_id and found.is_sampled[i]]
-        start = next(i for i in range(end[before - 1] + 1, len(found.ids)) if found.is_sampled[i]) if before else 0
-        assert turn.prompts == [[*prompt, *found.ids[:start]]]
+        end = [i for i, token in enumerate(actual.ids) if token == TOKENIZER.end_of_turn_id and actual.is_sampled[i]]
+        start = next(i for i in range(end[before - 1] + 1, len(actual.ids)) if actual.is_sampled[i]) if before else 0
+        assert turn.prompts == [[*prompt, *actual.ids[:start]]]
         assert turn.limits == [200 - start]
 
 
 def test_what_ends_an_episode(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT}], tokens=200)
-    found, asked = played(prompts, [said("one"), said("two")], max_turns=2)
-    assert (len(asked), found.reward, found.is_truncated) == (2, 3.0, False)
-    found, asked = played(prompts, [said("one"), said("tw", ends=False)])
-    assert (len(asked), found.reward, found.is_truncated) == (2, 1.0, True)  # no answer to what has no end
+    actual, asked = played(prompts, [said("one"), said("two")], max_turns=2)
+    assert (len(asked), actual.reward, actual.is_truncated) == (2, 3.0, False)
+    actual, asked = played(prompts, [said("one"), said("tw", ends=False)])
+    assert (len(asked), actual.reward, actual.is_truncated) == (2, 1.0, True)  # no answer to what has no end
     # The observation after the first turn leaves no room for a token.
     longest = len(played(prompts, [said("one"), said("two")], max_turns=2)[0].ids) - len(said("two").ids)
     for room, turns in ((longest, 1), (longest + 1, 2)):
         short = prompts_of(tmp_path, [{"prompt": CHAT}], tokens=room)
-        found, asked = played(short, [said("one"), said("t", ends=False)])
-        assert (len(asked), found.is_truncated) == (turns, True)
-        assert len(found.ids) <= room or turns == 2
-        assert found.is_sampled[-1]
+        actual, asked = played(short, [said("one"), said("t", ends=False)])
+        assert (len(asked), actual.is_truncated) == (turns, True)
+        assert len(actual.ids) <= room or turns == 2
+        assert actual.is_sampled[-1]
 
 
 def test_text_goes_on_as_text(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": "count: "}], tokens=200)
-    found, _ = played(prompts, [said("one"), said("two"), said("three")])
-    text = TOKENIZER.decode(found.ids, skip_special=False)
+    actual, _ = played(prompts, [said("one"), said("two"), said("three")])
+    text = TOKENIZER.decode(actual.ids, skip_special=False)
     assert text == "one<end_of_turn>2 left after 'one'two<end_of_turn>1 left after 'two'three<end_of_turn>"
 
 
@@ -185,16 +185,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Prompts]:
 
 def rollouts_of(program: Any, prompts: Prompts) -> Rollouts:
     """Rollouts of an untrained model, in which every fourth token ends a completion."""
-    found, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 4))
-    turns = attrs.evolve(found._episodes.turns, stop_ids=stops)
-    found._episodes = attrs.evolve(found._episodes, engine=OwnEngine(program, stops), turns=turns)
-    return found
+    result, stops = Rollouts.of(program, prompts, TOKENIZER), frozenset(range(0, 320, 4))
+    turns = attrs.evolve(result._episodes.turns, stop_ids=stops)
+    result._episodes = attrs.evolve(result._episodes, engine=OwnEngine(program, stops), turns=turns)
+    return result
 
 
 def test_log_probs_of_all_turns_are_those_of_the_whole_row(trained: tuple[Any, Prompts]) -> None:
     program, prompts = trained
     state, made = program.init(), rollouts_of(program, prompts)
-    rollout = made.at(0, state)
+    rollout = made.rollout_at(0, state)
     assert rollout.episodes is not None
     batch = rollout.batch
     assert {len(one.turns) for one in rollout.episodes} > {1}
@@ -233,7 +233,7 @@ def test_log_probs_of_all_turns_are_those_of_the_whole_row(trained: tuple[Any, P
         RunError, match=r"the source of environment 'says ok' has changed since the checkpoint of step 2"
     ):
         other.check(made.state(2))
-    again = rollouts_of(program, prompts).at(0, program.init())
+    again = rollouts_of(program, prompts).rollout_at(0, program.init())
     assert all(np.array_equal(one, two) for one, two in zip(again.batch, batch, strict=True))
     held = made.evaluate(program.init(), prompts, np.arange(len(prompts)))
     assert held is not None
@@ -244,22 +244,22 @@ class Broken:
     def __init__(self) -> None:
         self.turn = 0
 
-    def reset(self, how: str) -> None:
-        self.how = how
-        if how == "reset":
+    def reset(self, mode: str) -> None:
+        self.mode = mode
+        if mode == "reset":
             raise ValueError("no board")
 
     def step(self, text: str) -> Any:
-        if self.how == "hangs":
+        if self.mode == "hangs":
             time.sleep(600)
-        if self.how == "raises":
+        if self.mode == "raises":
             raise KeyError("x")
         values = {"two": ("a", 1.0), "number": (3, 1.0, False), "nan": ("a", float("nan"), False)}
-        return values.get(self.how, ("<end_of_turn>", 0.0, False))
+        return values.get(self.mode, ("<end_of_turn>", 0.0, False))
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("mode", "message"),
     [
         ("reset", r":1: environment 'broken' failed with ValueError: no board"),
         ("raises", r":1, turn 1: environment 'broken' failed with KeyError: 'x'"),
@@ -270,9 +270,9 @@ class Broken:
         ("special", r":1: the observation '<end_of_turn>' cannot follow: .*special token"),
     ],
 )
-def test_what_fails_is_named(tmp_path: Path, how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_named(tmp_path: Path, mode: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(environments, "broken", Broken)
-    prompts = prompts_of(tmp_path, [{"prompt": CHAT, "how": how}], tokens=200)
+    prompts = prompts_of(tmp_path, [{"prompt": CHAT, "mode": mode}], tokens=200)
     turns = Turns(ENCODER, STOPS, Environments(playing(Environment("broken", timeout=0.2)), ENCODER), 3)
     with pytest.raises(RunError, match=message):
         turns.play(prompts, [0], lambda turn: [said("one")])
@@ -287,10 +287,10 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled(
     with pytest.raises(PlanError, match="the class of 'no step' has neither a method 'step' nor one that is a tool"):
         Environments(playing(Environment("no step")), ENCODER)
     monkeypatch.setitem(environments, "broken", Broken)
-    with pytest.raises(DataError, match=r"^a:1: environment 'broken' reads 'how', which the row does not have"):
+    with pytest.raises(DataError, match=r"^a:1: environment 'broken' reads 'mode', which the row does not have"):
         Environments(playing(Environment("broken")), ENCODER).check([{"p": 1}], ["a:1"])
     with pytest.raises(DataError, match=r"a:1: the column 'turns' has the name of what environments give; rename it"):
-        Environments(playing(Environment("broken")), ENCODER).check([{"how": "x", "turns": 1}], ["a:1"])
+        Environments(playing(Environment("broken")), ENCODER).check([{"mode": "x", "turns": 1}], ["a:1"])
     program, _ = trained
     most = program.blueprint.config.max_length
     long = prompts_of(tmp_path, [{"prompt": "x" * 20}], tokens=most // 2)

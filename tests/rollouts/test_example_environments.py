@@ -70,9 +70,9 @@ def test_a_game_of_gymnasium_is_won_and_lost(example: Any) -> None:
     assert experiment.objective.environment == Environment("frozen lake", max_turns=12)
     won = ("down", "down", "What?", " Right ", "down", "right", "right")
     for script, reward in ((won, 1.0), (("down", "right"), 0.0)):
-        (found,) = played(experiment, [script])
-        assert (found.reward, len(found.turns)) == (reward, 2 * len(script) - 1)
-    assert [one["content"] for one in found.turns] == ["down", "You are at row 1, column 0.", "right"]
+        (actual,) = played(experiment, [script])
+        assert (actual.reward, len(actual.turns)) == (reward, 2 * len(script) - 1)
+    assert [one["content"] for one in actual.turns] == ["down", "You are at row 1, column 0.", "right"]
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def openenv_url(tmp_path: Path, wait_until: Any) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "server.app", "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(words, cwd=tmp_path / "echo_env") as server:
+    argv = [sys.executable, "-m", "server.app", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(argv, cwd=tmp_path / "echo_env") as server:
         try:
             wait_until(lambda: answers(port), server)
             yield f"http://127.0.0.1:{port}"

@@ -164,10 +164,10 @@ def test_completions_without_any_reward_are_told(place: Path) -> None:
     lost = [row for row in result.rollouts if row["completions"][0]["reward"] is None]
     assert all(one["advantage"] == 0 for row in lost for one in row["completions"])
     events = [json.loads(line)["event"] for line in (result.directory / "events.jsonl").read_text().splitlines()]
-    (told,) = [event for event in events if "no reward applies" in event]
+    (reported,) = [event for event in events if "no reward applies" in event]
     first = f"step {lost[0]['step']}: no reward applies to a completion of {lost[0]['row']} and "
-    assert told.startswith(first)
-    assert told.endswith(" others; advantages are 0")
+    assert reported.startswith(first)
+    assert reported.endswith(" others; advantages are 0")
     assert (result.directory / "log.txt").read_text().count("no reward applies") == len({row["step"] for row in lost})
 
 
@@ -186,7 +186,7 @@ def test_a_metric_of_the_run_is_none_of_a_reward(metric: str, place: Path) -> No
 
 
 def test_settings_without_effect_are_refused() -> None:
-    given = {
+    fields = {
         "name": "sft",
         "model": Model.Gemma3("tiny"),
         "objective": Objective.SFT(loss_on="all"),
@@ -194,10 +194,10 @@ def test_settings_without_effect_are_refused() -> None:
         "steps": 1,
     }
     with pytest.raises(SpecError, match=r"rollouts: Objective.SFT samples no completions that could be written"):
-        Experiment(**given, rollouts=RolloutLog(every_steps=1))
+        Experiment(**fields, rollouts=RolloutLog(every_steps=1))
     with pytest.raises(SpecError, match=r"prompts: has no effect with every_steps=None"):
         RolloutLog(every_steps=None, prompts=2)
-    made = Experiment(**given)
+    made = Experiment(**fields)
     assert nnxdsl.to_python(made).count("rollouts") == 0
     with pytest.raises(SpecError, match=r"rollouts.every_steps: expected a value > 0, got 0"):
         evolve(made, {"rollouts.every_steps": 0})

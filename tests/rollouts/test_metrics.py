@@ -106,10 +106,10 @@ def episodes(values: list[list[float]], answers: list[list[int]]) -> list[Episod
 
 
 def test_metrics_by_hand(rollouts: Rollouts) -> None:
-    given = episodes(VALUES, ANSWERS)
-    found = episode_metrics(given, rollouts.rewards, {"mine": [1.0, 2.0, 6.0]})
-    found |= group_metrics(given, rollouts.rewards, 3)
-    assert found == pytest.approx(
+    inputs = episodes(VALUES, ANSWERS)
+    actual = episode_metrics(inputs, rollouts.rewards, {"mine": [1.0, 2.0, 6.0]})
+    actual |= group_metrics(inputs, rollouts.rewards, 3)
+    assert actual == pytest.approx(
         {
             "reward": 17 / 5,
             "reward_std": np.std([3, 4, 4, 3, 3], ddof=1),
@@ -131,13 +131,13 @@ def test_metrics_by_hand(rollouts: Rollouts) -> None:
 
 
 def test_a_mean_over_nothing_is_left_out(rollouts: Rollouts) -> None:
-    given = episodes([[NONE, NONE]] * 3, [[5, 5]] * 3)
-    found = episode_metrics(given, rollouts.rewards, {}) | group_metrics(given, rollouts.rewards, 3)
-    assert [name for name in found if "reward" in name] == ["frac_reward_zero_std"]
-    assert found["frac_reward_zero_std"] == 1
-    assert not [name for name in found if "terminated" in name]
-    assert found["completions/clipped_ratio"] == 1
-    silent, calling = ([attrs.evolve(one, calls=calls, failures=1) for one in given] for calls in (0, 2))
+    inputs = episodes([[NONE, NONE]] * 3, [[5, 5]] * 3)
+    actual = episode_metrics(inputs, rollouts.rewards, {}) | group_metrics(inputs, rollouts.rewards, 3)
+    assert [name for name in actual if "reward" in name] == ["frac_reward_zero_std"]
+    assert actual["frac_reward_zero_std"] == 1
+    assert not [name for name in actual if "terminated" in name]
+    assert actual["completions/clipped_ratio"] == 1
+    silent, calling = ([attrs.evolve(one, calls=calls, failures=1) for one in inputs] for calls in (0, 2))
     assert "tools/failure_frequency" not in episode_metrics(silent, rollouts.rewards, {})
     assert episode_metrics(silent, rollouts.rewards, {})["tools/call_frequency"] == 0
     assert episode_metrics(calling, rollouts.rewards, {})["tools/failure_frequency"] == 1 / 2

@@ -75,17 +75,17 @@ def test_rewards_are_those_of_training(rows: list[dict[str, Any]], tmp_path: Pat
     assert first["rewards/margins"] == pytest.approx(last["rewards/margins"], rel=1e-5)  # its head goes on as well
     for place in (directory, export(directory, tmp_path / "model").directory):
         model = nnxdsl.load(place)
-        found = {
+        actual = {
             side: model.rewards([row["prompt"] for row in rows], [row[side] for row in rows], batch_size=4)
             for side in ("chosen", "rejected")
         }
-        assert found["chosen"].shape == (6,)
-        for side, values in found.items():
+        assert actual["chosen"].shape == (6,)
+        for side, values in actual.items():
             assert float(values.mean()) == pytest.approx(last[f"rewards/{side}"], rel=1e-4, abs=1e-5)
     assert last["rewards/accuracies"] == 1.0
     if rows is CHATS:  # an answer in text is the assistant's
         answers = model.rewards([row["prompt"] for row in rows], ["good"] * 6)
-        np.testing.assert_allclose(answers, found["chosen"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(answers, actual["chosen"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.extended
@@ -105,9 +105,9 @@ def test_a_run_is_the_reward_of_sampled_completions(tmp_path: Path) -> None:
     )
     online = run(asked, tmp_path / "runs", Display(quiet=True)).directory
     model = nnxdsl.load(directory)
-    found = [json.loads(line) for line in (online / "rollouts.jsonl").read_text().splitlines()]
+    actual = [json.loads(line) for line in (online / "rollouts.jsonl").read_text().splitlines()]
     compared = 0
-    for group in found:
+    for group in actual:
         row = CHATS[int(group["row"].rsplit(":", 1)[1]) - 1]
         for one in group["completions"]:
             expected = float(model.rewards([row["prompt"]], [one["text"]])[0])

@@ -46,9 +46,9 @@ def vowels(completion: str) -> float:
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
     path = tmp_path_factory.mktemp("rows") / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {n}: ", "answer": str(n)}) + "\n" for n in range(ROWS)))
-    found = load(Data.Prompts(str(path), max_completion_length=8), BytesTokenizer())
-    assert isinstance(found, Prompts)
-    return found
+    result = load(Data.Prompts(str(path), max_completion_length=8), BytesTokenizer())
+    assert isinstance(result, Prompts)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ COMPILED: list[Any] = []
 
 def rollouts(program: Program, prompts: Prompts) -> Rollouts:
     """As after a restart, but for what is compiled."""
-    found = Rollouts.of(program, prompts, BytesTokenizer())
+    result = Rollouts.of(program, prompts, BytesTokenizer())
     if not COMPILED:
-        found.evaluate(program.init(), prompts, np.arange(len(prompts)))
-        COMPILED.append(found._episodes.engine._sampler)
-    found._episodes.engine._sampler = COMPILED[0]
-    return found
+        result.evaluate(program.init(), prompts, np.arange(len(prompts)))
+        COMPILED.append(result._episodes.engine._sampler)
+    result._episodes.engine._sampler = COMPILED[0]
+    return result
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -87,25 +87,25 @@ def equal(one: Any, other: Any) -> bool:
 def test_answers_are_a_function_of_seed_step_and_weights(program: Program, prompts: Prompts) -> None:
     state = program.init()
     first = rollouts(program, prompts)
-    found = first.at(0, state)
-    assert found.batch.tokens.shape == (4, 16)
-    assert found.batch.completion_ids.shape == found.batch.old_logps.shape == (4, 8)
-    assert not np.array_equal(*found.batch.completion_ids[:2])  # two answers to one prompt
+    actual = first.rollout_at(0, state)
+    assert actual.batch.tokens.shape == (4, 16)
+    assert actual.batch.completion_ids.shape == actual.batch.old_logps.shape == (4, 8)
+    assert not np.array_equal(*actual.batch.completion_ids[:2])  # two answers to one prompt
     assert first.row_ids(0) == first.row_ids(1) != first.row_ids(2)
-    assert first.at(1, state) is found  # the second update learns from the same
+    assert first.rollout_at(1, state) is actual  # the second update learns from the same
     assert first.state(2)["rollout"] is None
     kept = json.loads(json.dumps(first.state(1)))
 
     again = rollouts(program, prompts)
-    assert equal(again.at(0, state), found)
-    assert not equal(again.at(2, state), found)
+    assert equal(again.rollout_at(0, state), actual)
+    assert not equal(again.rollout_at(2, state), actual)
 
     resumed = rollouts(program, prompts)
     with pytest.raises(RunError, match="step 1 trains on the completions of step 0, which were not saved"):
-        resumed.at(1, state)
+        resumed.rollout_at(1, state)
     assert resumed.check(kept) == 1
-    assert equal(resumed.at(1, state), found)
-    assert resumed.at(1, state).metrics == found.metrics
+    assert equal(resumed.rollout_at(1, state), actual)
+    assert resumed.rollout_at(1, state).metrics == actual.metrics
 
     held = first.evaluate(state, prompts, np.arange(len(prompts)))
     assert held is not None
@@ -116,7 +116,7 @@ def test_answers_are_a_function_of_seed_step_and_weights(program: Program, promp
     broken = rollouts(program, prompts)
     functions["vowels"] = vowels
     with pytest.raises(RunError, match=r"^step 2: .*prompts.jsonl:\d: reward 'vowels' returned nan, not a finite"):
-        broken.at(2, state)
+        broken.rollout_at(2, state)
     with pytest.raises(RunError, match=r"the source of a reward .vowels. has changed since the checkpoint of step 1"):
         broken.check(kept)
 
@@ -128,24 +128,24 @@ def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(prog
     settings = {f"objective.{name}": value for name, value in fields.items()}
     correcting = compile(evolve(program.experiment, settings))
     state, made = correcting.init(), Rollouts.of(correcting, prompts, BytesTokenizer())
-    batch = made.at(0, state).batch
+    batch = made.rollout_at(0, state).batch
     engine = made._episodes.engine
     requests = Requests([[5, 6]], [8], 1, batch_size=1, prompt_length=8, max_completion_length=8)
-    drawn = engine.sample(engine.weights(state), requests)
-    assert np.exp(drawn[0].log_mass).max() < 0.7
+    samples = engine.sample(engine.weights(state), requests)
+    assert np.exp(samples[0].log_mass).max() < 0.7
     _, metrics = correcting.step(state, made.train_batch(batch))
-    found = {name.removeprefix("sampling/"): float(value) for name, value in metrics.items()}
-    assert found["importance_sampling_ratio/raw_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert found["importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
-    assert found["importance_sampling_ratio/clip_mean"] == 0.0
-    assert 0 < found["sampling_logp_difference/mean"] <= found["sampling_logp_difference/max"] < 1e-5
+    actual = {name.removeprefix("sampling/"): float(value) for name, value in metrics.items()}
+    assert actual["importance_sampling_ratio/raw_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert actual["importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert actual["importance_sampling_ratio/clip_mean"] == 0.0
+    assert 0 < actual["sampling_logp_difference/mean"] <= actual["sampling_logp_difference/max"] < 1e-5
     # A sampler of other weights is corrected, up to the bounds.
     _, metrics = correcting.step(
         correcting.init(), made.train_batch(batch._replace(sampler_logps=batch.sampler_logps - 0.5))
     )
     assert float(metrics["sampling/importance_sampling_ratio/raw_mean"]) == pytest.approx(np.exp(0.5), rel=1e-5)
     assert float(metrics["sampling/importance_sampling_ratio/mean"]) == pytest.approx(1.01, rel=1e-6)
-    assert float(metrics["loss"]) == pytest.approx(1.01 * found["loss"], rel=1e-5, abs=1e-7)
+    assert float(metrics["loss"]) == pytest.approx(1.01 * actual["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.extended
@@ -154,7 +154,7 @@ def test_tokens_of_high_entropy_are_chosen_among_those_that_count(program: Progr
     asked = evolve(program.experiment, {f"objective.{name}": value for name, value in fields.items()})
     choosing = compile(asked)
     state, made = choosing.init(), Rollouts.of(choosing, prompts, BytesTokenizer())
-    batch = made.at(0, state).batch
+    batch = made.rollout_at(0, state).batch
     assert batch.old_logps is None
     stats = choosing.score(state, made.train_batch(batch)).token_stats
     entropy = np.asarray(stats.entropy).reshape(batch.loss_mask.shape)
@@ -171,13 +171,13 @@ def test_tokens_of_high_entropy_are_chosen_among_those_that_count(program: Progr
 @pytest.mark.extended
 def test_truncated_completions_can_be_left_out(program: Program, prompts: Prompts) -> None:
     state = program.init()
-    last_ids = rollouts(program, prompts).at(0, state).batch.completion_ids[:, -1].tolist()
+    last_ids = rollouts(program, prompts).rollout_at(0, state).batch.completion_ids[:, -1].tolist()
     fields = {"objective.mask_truncated_completions": True, "objective.num_iterations": 1}
     masking = rollouts(attrs.evolve(program, experiment=evolve(program.experiment, fields)), prompts)
     turns = masking._episodes.turns
     stopping = attrs.evolve(turns, stop_ids=turns.stop_ids | {last_ids[1]})  # so that a completion has ended
     masking._episodes = attrs.evolve(masking._episodes, turns=stopping)
-    batch = masking.at(0, state).batch
+    batch = masking.rollout_at(0, state).batch
     assert batch.weight.tolist() == [float(last == last_ids[1]) for last in last_ids]
     assert 0 < batch.weight.sum() < len(last_ids)
     _, metrics = program.step(state, batch)
@@ -189,19 +189,19 @@ def test_truncated_completions_can_be_left_out(program: Program, prompts: Prompt
 @pytest.mark.parametrize("cls", [Objective.RLOO, Objective.ReinforcePlusPlus])
 def test_the_divergence_is_in_the_reward(cls: Any, program: Program, prompts: Prompts) -> None:
     objective = cls(rewards=(Reward("vowels"),), num_generations=2, beta=0.5)
-    own = compile(evolve(program.experiment, {"objective": objective}))
-    initial, state = own.init(), own.init()
-    made = rollouts(own, prompts)
+    ours = compile(evolve(program.experiment, {"objective": objective}))
+    initial, state = ours.init(), ours.init()
+    made = rollouts(ours, prompts)
     for step in range(2):
-        state, _ = own.step(state, made.at(step, state).batch)
-    batch = made.at(2, state).batch
+        state, _ = ours.step(state, made.rollout_at(step, state).batch)
+    batch = made.rollout_at(2, state).batch
     assert batch.old_logps is None  # the next update learns from others
     mask = batch.loss_mask
-    now, first = (np.asarray(own.score(each, batch).token_stats.logp, np.float64) for each in (state, initial))
+    now, first = (np.asarray(ours.score(each, batch).token_stats.logp, np.float64) for each in (state, initial))
     np.testing.assert_allclose(batch.ref_logps, first, rtol=1e-5, atol=1e-6)
     kl = 0.5 * (now - first) * mask
     assert np.abs(kl).max() > 1e-3
-    episodes = made.at(2, state).episodes
+    episodes = made.rollout_at(2, state).episodes
     assert episodes is not None
     rewards = np.array([one.rewards[0] for one in episodes])
     if cls is Objective.RLOO:
@@ -211,7 +211,7 @@ def test_the_divergence_is_in_the_reward(cls: Any, program: Program, prompts: Pr
         returns = rewards[:, None] - np.cumsum(kl[:, ::-1], axis=1)[:, ::-1]
         expected = (returns - returns[mask].mean()) / (returns[mask].std(ddof=1) + 1e-4) * mask
     np.testing.assert_allclose(batch.advantages, expected, rtol=1e-4, atol=1e-5)
-    _, metrics = own.step(state, batch)
+    _, metrics = ours.step(state, batch)
     assert float(metrics["kl"]) == pytest.approx((now - first)[mask].mean(), rel=1e-4, abs=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_log_probabilities_of_answers_are_those_of_whole_sequences(program: Prog
     # What was kept of the policy that drew is what the step computes, so the first update has ratios of 1.
     state = program.init()
     made = rollouts(program, prompts)
-    rollout = made.at(0, state)
+    rollout = made.rollout_at(0, state)
     now = np.asarray(program.score(state, made.train_batch(rollout.batch)).token_stats.logp)
     np.testing.assert_array_equal(now, rollout.batch.old_logps)
     assert np.all(now[rollout.batch.loss_mask] < 0)

@@ -88,13 +88,13 @@ class Place:
         return Data.Prompts(str(self.directory / f"{name}.jsonl"), max_prompt_length=32, max_completion_length=8)
 
     def experiment(self, **objective: Any) -> Experiment:
-        given = {"distance": Distance.SampledReverseKL(), "rewards": (Reward("letters of a student"),)}
+        fields = {"distance": Distance.SampledReverseKL(), "rewards": (Reward("letters of a student"),)}
         if not objective.keys() & {"teacher", "teacher_servers"}:
-            given["teacher_server"] = TeacherServer(self.url, timeout=60)
+            fields["teacher_server"] = TeacherServer(self.url, timeout=60)
         return Experiment(
             name="student",
             model=Model.Llama3("tiny", tokenizer=Tokenizer.File(str(self.model))),
-            objective=Objective.OnPolicyDistill(num_generations=2, **{**given, **objective}),
+            objective=Objective.OnPolicyDistill(num_generations=2, **{**fields, **objective}),
             data=self.prompts("prompts"),
             evaluation=Evaluation(every_steps=2, data=self.prompts("held_out")),
             optimizer=Optimizer.SGD(schedule=Schedule.Constant(lr=0.05), max_grad_norm=None),
@@ -170,15 +170,15 @@ def test_a_run_has_the_figures_of_a_teacher_in_the_step_and_resumes_from_what_wa
     resumed = run(asked, home, Display(quiet=True))
     assert (resumed.state, resumed.step) == ("finished", 4)
     assert recorded.read_bytes() == before
-    expected, found = (
+    expected, actual = (
         rows_of(in_step.directory),
         {row["step"]: row for row in rows_of(resumed.directory) if "loss" in row},
     )
     losses = [row for row in expected if "loss" in row]
     assert len(losses) == 4
     for row in losses:
-        assert found[row["step"]]["loss"] == pytest.approx(row["loss"], rel=1e-5, abs=1e-6)
-        assert found[row["step"]]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-5)
+        assert actual[row["step"]]["loss"] == pytest.approx(row["loss"], rel=1e-5, abs=1e-6)
+        assert actual[row["step"]]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-5)
     trained = nnxdsl.load(in_step.directory).leaves
     for path, leaf in nnxdsl.load(resumed.directory).leaves.items():
         np.testing.assert_allclose(leaf, trained[path], rtol=0, atol=1e-5, err_msg=path)
@@ -211,7 +211,7 @@ def first_step(served: Place, two: dict[str, Path], **objective: Any) -> Step:
     prompts = load(experiment.data, tokenizer)
     assert isinstance(prompts, Prompts)
     state, made = program.init(), Rollouts.of(program, prompts, tokenizer, served.directory / "runs")
-    rollout = made.at(0, state)
+    rollout = made.rollout_at(0, state)
     template, leaves = program.policy(state)
     leaves, trainable = jax.tree.map(np.asarray, (dict(leaves), dict(state.trainable)))
     assert program.blueprint.num_generations == 2
@@ -241,14 +241,14 @@ def token_logps(template: Any, leaves: Any, batch: RolloutBatch) -> Any:
     return jnp.take_along_axis(each, np.minimum(source, each.shape[1] - 1)[..., None], axis=1)
 
 
-def require_metrics(step: Step, found: np.ndarray) -> None:
+def require_metrics(step: Step, distances: np.ndarray) -> None:
     """Requires the loss and the metrics that are means of a divergence at each token."""
     mask = step.batch.loss_mask
-    assert step.metrics["loss"] == pytest.approx(found[mask].mean(), rel=2e-5, abs=1e-5)
+    assert step.metrics["loss"] == pytest.approx(distances[mask].mean(), rel=2e-5, abs=1e-5)
     for name in step.teachers:
-        own = mask & np.array([each == name for each in step.named])[:, None]
-        assert step.metrics[f"teacher_jsd/{name}"] == pytest.approx(found[own].mean(), rel=2e-5, abs=1e-5)
-        assert step.metrics[f"teacher_token_frac/{name}"] == pytest.approx(own.sum() / mask.sum())
+        is_of_teacher = mask & np.array([each == name for each in step.named])[:, None]
+        assert step.metrics[f"teacher_jsd/{name}"] == pytest.approx(distances[is_of_teacher].mean(), rel=2e-5, abs=1e-5)
+        assert step.metrics[f"teacher_token_frac/{name}"] == pytest.approx(is_of_teacher.sum() / mask.sum())
 
 
 def test_each_row_has_the_teacher_that_it_names(served: Place, two: dict[str, Path]) -> None:
@@ -257,8 +257,8 @@ def test_each_row_has_the_teacher_that_it_names(served: Place, two: dict[str, Pa
     ours, ids = np.asarray(step.student(step.trainable), np.float64), step.batch.completion_ids[..., None]
     apart = {name: np.take_along_axis(ours - theirs, ids, axis=2)[..., 0] for name, theirs in step.teachers.items()}
     swapped = [TEACHERS[1 - TEACHERS.index(name)] for name in step.named]
-    found, others = (np.array([apart[name][row] for row, name in enumerate(ns)]) for ns in (step.named, swapped))
-    require_metrics(step, found)
+    actual, others = (np.array([apart[name][row] for row, name in enumerate(ns)]) for ns in (step.named, swapped))
+    require_metrics(step, actual)
     assert abs(step.metrics["loss"] - others[step.batch.loss_mask].mean()) > 1e-3
 
 
@@ -364,9 +364,9 @@ def test_what_a_teacher_answers_is_checked(served: Place, monkeypatch: pytest.Mo
     prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
     logps = ServedTeacher(TeacherServer(served.url), tokenizer).logps(prompts, completions)
     model = nnxdsl.load(served.model)
-    for found, prompt, completion in zip(logps, prompts, completions, strict=True):
+    for actual, prompt, completion in zip(logps, prompts, completions, strict=True):
         expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     settings = TeacherServer(served.url)
     found_top = ServedTeacher(settings, tokenizer, top_k=3, vocab_size=320).top_logps(prompts, completions)
     for (ids, logps), prompt, completion in zip(found_top, prompts, completions, strict=True):
@@ -510,9 +510,9 @@ NONE: dict[str, Any] = {"teacher_server": None}
     ids=str,
 )
 def test_experiments_that_no_server_teaches(fields: dict[str, Any], message: str) -> None:
-    given = {"distance": Distance.SampledReverseKL(), "teacher_server": SERVER}
+    options = {"distance": Distance.SampledReverseKL(), "teacher_server": SERVER}
     with pytest.raises(SpecError) as error:
-        Objective.OnPolicyDistill(**{**given, **fields})
+        Objective.OnPolicyDistill(**{**options, **fields})
     assert message in str(error.value)
     with pytest.raises(SpecError, match="url: expected a URL without /v1, as http://localhost:8000"):
         TeacherServer("http://localhost:8000/v1")

@@ -87,7 +87,7 @@ class Served:
 
     def experiment(self, objective: dict[str, Any] | None = None, **fields: Any) -> Experiment:
         engine = Engine.Server(self.url, weights_directory=str(self.weights), timeout=60)
-        given = {"rewards": (Reward("vowels of a server"),), "num_generations": 2, "engine": engine}
+        options = {"rewards": (Reward("vowels of a server"),), "num_generations": 2, "engine": engine}
         defaults = {
             "model": Model.HF(str(self.model), weights=Weights.HF(str(self.model))),
             "adapter": Adapter.LoRA(rank=2),
@@ -98,7 +98,7 @@ class Served:
             "steps": 5,
         }
         return Experiment(
-            name="served", objective=Objective.DAPO(**{**given, **(objective or {})}), **{**defaults, **fields}
+            name="served", objective=Objective.DAPO(**{**options, **(objective or {})}), **{**defaults, **fields}
         )
 
     def rollouts(self, experiment: Experiment) -> Rollouts:
@@ -116,8 +116,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 @pytest.fixture(scope="module")
 def served(place: Served) -> Iterator[Served]:
-    words = "--weights-directory", str(place.weights), "--name", "tiny"
-    with pytest.MonkeyPatch.context() as patch, serving(place.model, *words) as url:
+    text = "--weights-directory", str(place.weights), "--name", "tiny"
+    with pytest.MonkeyPatch.context() as patch, serving(place.model, *text) as url:
         patch.setenv("NNXDSL_API_KEY", KEY)
         place.url = url.removesuffix("/v1")
         yield place
@@ -150,14 +150,14 @@ def test_it_samples_with_the_weights_of_each_step(served: Served, adapter_only: 
     made = served.rollouts(experiment)
     load_base(served, made)
     state = state_of(made, experiment, served.place / "runs")
-    batch = made.at(0, state).batch
+    batch = made.rollout_at(0, state).batch
     logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
     mask = batch.loss_mask
     np.testing.assert_allclose(batch.sampler_logps[mask], logps[mask], rtol=0, atol=2e-5)
     assert not np.array_equal(*batch.completion_ids[:2])  # completions of one prompt
     # The same tokens again, as after a restart; log-probs up to rounding, as requests are batched as they come.
     second = served.rollouts(experiment)
-    again = second.at(0, state).batch
+    again = second.rollout_at(0, state).batch
     assert np.array_equal(again.tokens, batch.tokens)
     np.testing.assert_allclose(again.sampler_logps, batch.sampler_logps, rtol=0, atol=1e-5)
     assert [one.name for one in (served.weights / experiment.id).iterdir()] == ["step-00000000"]
@@ -223,9 +223,9 @@ def test_a_run_learns_from_what_was_recorded(served: Served) -> None:
     assert rows_of(directory) == before
     attempts = [json.loads(row)["attempt"] for row in (directory / "rollouts.jsonl").read_text().splitlines()]
     assert attempts == [1] * 6 + [2] * 4
-    expected, found = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
+    expected, actual = (nnxdsl.load(each.directory).leaves for each in (whole, resumed))
     for path, leaf in expected.items():
-        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+        np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
 
 
 class Kills(Hook):
@@ -246,21 +246,21 @@ def test_a_run_ends_with_its_server_and_goes_on_with_the_next(
     place: Served, max_staleness: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NNXDSL_API_KEY", KEY)
-    words = "--weights-directory", str(place.weights)
-    process, url = start(place.model, "--port", "0", *words)
+    text = "--weights-directory", str(place.weights)
+    process, url = start(place.model, "--port", "0", *text)
     engine = Engine.Server(url.removesuffix("/v1"), weights_directory=str(place.weights), max_staleness=max_staleness)
     experiment = place.experiment({"engine": engine, "importance_sampling": ImportanceSampling()})
     with pytest.raises(RunError, match=r"step [34]: objective.engine: the server at .* does not answer"):
         run(experiment, tmp_path, Display(quiet=True), hooks=[Kills(process)])
     recorded = (tmp_path / experiment.id / "sampled" / "step-00000002.json").read_bytes()
-    process, _ = start(place.model, "--port", url.split(":")[2].removesuffix("/v1"), *words)
+    process, _ = start(place.model, "--port", url.split(":")[2].removesuffix("/v1"), *text)
     try:
-        found = run(experiment, tmp_path, Display(quiet=True))
+        actual = run(experiment, tmp_path, Display(quiet=True))
     finally:
         process.kill()
         process.communicate()
-    assert (found.state, found.step) == ("finished", 5)
-    rows = [json.loads(line) for line in (found.directory / "metrics.jsonl").read_text().splitlines()]
+    assert (actual.state, actual.step) == ("finished", 5)
+    rows = [json.loads(line) for line in (actual.directory / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [*range(5)]
     assert json.loads(recorded)["rollout"]["metrics"]["reward"] == rows[2]["reward"]
 
@@ -300,14 +300,14 @@ def test_each_step_has_an_adapter_of_a_new_name(served: Served) -> None:
     for step in (0, 1):
         moved = {path: leaf + 0.02 * step for path, leaf in state.trainable.items()}
         now = state._replace(trainable=moved, step=state.step + step)
-        batch = made.at(step, now).batch
+        batch = made.rollout_at(step, now).batch
         logps = np.asarray(made.program.score(now, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
         np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
         (name,) = set(client.models()) - {"tiny"}  # the one before is forgotten
         names.append(name)
     assert [name.partition("-step-")[2] for name in names] == ["00000000", "00000001"]
     made = served.rollouts(experiment)  # as after a kill
-    assert np.array_equal(made.at(1, now).batch.tokens, batch.tokens)
+    assert np.array_equal(made.rollout_at(1, now).batch.tokens, batch.tokens)
     (name,) = set(client.models()) - {"tiny"}
     assert name not in names
     made.close()
@@ -318,7 +318,7 @@ def test_another_model_is_refused_before_anything_is_learned(served: Served, mon
     experiment = served.experiment({"engine": Engine.Server(served.url, weights_directory=str(served.weights))})
     made = served.rollouts(experiment)
     state = state_of(made, experiment, served.place / "runs")
-    made.at(0, state)
+    made.rollout_at(0, state)
     # What the server has is no longer what is trained.
     other = state._replace(trainable={path: leaf + 1.0 for path, leaf in state.trainable.items()})
     made = served.rollouts(experiment)
@@ -326,7 +326,7 @@ def test_another_model_is_refused_before_anything_is_learned(served: Served, mon
     with pytest.raises(
         RunError, match=r"^step 0: objective.engine: log-probabilities of its completions are [\d.]+ nats"
     ):
-        made.at(0, other)
+        made.rollout_at(0, other)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_what_a_server_refuses(
     engine = attrs.evolve(served.experiment().objective.engine, **fields)  # pyright: ignore[reportAttributeAccessIssue]
     made = served.rollouts(served.experiment({"engine": engine}))
     with pytest.raises(RunError, match=rf"^step 0: objective.engine: the server at {engine.url} {message}"):
-        made.at(0, made.program.init(open_source(made.program.blueprint, served.place)))
+        made.rollout_at(0, made.program.init(open_source(made.program.blueprint, served.place)))
 
 
 def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> 
         url = f"http://localhost:{silent.getsockname()[1]}"
         made = place.rollouts(place.experiment({"engine": Engine.Server(url, timeout=0.2)}))
         with pytest.raises(RunError, match=rf"{url} does not answer within timeout=0\.2 seconds"):
-            made.at(0, made.program.init(open_source(made.program.blueprint, place.place)))
+            made.rollout_at(0, made.program.init(open_source(made.program.blueprint, place.place)))
 
 
 @pytest.mark.parametrize(
@@ -432,6 +432,6 @@ def test_an_engine_of_another_package_is_one_file(place: Served) -> None:
         return ParrotEngine(engine.word)
 
     made = place.rollouts(experiment)
-    batch = made.at(0, made.program.init(open_source(made.program.blueprint, place.place))).batch
+    batch = made.rollout_at(0, made.program.init(open_source(made.program.blueprint, place.place))).batch
     assert batch.completion_ids[:, :2].tolist() == [[65, 65]] * 4
     assert batch.sampler_logps.shape == (4, 8)

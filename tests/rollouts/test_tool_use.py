@@ -71,9 +71,9 @@ def prompts_of(place: Path, rows: Sequence[dict[str, Any]], tokens: int = 400, n
     path = place / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Data.Prompts(str(path), max_prompt_length=512, max_completion_length=tokens)
-    found = load(data, TOKENIZER, tools=tools_of(objective(name)))
-    assert isinstance(found, Prompts)
-    return found
+    result = load(data, TOKENIZER, tools=tools_of(objective(name)))
+    assert isinstance(result, Prompts)
+    return result
 
 
 def call(name: str, arguments: str) -> str:
@@ -93,8 +93,8 @@ def played(prompts: Prompts, script: Sequence[str], name: str = "bank", max_turn
 
     encoder = Encoder(TOKENIZER)
     turns = Turns(encoder, STOPS, Environments(objective(name), encoder), max_turns)
-    (found,) = turns.play(prompts, [0], sample)
-    return found
+    (result,) = turns.play(prompts, [0], sample)
+    return result
 
 
 def results(one: Trajectory) -> list[str]:
@@ -104,31 +104,31 @@ def results(one: Trajectory) -> list[str]:
 def test_an_episode_is_that_of_the_chat_template(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT, "start": 5}])
     first, second = call("pay", '{"amount": 2}'), call("pay", '{"amount": 1, "mode": "out"}')
-    found = played(prompts, ["I pay." + first, second, "done"])
+    actual = played(prompts, ["I pay." + first, second, "done"])
     prompt = prompts.row(0)["prompt"].tolist()
     schemas = tools_of(objective())
     assert [tool["function"]["name"] for tool in schemas] == ["pay", "note"]
     assert "pay(amount, mode): Pays an amount." in TOKENIZER.decode(prompt)
     # The messages are those of OpenAI's format, and their rendering is the tokens of the episode.
-    assert [message["role"] for message in found.turns] == ["assistant", "tool", "assistant", "tool", "assistant"]
-    assert (found.turns[0]["content"], found.turns[2]["content"], found.text) == ("I pay.", "", "done")
-    assert found.turns[2]["tool_calls"][0]["function"] == {"name": "pay", "arguments": {"amount": 1, "mode": "out"}}
-    assert results(found) == ['{"balance": 7}', '{"balance": 6}']
+    assert [message["role"] for message in actual.turns] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert (actual.turns[0]["content"], actual.turns[2]["content"], actual.text) == ("I pay.", "", "done")
+    assert actual.turns[2]["tool_calls"][0]["function"] == {"name": "pay", "arguments": {"amount": 1, "mode": "out"}}
+    assert results(actual) == ['{"balance": 7}', '{"balance": 6}']
     whole = Encoder(TOKENIZER).rendered(
-        Encoder(TOKENIZER).template(schemas).render([*CHAT, *found.turns], tools=schemas)
+        Encoder(TOKENIZER).template(schemas).render([*CHAT, *actual.turns], tools=schemas)
     )
-    assert [*prompt, *found.ids] == whole[: len(prompt) + len(found.ids)]
-    sampled = [token for token, is_sampled in zip(found.ids, found.is_sampled, strict=True) if is_sampled]
+    assert [*prompt, *actual.ids] == whole[: len(prompt) + len(actual.ids)]
+    sampled = [token for token, is_sampled in zip(actual.ids, actual.is_sampled, strict=True) if is_sampled]
     assert sampled == [*completion("I pay." + first).ids, *completion(second).ids, *completion("done").ids]
-    assert (found.reward, found.calls, found.failures, found.is_truncated) == (6.0, 2, 0, False)
+    assert (actual.reward, actual.calls, actual.failures, actual.is_truncated) == (6.0, 2, 0, False)
 
 
 def test_several_calls_of_a_turn_and_async_ones(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT}])
-    found = played(prompts, [call("pay", '{"amount": "4"}') + call("note", '{"text": "12"}'), ""])
-    assert results(found) == ['{"balance": 4}', "12"]  # a number in quotes is a number, where the tool takes one
-    assert [message["tool_call_id"] for message in found.turns[1:3]] == ["call00001", "call00002"]
-    assert (found.calls, found.failures, found.reward) == (2, 0, 4.0)
+    actual = played(prompts, [call("pay", '{"amount": "4"}') + call("note", '{"text": "12"}'), ""])
+    assert results(actual) == ['{"balance": 4}', "12"]  # a number in quotes is a number, where the tool takes one
+    assert [message["tool_call_id"] for message in actual.turns[1:3]] == ["call00001", "call00002"]
+    assert (actual.calls, actual.failures, actual.reward) == (2, 0, 4.0)
 
 
 def test_what_fails_is_for_the_policy_to_read(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_what_fails_is_for_the_policy_to_read(tmp_path: Path) -> None:
         call("get_reward", "{}"): "there is no tool 'get_reward'; there are: pay, note",
         call("pay", "[1]"): "the arguments are no JSON object",
     }
-    found = played(prompts, [*script, "sorry"])
-    errors = [json.loads(text)["error"] for text in results(found)]
+    actual = played(prompts, [*script, "sorry"])
+    errors = [json.loads(text)["error"] for text in results(actual)]
     assert [error.removeprefix("Bank.") for error in errors] == list(script.values())
-    assert (found.calls, found.failures, found.reward) == (6, 6, 0.0)
+    assert (actual.calls, actual.failures, actual.reward) == (6, 6, 0.0)
     # A special token in a result would end the turn: it does not get into the tokens.
     (note,) = results(played(prompts, [call("note", '{"text": "<end_of_turn>"}'), ""]))
     assert json.loads(note)["error"]
@@ -162,7 +162,7 @@ def test_what_ends_an_episode(tmp_path: Path) -> None:
 
 
 def test_rewards_read_the_whole_episode(tmp_path: Path) -> None:
-    found = played(prompts_of(tmp_path, [{"prompt": CHAT}]), [call("pay", '{"amount": 2}'), "done"])
+    actual = played(prompts_of(tmp_path, [{"prompt": CHAT}]), [call("pay", '{"amount": 2}'), "done"])
     seen: list[Any] = []
 
     @nnxdsl.reward("reads turns")
@@ -170,19 +170,19 @@ def test_rewards_read_the_whole_episode(tmp_path: Path) -> None:
         seen.extend(completions)
         return [0.0]
 
-    row = {"prompt": CHAT, "environment_reward": found.reward, "turns": found.turns}
-    sampled = Sampled([found.text], [found.ids], [row], ["a:1"], [found.turns])
+    row = {"prompt": CHAT, "environment_reward": actual.reward, "turns": actual.turns}
+    sampled = Sampled([actual.text], [actual.ids], [row], ["a:1"], [actual.turns])
     scores = Rewards((Reward.Environment(weight=2.0), Reward("reads turns"))).score(sampled)
     assert scores.values == [[2.0, 0.0]]
-    assert seen == [found.turns]
+    assert seen == [actual.turns]
 
 
 class Broken:
     def reset(self) -> str:
         return "Begin."
 
-    def look(self) -> str:
-        """Looks."""
+    def peek(self) -> str:
+        """Peeks."""
         return ""
 
 
@@ -190,15 +190,15 @@ class Silent(Bank):
     def get_reward(self) -> Any:
         return None
 
-    def act(self, how: str) -> str:  # without a docstring
-        return how
+    def act(self, mode: str) -> str:  # without a docstring
+        return mode
 
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT}])
     monkeypatch.setitem(environments, "broken", Broken)
     with pytest.raises(RunError, match=r"prompts.jsonl:1: environment 'broken' returned something from reset"):
-        played(prompts_of(tmp_path, [{"prompt": CHAT}], name="broken"), [call("look", "{}"), ""], name="broken")
+        played(prompts_of(tmp_path, [{"prompt": CHAT}], name="broken"), [call("peek", "{}"), ""], name="broken")
     monkeypatch.setitem(environments, "silent", Silent)
     with pytest.raises(PlanError, match="a tool of 'silent': 'act' has no docstring"):
         tools_of(objective("silent"))
@@ -237,10 +237,10 @@ class StepsAndReward:
 
 
 def test_a_class_with_step_has_a_reward_at_its_end_as_well(tmp_path: Path) -> None:
-    found = played(
+    actual = played(
         prompts_of(tmp_path, [{"prompt": CHAT}], name="steps and a reward"), ["a", "b"], "steps and a reward"
     )
-    assert (found.reward, found.calls) == (1.0 + 1.0 + 20.0, 0)
+    assert (actual.reward, actual.calls) == (1.0 + 1.0 + 20.0, 0)
 
 
 def test_rows_are_read_where_a_class_is_not_known_and_nothing_is_played(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_functions_are_tools(tmp_path: Path) -> None:
         return 2 * number
 
     nnxdsl.tools("doubles", double)
-    found = played(
+    actual = played(
         prompts_of(tmp_path, [{"prompt": CHAT}], name="doubles"), [call("double", '{"number": 4}'), "8"], "doubles"
     )
-    assert (results(found), found.reward, found.text) == (["8"], 0.0, "8")
+    assert (results(actual), actual.reward, actual.text) == (["8"], 0.0, "8")

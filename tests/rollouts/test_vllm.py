@@ -39,9 +39,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM, reason="VLLM does n
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, wait_until: Any) -> Iterator[Served]:
     place = Served(tmp_path_factory.mktemp("vllm"))
-    words = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
-    words += ["--enable-lora", "--max-lora-rank", "8"]
-    command = [VLLM, "serve", str(place.model), *words, "--port", str(PORT)]
+    argv = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    argv += ["--enable-lora", "--max-lora-rank", "8"]
+    command = [VLLM, "serve", str(place.model), *argv, "--port", str(PORT)]
     place.url = f"http://localhost:{PORT}"
 
     def is_ready() -> bool:
@@ -68,10 +68,10 @@ def test_it_samples_with_the_weights_of_each_step(served: Served, settings: dict
     experiment = served.experiment(settings)
     made = served.rollouts(experiment)
     state = state_of(made, experiment, served.place / "runs")
-    batch = made.at(0, state).batch
+    batch = made.rollout_at(0, state).batch
     logps = np.asarray(made.program.score(state, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
     np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
-    assert np.array_equal(served.rollouts(experiment).at(0, state).batch.tokens, batch.tokens)
+    assert np.array_equal(served.rollouts(experiment).rollout_at(0, state).batch.tokens, batch.tokens)
 
 
 def test_it_samples_with_the_adapter_of_each_step(served: Served) -> None:
@@ -83,7 +83,7 @@ def test_it_samples_with_the_adapter_of_each_step(served: Served) -> None:
     for step in (0, 1):
         moved = {path: leaf + 0.02 * step for path, leaf in state.trainable.items()}
         now = state._replace(trainable=moved, step=state.step + step)
-        batch = made.at(step, now).batch
+        batch = made.rollout_at(step, now).batch
         logps = np.asarray(made.program.score(now, made.train_batch(batch)).token_stats.logp).reshape(4, 8)
         np.testing.assert_allclose(batch.sampler_logps[batch.loss_mask], logps[batch.loss_mask], rtol=0, atol=2e-5)
 
@@ -92,7 +92,7 @@ def test_log_probabilities_at_another_temperature_are_refused(served: Served) ->
     experiment = served.experiment({"temperature": 0.7})
     made = served.rollouts(experiment)
     with pytest.raises(RunError, match=r"nats from the trainer's in the mean, .* at another temperature"):
-        made.at(0, state_of(made, experiment, served.place / "runs"))
+        made.rollout_at(0, state_of(made, experiment, served.place / "runs"))
 
 
 def test_it_gives_the_log_probabilities_of_a_teacher(served: Served) -> None:
@@ -100,9 +100,9 @@ def test_it_gives_the_log_probabilities_of_a_teacher(served: Served) -> None:
     model = nnxdsl.load(served.model)
     prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
     logps = ServedTeacher(TeacherServer(served.url), model.tokenizer).logps(prompts, completions)
-    for found, prompt, completion in zip(logps, prompts, completions, strict=True):
+    for actual, prompt, completion in zip(logps, prompts, completions, strict=True):
         expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
 
 
 def test_it_gives_the_top_k_of_a_teacher(served: Served) -> None:
@@ -121,7 +121,7 @@ def test_it_gives_the_top_k_of_a_teacher(served: Served) -> None:
 def test_a_run_learns(served: Served, tmp_path: Path) -> None:
     optimizer = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.02))
     experiment = served.experiment({"num_generations": 8}, optimizer=optimizer, batch_size=32, steps=20)
-    found = run(experiment, tmp_path, Display(quiet=True))
-    lines = (found.directory / "metrics.jsonl").read_text().splitlines()
+    actual = run(experiment, tmp_path, Display(quiet=True))
+    lines = (actual.directory / "metrics.jsonl").read_text().splitlines()
     rewards = [row["reward"] for row in map(json.loads, lines) if "reward" in row]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2

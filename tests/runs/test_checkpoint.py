@@ -58,12 +58,12 @@ def bits(array: jax.Array) -> bytes:
 
 def check_step(checkpoints: Checkpoints, step: int) -> None:
     wanted = groups(step)
-    found = checkpoints.restore(step, targets(wanted))
-    assert {group: list(arrays) for group, arrays in found.items()} == {g: list(a) for g, a in wanted.items()}
+    result = checkpoints.restore(step, targets(wanted))
+    assert {group: list(arrays) for group, arrays in result.items()} == {g: list(a) for g, a in wanted.items()}
     for group, arrays in wanted.items():
         for name, array in arrays.items():
-            assert found[group][name].dtype == array.dtype
-            assert bits(found[group][name]) == bits(array), (group, name)
+            assert result[group][name].dtype == array.dtype
+            assert bits(result[group][name]) == bits(array), (group, name)
 
 
 def saved(directory: Path, *steps: int, keep: int | None = None) -> Checkpoints:
@@ -74,7 +74,7 @@ def saved(directory: Path, *steps: int, keep: int | None = None) -> Checkpoints:
     return checkpoints
 
 
-def child(code: str, *words: str, devices: int = 1) -> subprocess.Popen[str]:
+def child(code: str, *argv: str, devices: int = 1) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -82,7 +82,7 @@ def child(code: str, *words: str, devices: int = 1) -> subprocess.Popen[str]:
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {os.environ.get('XLA_FLAGS', '')}",
     }
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *words],
+        [sys.executable, "-W", "error", "-c", code, *argv],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 
@@ -214,11 +214,11 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"all": arrays}, {})
     checkpoints.wait()
-    found = checkpoints.restore(1, targets({"all": arrays}))["all"]
+    actual = checkpoints.restore(1, targets({"all": arrays}))["all"]
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].shape == array.shape
-        assert bits(found[name]) == bits(array), name
+        assert actual[name].dtype == array.dtype
+        assert actual[name].shape == array.shape
+        assert bits(actual[name]) == bits(array), name
 
 
 def test_arrays_that_cannot_be_stored_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_a_part_is_restored_alone_and_damage_elsewhere_does_not_matter(tmp_path:
         if path.is_file():
             path.write_bytes(b"")
     wanted = {"trainable": {"norm": jax.ShapeDtypeStruct((4,), jnp.bfloat16)}}
-    found = checkpoints.restore(1, wanted)
-    assert list(found["trainable"]) == ["norm"]
-    assert bits(found["trainable"]["norm"]) == bits(groups(1)["trainable"]["norm"])
+    actual = checkpoints.restore(1, wanted)
+    assert list(actual["trainable"]) == ["norm"]
+    assert bits(actual["trainable"]["norm"]) == bits(groups(1)["trainable"]["norm"])
     with pytest.raises(CheckpointError, match="is damaged: arrays/optimizer/"):
         checkpoints.restore(1, targets(groups(1)))
 
@@ -559,7 +559,7 @@ print(checkpoints.wait())
 
 @pytest.mark.faults
 def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -> None:
-    found: list[int | None] = []
+    actual: list[int | None] = []
     for calls in range(6):
         directory = tmp_path / str(calls)
         saved(directory, 1, keep=1)
@@ -569,7 +569,7 @@ def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -
         assert good.damaged == ()
         assert good.step is not None
         check_step(reader, good.step)
-        found.append(good.step)
+        actual.append(good.step)
         writer = saved(directory, 3, keep=1)
         assert writer.steps() == [3]
         assert [path.name for path in directory.iterdir()] == ["00000003"]
@@ -577,7 +577,7 @@ def test_a_kill_before_each_rename_of_ours_leaves_a_whole_step(tmp_path: Path) -
             break
     else:
         pytest.fail("the save never came to its end")
-    assert found == [1, 1, 2, 2]  # killed before the manifest, the commit and the removal of step 1; not killed
+    assert actual == [1, 1, 2, 2]  # killed before the manifest, the commit and the removal of step 1; not killed
 
 
 MESHES = """
@@ -616,8 +616,8 @@ def test_a_checkpoint_comes_back_bit_for_bit_on_another_mesh(tmp_path: Path) -> 
     reader = CheckpointReader(tmp_path)  # and on one device of another process
     assert reader.contents(1)["trainable"]["k"] == ArrayInfo((), "key<fry>")
     target = {"trainable": {"w": jax.ShapeDtypeStruct((16, 8), jnp.float32)}}
-    found = reader.restore(1, target)["trainable"]["w"]
-    assert bits(found) == bits(jax.random.normal(jax.random.key(0), (16, 8)))
+    actual = reader.restore(1, target)["trainable"]["w"]
+    assert bits(actual) == bits(jax.random.normal(jax.random.key(0), (16, 8)))
 
 
 RANK = """

@@ -76,9 +76,9 @@ def test_whatever_was_done_to_rows_each_step_stands_once_or_is_named(tmp_path: P
         assert kept
     said = run.repair_rows(RESUMED, PROMPTS)
     expected = [row for row in whole["metrics.jsonl"] if row["step"] < RESUMED]
-    found = rows(run.path / "metrics.jsonl")
-    assert [row for row in found if row not in expected] == [] or any(row.get("loss") == 7.0 for row in found)
-    keys = [(row.get("kind"), row["step"]) for row in found]
+    actual = rows(run.path / "metrics.jsonl")
+    assert [row for row in actual if row not in expected] == [] or any(row.get("loss") == 7.0 for row in actual)
+    keys = [(row.get("kind"), row["step"]) for row in actual]
     assert len(keys) == len(set(keys))
     assert keys == [key for key in ((row.get("kind"), row["step"]) for row in expected) if key in set(keys)]
     gone = sorted({row["step"] for row in expected if "kind" not in row} - {s for k, s in keys if k is None})

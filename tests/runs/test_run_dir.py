@@ -32,10 +32,10 @@ def make(home: Path, name: str = "dpo-1a2b3c4d", identity: str = "one") -> RunDi
     )
 
 
-def python(code: str, *words: str) -> subprocess.Popen[str]:
+def python(code: str, *argv: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *words], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-W", "error", "-c", code, *argv], stdout=subprocess.PIPE, text=True, env=environment
     )
 
 
@@ -415,8 +415,8 @@ def test_git_is_recorded_where_there_is_a_repository(tmp_path: Path) -> None:
     assert process_info.git_state(tmp_path) is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     (tmp_path / "a").write_text("1")
-    for words in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
-        subprocess.run([*git, *words], check=True)
+    for argv in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *argv], check=True)
     state = process_info.git_state(tmp_path)
     assert state is not None
     assert len(state["commit"]) == 40
@@ -443,11 +443,11 @@ def test_the_list_of_runs_tells_of_damage(tmp_path: Path) -> None:
     (record.path / "run.json").write_bytes(b"\xff")
     (tmp_path / "notes").mkdir()
     (tmp_path / "file").write_text("")
-    found = {run.id: run for run in list_runs(tmp_path)}
-    assert sorted(found) == ["good", "record", "status"]
-    assert (found["good"].state, found["good"].step, found["good"].total) == ("running", 5, 10)
-    assert (found["status"].problem or "").startswith(f"{status.path / 'status.json'}: cannot be read: ")
-    assert (found["record"].problem or "").startswith(f"{record.path / 'run.json'}: cannot be read: ")
+    actual = {run.id: run for run in list_runs(tmp_path)}
+    assert sorted(actual) == ["good", "record", "status"]
+    assert (actual["good"].state, actual["good"].step, actual["good"].total) == ("running", 5, 10)
+    assert (actual["status"].problem or "").startswith(f"{status.path / 'status.json'}: cannot be read: ")
+    assert (actual["record"].problem or "").startswith(f"{record.path / 'run.json'}: cannot be read: ")
 
 
 def test_json_is_whole_or_not_there(tmp_path: Path) -> None:

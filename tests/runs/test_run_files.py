@@ -70,8 +70,8 @@ class Bases:
 
 
 def run_of(home: Path) -> Path:
-    (found,) = home.glob("small-*")
-    return found
+    (result,) = home.glob("small-*")
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +180,11 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """`nnxdsl WORDS`, in this process: its exit code, and what it printed; it must not have left a traceback."""
     monkeypatch.chdir(".")  # goes back to it at the end
 
-    def call(*words: str) -> tuple[int, str, str]:
+    def call(*argv: str) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = cli.main(words)
+        code = cli.main(argv)
         out, err = capfd.readouterr()
-        assert code in (0, 1, 2), (words, code, err)
+        assert code in (0, 1, 2), (argv, code, err)
         assert "Traceback" not in err + out, err
         if code:
             assert len(re.findall(r"^\w+Error: ", err, re.MULTILINE)) == 1, err
@@ -301,13 +301,13 @@ def test_a_changed_run_goes_on_and_each_step_is_there_once(
     assert "finished" not in out.split()
     code, _, err = command("resume", run.name, "--home", str(home))
     assert code == 0, err
-    for words in said:
-        assert words in err
+    for line in said:
+        assert line in err
     assert {name: _stepped(run / name) for name in bases.rows} == bases.rows
     with CheckpointReader(run / "checkpoints") as checkpoints:
         assert checkpoints.latest_good().step == STEPS
-    told = [str(event.get("event")) for event in RunDirectory(run).events()]
-    assert all(any(words.removesuffix("; resuming from there") in event for event in told) for words in said)
+    reported = [str(event.get("event")) for event in RunDirectory(run).events()]
+    assert all(any(line.removesuffix("; resuming from there") in event for event in reported) for line in said)
     assert command("resume", run.name, "--home", str(home))[0] == 0
 
 

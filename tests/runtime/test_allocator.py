@@ -49,8 +49,8 @@ def faults(needed: int, **environment: str) -> tuple[str, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_a_block_is_taken_from_the_kernel_once() -> None:
-    kept, few = faults(1)
+    kept, small = faults(1)
     usual, many = faults(2**60)
     assert (kept, usual) == ("True True", "True False")
-    assert few < 1_000 < many  # pages of 4 KiB, or of 2 MiB
+    assert small < 1_000 < many  # pages of 4 KiB, or of 2 MiB
     assert faults(1, MALLOC_TOP_PAD_="0")[0] == "False False"

@@ -76,9 +76,9 @@ def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_the_users_own_place_and_refusal_are_heeded(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    work(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
-    assert list(own.glob("*-cache"))
+    path = tmp_path / "own"
+    work(tmp_path, JAX_COMPILATION_CACHE_DIR=str(path), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    assert list(path.glob("*-cache"))
     work(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")
     assert not (tmp_path / ".cache").exists()
 

@@ -68,6 +68,6 @@ def test_one_gpu_has_none_and_its_memory_is_the_users_to_divide(tmp_path: Path) 
     assert environment.keys() == {"JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"}
 
 
-@pytest.mark.parametrize(("told", "found"), [("cpu", "cpu"), ("cuda,cpu", "gpu"), ("tpu", "tpu"), ("metal", "cpu")])
-def test_what_jax_is_told_decides(told: str, found: str) -> None:
-    assert platform({"JAX_PLATFORMS": told}) == found
+@pytest.mark.parametrize(("text", "actual"), [("cpu", "cpu"), ("cuda,cpu", "gpu"), ("tpu", "tpu"), ("metal", "cpu")])
+def test_what_jax_is_told_decides(text: str, actual: str) -> None:
+    assert platform({"JAX_PLATFORMS": text}) == actual

@@ -53,16 +53,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def post(place: Path) -> Iterator[Post]:
-    words = "--weights-directory", str(place / "weights"), "--name", "tiny"
-    with serving(place / "model", *words) as url:
+    message = "--weights-directory", str(place / "weights"), "--name", "tiny"
+    with serving(place / "model", *message) as url:
 
         def answer(route: str, body: Any) -> tuple[int, Any]:
-            given = None if body is None else json.dumps(body).encode()
+            inputs = None if body is None else json.dumps(body).encode()
             headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-            request = urllib.request.Request(url.removesuffix("/v1") + route, given, headers)
+            request = urllib.request.Request(url.removesuffix("/v1") + route, inputs, headers)
             try:
-                with urllib.request.urlopen(request) as found:
-                    status, text = found.status, found.read().decode()
+                with urllib.request.urlopen(request) as result:
+                    status, text = result.status, result.read().decode()
             except urllib.error.HTTPError as error:
                 with error:
                     status, text = error.code, error.read().decode()
@@ -125,8 +125,8 @@ def test_what_is_no_adapter_is_refused(
 ) -> None:
     (place / "weights" / "empty").mkdir(exist_ok=True)
     body = {**body, "lora_path": str(place / "weights" / body["lora_path"])}
-    found, answer = post("/v1/load_lora_adapter", body)
-    assert found == status
+    actual, answer = post("/v1/load_lora_adapter", body)
+    assert actual == status
     assert message in answer["error"]["message"]
     assert post("/v1/unload_lora_adapter", {"lora_name": "nobody"})[0] == 404
 

@@ -18,7 +18,7 @@ from nnxdsl.weights.export import export
 from tests.fixtures.serving import KEY, serving
 
 LM_EVAL = os.environ.get("LM_EVAL", "")
-WORDS = ("a word", "and another", "one more", "no", "what is it?", "a word and another word, and one more")
+PROMPTS = ("a word", "and another", "one more", "no", "what is it?", "a word and another word, and one more")
 TASKS = {
     "choices": {
         "output_type": "multiple_choice",
@@ -59,11 +59,11 @@ def place(tmp_path: Path) -> Path:
     rows = [
         {
             "question": f"{first} {number}",
-            "choices": [f" {word}" for word in WORDS],
+            "choices": [f" {word}" for word in PROMPTS],
             "answer": number % 6,
             "target": f" {last}",
         }
-        for number, (first, last) in enumerate((first, last) for first in WORDS for last in WORDS[:3])
+        for number, (first, last) in enumerate((first, last) for first in PROMPTS for last in PROMPTS[:3])
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tasks").mkdir()

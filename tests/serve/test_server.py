@@ -50,12 +50,12 @@ def test_a_chat_by_the_client_of_openai(client: openai.OpenAI, model: Pretrained
     assert [one.id for one in client.models.list()] == ["tiny"]
     asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_completion_tokens": 12, "temperature": 0}
     (expected,) = model.generate([QUESTION], max_new_tokens=12)
-    found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    choice = found.choices[0]
+    actual = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    choice = actual.choices[0]
     assert (choice.message.role, choice.message.content) == ("assistant", expected)
     assert choice.finish_reason == "length"
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 12
+    assert actual.usage is not None
+    assert actual.usage.completion_tokens == 12
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     for place in choice.logprobs.content:  # greedy: each token is the most likely one
@@ -64,7 +64,7 @@ def test_a_chat_by_the_client_of_openai(client: openai.OpenAI, model: Pretrained
     events = list(streamed)
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == expected
     assert events[-2].choices[0].finish_reason == "length"
-    assert events[-1].usage == found.usage
+    assert events[-1].usage == actual.usage
     assert sum(bool(event.choices and event.choices[0].delta.content) for event in events) > 1
 
 
@@ -75,9 +75,9 @@ def test_a_conversation_is_continued(client: openai.OpenAI, model: Pretrained) -
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": "a w"},
     ]
-    found = client.chat.completions.create(model="tiny", messages=begun, max_tokens=6, temperature=0)
+    actual = client.chat.completions.create(model="tiny", messages=begun, max_tokens=6, temperature=0)
     (expected,) = model.generate([[QUESTION[0], begun[1]]], max_new_tokens=6)
-    assert found.choices[0].message.content == expected
+    assert actual.choices[0].message.content == expected
 
 
 def test_what_a_trainer_sends(post: Callable[..., Any], model: Pretrained) -> None:
@@ -87,10 +87,10 @@ def test_what_a_trainer_sends(post: Callable[..., Any], model: Pretrained) -> No
         "model": "tiny", "prompt": prompt, "max_tokens": 9, "temperature": 0.7, "top_p": 1.0, "top_k": 0,
         "repetition_penalty": 1.0, "n": 1, "return_token_ids": True, "logprobs": 0,
     }  # fmt: skip
-    found = [post(**asked, seed=seed).json()["choices"][0] for seed in (2**62 + 5, 2**62 + 5, 4)]
-    assert found[0] == found[1]
-    assert found[0]["token_ids"] != found[2]["token_ids"]
-    for choice in found:
+    actual = [post(**asked, seed=seed).json()["choices"][0] for seed in (2**62 + 5, 2**62 + 5, 4)]
+    assert actual[0] == actual[1]
+    assert actual[0]["token_ids"] != actual[2]["token_ids"]
+    for choice in actual:
         assert choice["prompt_token_ids"] == prompt
         ids = choice["token_ids"]
         assert 1 <= len(ids) <= 9
@@ -143,24 +143,24 @@ def test_a_completion_does_not_depend_on_those_beside_it(server: str) -> None:
 
     async def ask(client: httpx.AsyncClient, number: int) -> Any:
         body = {"prompt": "a wo" * (1 + number % 3), "max_tokens": 3 + number % 7, "seed": number, "n": 1 + number % 2}
-        found = await client.post(f"{server}/completions", json={**body, **kinds[number % 3]}, headers=KEY)
-        return [choice["text"] for choice in found.raise_for_status().json()["choices"]]
+        actual = await client.post(f"{server}/completions", json={**body, **kinds[number % 3]}, headers=KEY)
+        return [choice["text"] for choice in actual.raise_for_status().json()["choices"]]
 
     async def leave(client: httpx.AsyncClient) -> None:
         body = {"prompt": "a wo", "max_tokens": 200, "stream": True}
-        async with client.stream("POST", f"{server}/completions", json=body, headers=KEY) as found:
-            await anext(found.aiter_lines())
+        async with client.stream("POST", f"{server}/completions", json=body, headers=KEY) as actual:
+            await anext(actual.aiter_lines())
 
     async def all_together() -> tuple[list[Any], list[Any]]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=900, limits=limits) as client:
             left = [leave(client) for _ in range(5)]
-            together = await asyncio.gather(*(ask(client, number) for number in range(200)), *left)
-            return together[:200], [await ask(client, number) for number in (0, 7, 101, 199)]
+            batched = await asyncio.gather(*(ask(client, number) for number in range(200)), *left)
+            return batched[:200], [await ask(client, number) for number in (0, 7, 101, 199)]
 
-    together, alone = asyncio.run(all_together())
-    assert alone == [together[number] for number in (0, 7, 101, 199)]
-    assert len({text for texts in together for text in texts}) > 50
+    joined, alone = asyncio.run(all_together())
+    assert alone == [joined[number] for number in (0, 7, 101, 199)]
+    assert len({text for texts in joined for text in texts}) > 50
 
 
 @pytest.mark.extended
@@ -169,8 +169,8 @@ def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenA
     whole = post(**asked).json()["choices"][0]["text"]
     stop = whole[5:8]
     expected = whole[: whole.index(stop)]
-    for given in (stop, ["never there", stop]):
-        body = post(**asked, stop=given, return_token_ids=True).json()
+    for inputs in (stop, ["never there", stop]):
+        body = post(**asked, stop=inputs, return_token_ids=True).json()
         choice = body["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
         assert len(choice["token_ids"]) == len(expected) + len(stop) == body["usage"]["completion_tokens"]  # bytes
@@ -205,9 +205,9 @@ def test_a_text_ends_a_completion(post: Callable[..., Any], client: openai.OpenA
     ids=str,
 )  # fmt: skip
 def test_what_cannot_be_answered_is_refused(body: Any, status: int, message: str, post: Callable[..., Any]) -> None:
-    found = post(**body)
-    error = found.json()["error"]
-    assert (found.status_code, error["code"], error["type"]) == (status, status, "invalid_request_error")
+    actual = post(**body)
+    error = actual.json()["error"]
+    assert (actual.status_code, error["code"], error["type"]) == (status, status, "invalid_request_error")
     assert message in error["message"]
 
 
@@ -218,8 +218,8 @@ def test_what_is_no_request_is_answered_in_the_same_form(server: str) -> None:
         ("completions", b" " * (2**24 + 1), 413),
         ("completions", b'{"prompt": "\\ud800"}', 400),
     ):
-        found = httpx.post(f"{server}/{path}", content=body, headers={**KEY, "Content-Type": "application/json"})
-        assert (found.status_code, found.json()["error"]["code"]) == (status, status), path
+        actual = httpx.post(f"{server}/{path}", content=body, headers={**KEY, "Content-Type": "application/json"})
+        assert (actual.status_code, actual.json()["error"]["code"]) == (status, status), path
 
 
 @pytest.mark.extended
@@ -227,8 +227,8 @@ def test_fields_without_a_value_are_left_out(post: Callable[..., Any]) -> None:
     """Messages as OpenAI's client gives them back, and clients that send null for what was not set."""
     nothing = dict.fromkeys(("temperature", "top_p", "n", "stream", "stop", "seed", "logprobs", "user", "tools"))
     answer = {"role": "assistant", "content": "a wo", "refusal": None, "function_call": None, "tool_calls": None}
-    found = post("chat/completions", messages=[*QUESTION, answer], max_tokens=2, **nothing)
-    assert found.status_code == 200, found.text
+    actual = post("chat/completions", messages=[*QUESTION, answer], max_tokens=2, **nothing)
+    assert actual.status_code == 200, actual.text
     assert len(post(prompt=[[97]], max_tokens=2, **nothing).json()["choices"]) == 1
 
 
@@ -237,9 +237,9 @@ def test_a_prompt_may_be_as_long_as_the_context(
 ) -> None:
     most = model.config.max_length
     asked: dict[str, Any] = {"prompt": [97] * most, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-    found = post(**asked)
-    assert found.status_code == 200, found.text
-    choice = found.json()["choices"][0]
+    actual = post(**asked)
+    assert actual.status_code == 200, actual.text
+    choice = actual.json()["choices"][0]
     assert len(choice["logprobs"]["token_logprobs"]) == most
     assert choice["finish_reason"] == "length"
     events = list(client.completions.create(model="tiny", prompt="a", max_tokens=0, stream=True))
@@ -249,8 +249,8 @@ def test_a_prompt_may_be_as_long_as_the_context(
 def test_a_key_is_needed(server: str, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     assert httpx.get(server.replace("/v1", "/health")).status_code == 200
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a key"}):
-        found = httpx.get(f"{server}/models", headers=headers)
-        assert (found.status_code, found.json()["error"]["code"]) == (401, 401)
+        actual = httpx.get(f"{server}/models", headers=headers)
+        assert (actual.status_code, actual.json()["error"]["code"]) == (401, 401)
     monkeypatch.delenv("NNXDSL_API_KEY", raising=False)
     assert main(["serve", trained.name, "--home", str(trained.parent), "--host", "0.0.0.0"]) == 2
     assert "others reach the server; set NNXDSL_API_KEY" in capsys.readouterr().err

@@ -115,6 +115,6 @@ def test_what_is_cut_off_or_not_wanted_is_text(client: openai.OpenAI) -> None:
 def test_what_cannot_be_is_refused(server: str, fields: dict[str, Any], message: str) -> None:
     body = {"messages": [QUESTION], "tools": TOOLS, "max_tokens": 1, **fields}
     headers = {"Authorization": f"Bearer {KEY}"}
-    found = httpx.post(f"{server}/chat/completions", json=body, headers=headers, timeout=600)
-    assert found.status_code == 400
-    assert message in found.json()["error"]["message"]
+    actual = httpx.post(f"{server}/chat/completions", json=body, headers=headers, timeout=600)
+    assert actual.status_code == 400
+    assert message in actual.json()["error"]["message"]

@@ -373,9 +373,9 @@ def test_the_optimizers_copies_over_data_are_cut(experiment: Callable[..., Exper
     for path, placed in whole.arrays["optimizer"].items():
         assert tuple(placed.spec) == (() if not placed.shape else tuple(trainable[path.split(".", 3)[3]].spec))
     # A rule that cuts a parameter over data leaves nothing to do.
-    own = layout(data=2, tensor=2, rules=(("embed", "data"),))
-    assert specs(own, "optimizer")[f"1.0.mu.{UP}"] == specs(own, "trainable")[UP] == (None, "data", "tensor")
-    assert specs(own, "optimizer")["1.0.mu.norm.scale"] == ("data",)
+    ours = layout(data=2, tensor=2, rules=(("embed", "data"),))
+    assert specs(ours, "optimizer")[f"1.0.mu.{UP}"] == specs(ours, "trainable")[UP] == (None, "data", "tensor")
+    assert specs(ours, "optimizer")["1.0.mu.norm.scale"] == ("data",)
     # What no dimension divides by stays whole, and is no error.
     three = layout(data=3)
     assert specs(three, "optimizer")["1.0.mu.norm.scale"] == (None,)
@@ -415,8 +415,10 @@ def test_bytes_on_a_device() -> None:
         "scalar": Array((), jnp.float32, ()),
     }
     layout = Layout(Mesh(fsdp=4, tensor=2), {"frozen": arrays, "trainable": {}})
-    found = {path: (p.bytes, p.device_shape, p.device_bytes, p.replicas) for path, p in layout.arrays["frozen"].items()}
-    assert found == {
+    actual = {
+        path: (p.bytes, p.device_shape, p.device_bytes, p.replicas) for path, p in layout.arrays["frozen"].items()
+    }
+    assert actual == {
         "values": (24, (2, 3), 3, 1),
         "odd": (2, (3,), 2, 8),  # the half of a byte is a byte
         "bytes": (8, (2,), 2, 2),

@@ -65,18 +65,18 @@ def test_without_slices_devices_stand_in_their_order(asked: Mesh) -> None:
 
 def crossings(asked: Mesh, devices: list[Any], slice_of: dict[int, int]) -> dict[str, int]:
     """For each axis, how many slices lie along one line of it; the same for every line."""
-    ids, found = grid(asked, devices), {}
+    ids, result = grid(asked, devices), {}
     for number, axis in enumerate(MESH_AXES):
         lines = np.moveaxis(ids, number, -1).reshape(-1, ids.shape[number])
         counts = {len({slice_of[i] for i in line}) for line in lines.tolist()}
         assert len(counts) == 1, (axis, ids)
-        found[axis] = counts.pop()
+        result[axis] = counts.pop()
         # Along a line, all devices of a slice stand together.
         for line in lines.tolist():
             runs = [owner for owner, _ in itertools.groupby(slice_of[i] for i in line)]
             assert len(runs) == len(set(runs)), (axis, line)
     assert sorted(ids.ravel().tolist()) == sorted(slice_of)
-    return found
+    return result
 
 
 @pytest.mark.parametrize(

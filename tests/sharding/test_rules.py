@@ -141,26 +141,26 @@ def kept(target: Any, mesh: Mapping[str, int]) -> Any:
 
 def agree(axes: Sequence[Any], rules: Sequence[Any], mesh: Mapping[str, int]) -> Resolved:
     """What `resolve` finds, having found it to be what Linen finds, and its trace to tell the same story."""
-    found, oracle = resolve(axes, rules, mesh), spmd.logical_to_mesh_axes(tuple(axes), rules)
+    result, oracle = resolve(axes, rules, mesh), spmd.logical_to_mesh_axes(tuple(axes), rules)
     assert oracle is not None
-    assert tuple(found.raw) == tuple(oracle), (axes, rules)
+    assert tuple(result.raw) == tuple(oracle), (axes, rules)
     expected = [kept(target, mesh) for target in oracle]
-    assert list(found.spec) == expected, (axes, rules, mesh)
-    assert found.spec == PartitionSpec(*expected)
-    placed = [name for target in found.spec if target is not UNCONSTRAINED for name in mesh_axes(target)]
+    assert list(result.spec) == expected, (axes, rules, mesh)
+    assert result.spec == PartitionSpec(*expected)
+    placed = [name for target in result.spec if target is not UNCONSTRAINED for name in mesh_axes(target)]
     assert len(placed) == len(set(placed)), (axes, rules, mesh)
 
     # Every rule that names one of the axes is there, in order, and says what it is.
     named = [(number, rule[0]) for number, rule in enumerate(rules) if rule[0] in axes]
-    assert [(one.rule, one.logical) for one in found.trace] == named
-    assert all(axes[one.dimension] == one.logical for one in found.trace)
-    told: dict[int, Tried] = {}
+    assert [(one.rule, one.logical) for one in result.trace] == named
+    assert all(axes[one.dimension] == one.logical for one in result.trace)
+    reported: dict[int, Tried] = {}
     taken: dict[str, int] = {}
-    for one in found.trace:
+    for one in result.trace:
         wanted = [] if one.axes is UNCONSTRAINED else mesh_axes(one.axes)
         assert list(wanted) == flat(rules[one.rule][1] if one.rule is not None else None)
-        if one.dimension in told:
-            before = told[one.dimension]
+        if one.dimension in reported:
+            before = reported[one.dimension]
             claimed = before.axes is None or before.axes == ()
             assert one.outcome == ("shadowed" if claimed else "not reached"), (one, before)
             assert one.why.startswith(f"rule {before.rule} ")
@@ -171,12 +171,12 @@ def agree(axes: Sequence[Any], rules: Sequence[Any], mesh: Mapping[str, int]) ->
             assert [axis for axis in busy if f"{axis} (absent" in one.why] == [a for a in busy if a not in mesh]
         else:
             assert one.outcome == "taken", one
-            told[one.dimension] = one
+            reported[one.dimension] = one
             taken |= dict.fromkeys(wanted, one.dimension)
     unnamed = {number: name for number, name in enumerate(axes) if not isinstance(name, str)}
-    story = [told[d].axes if d in told else unnamed.get(d) for d in range(len(axes))]
-    assert found.raw == PartitionSpec(*story)
-    return found
+    story = [reported[d].axes if d in reported else unnamed.get(d) for d in range(len(axes))]
+    assert result.raw == PartitionSpec(*story)
+    return result
 
 
 def flat(target: Any) -> list[str]:
@@ -292,8 +292,8 @@ def test_a_name_twice_is_an_error_as_in_linen(axes: tuple[Any, ...]) -> None:
         spmd.logical_to_mesh_axes(axes, DEFAULT_RULES)
 
 
-def told(found: Resolved) -> list[tuple[int, int | None, Any, str, str]]:
-    return [(one.dimension, one.rule, one.axes, one.outcome, one.why) for one in found.trace]
+def rows_of(result: Resolved) -> list[tuple[int, int | None, Any, str, str]]:
+    return [(one.dimension, one.rule, one.axes, one.outcome, one.why) for one in result.trace]
 
 
 def test_the_trace_says_why() -> None:
@@ -309,10 +309,12 @@ def test_the_trace_says_why() -> None:
         ("layers", ()),
         ("heads", "context"),
     )
-    found = resolve(("layers", "embed", "mlp", "norm", "heads"), rules, {"data": 1, "fsdp": 4, "tensor": 2, "stage": 3})
-    assert found.raw == PartitionSpec(None, ("fsdp", "data", "expert"), "tensor", None, "context")
-    assert found.spec == PartitionSpec(None, "fsdp", "tensor", None, None)
-    assert told(found) == [
+    actual = resolve(
+        ("layers", "embed", "mlp", "norm", "heads"), rules, {"data": 1, "fsdp": 4, "tensor": 2, "stage": 3}
+    )
+    assert actual.raw == PartitionSpec(None, ("fsdp", "data", "expert"), "tensor", None, "context")
+    assert actual.spec == PartitionSpec(None, "fsdp", "tensor", None, None)
+    assert rows_of(actual) == [
         (2, 0, "tensor", "taken", "its axes were free"),
         (1, 1, "tensor", "used", "tensor is used by dimension 2"),
         (1, 3, ("fsdp", "data", "expert"), "taken", "dropped, since of size 1: data; absent from the mesh: expert"),
@@ -333,9 +335,9 @@ def test_the_trace_says_why() -> None:
 
 def test_an_axis_of_one_device_blocks_another_dimension_and_is_said_to() -> None:
     rules = (("experts", "expert"), ("embed", ("fsdp", "expert")))
-    found = resolve(("experts", "embed"), rules, {"fsdp": 4, "expert": 1})
-    assert found.spec == PartitionSpec(None, None)
-    assert told(found) == [
+    actual = resolve(("experts", "embed"), rules, {"fsdp": 4, "expert": 1})
+    assert actual.spec == PartitionSpec(None, None)
+    assert rows_of(actual) == [
         (0, 0, "expert", "taken", "dropped, since of size 1: expert"),
         (1, 1, ("fsdp", "expert"), "used", "expert (of size 1) is used by dimension 0"),
     ]
@@ -343,9 +345,9 @@ def test_an_axis_of_one_device_blocks_another_dimension_and_is_said_to() -> None
 
 def test_a_rule_may_leave_its_dimension_to_the_compiler() -> None:
     rules = (("embed", UNCONSTRAINED), ("embed", "fsdp"), ("mlp", "fsdp"))
-    found = agree(("embed", "mlp"), rules, {"fsdp": 4})
-    assert tuple(found.spec) == (UNCONSTRAINED, "fsdp")
-    assert [one.why for one in found.trace] == ["left to the compiler", "rule 0 was taken", "its axes were free"]
+    actual = agree(("embed", "mlp"), rules, {"fsdp": 4})
+    assert tuple(actual.spec) == (UNCONSTRAINED, "fsdp")
+    assert [one.why for one in actual.trace] == ["left to the compiler", "rule 0 was taken", "its axes were free"]
 
 
 def test_with_a_shape_rules_that_do_not_divide_are_passed_over() -> None:
@@ -356,19 +358,19 @@ def test_with_a_shape_rules_that_do_not_divide_are_passed_over() -> None:
     assert resolve(axes, rules, mesh).spec == PartitionSpec(("fsdp", "tensor"), None)
     assert resolve(axes, rules, mesh, shape=(16, 6)).spec == PartitionSpec(("fsdp", "tensor"), None)
     # What a rule that is passed over would have used is free for others.
-    found = resolve(axes, rules, mesh, shape=(12, 6))
-    assert found.spec == PartitionSpec("fsdp", "tensor")
-    assert told(found) == [
+    actual = resolve(axes, rules, mesh, shape=(12, 6))
+    assert actual.spec == PartitionSpec("fsdp", "tensor")
+    assert rows_of(actual) == [
         (0, 0, ("fsdp", "tensor", "data"), "indivisible", "12 does not divide by fsdp=4 x tensor=2"),
         (0, 1, "fsdp", "taken", "its axes were free"),
         (1, 2, "tensor", "taken", "its axes were free"),
         (1, 3, "context", "not reached", "rule 2 was taken"),
     ]
     # An axis of one device divides everything, and is taken.
-    found = resolve(axes, rules, mesh, shape=(3, 5))
-    assert found.spec == PartitionSpec(None, None)
-    assert found.raw == PartitionSpec(None, "context")
-    assert [one.outcome for one in found.trace] == ["indivisible", "indivisible", "indivisible", "taken"]
+    actual = resolve(axes, rules, mesh, shape=(3, 5))
+    assert actual.spec == PartitionSpec(None, None)
+    assert actual.raw == PartitionSpec(None, "context")
+    assert [one.outcome for one in actual.trace] == ["indivisible", "indivisible", "indivisible", "taken"]
     # No rows are divided by anything.
     assert resolve(axes, rules, mesh, shape=(0, 0)).spec == PartitionSpec(("fsdp", "tensor"), None)
 

@@ -61,9 +61,9 @@ def rows(*values: float | None) -> list[Row]:
 
 
 def test_the_best_stand_first_and_those_without_a_figure_last() -> None:
-    given = rows(0.5, None, math.nan, 0.1, math.inf, 0.1)
-    assert [row.point for row in rank_rows(given, "minimize")] == [3, 5, 0, 4, 1, 2]
-    assert [row.point for row in rank_rows(given, "maximize")] == [4, 0, 3, 5, 1, 2]
+    inputs = rows(0.5, None, math.nan, 0.1, math.inf, 0.1)
+    assert [row.point for row in rank_rows(inputs, "minimize")] == [3, 5, 0, 4, 1, 2]
+    assert [row.point for row in rank_rows(inputs, "maximize")] == [4, 0, 3, 5, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_a_sweep_s_directory_tells_what_each_point_came_to(base: Experiment, tmp
     metric, direction = sort_order(sweep, None, [tmp_path / one.id for one in sweep])
     assert (metric, direction) == ("eval/loss", "minimize")
     directory.write_results(directory.rows(points, metric), metric, direction)
-    told = json.loads((directory.path / "results.json").read_text())
-    assert told["best"] == sweep.experiments[2].id
-    assert [(row["point"], row["state"], row["value"]) for row in told["rows"]] == [
+    reported = json.loads((directory.path / "results.json").read_text())
+    assert reported["best"] == sweep.experiments[2].id
+    assert [(row["point"], row["state"], row["value"]) for row in reported["rows"]] == [
         (2, "finished", 0.25),
         (0, "finished", 0.5),
         (1, "not run", None),
@@ -198,10 +198,10 @@ def test_the_command_takes_the_directory_of_a_sweep(
     path, home = str(SweepDirectory.open(sweep, tmp_path).path), ("--home", str(tmp_path))
     assert cli.main(["sweep", path, "--json", "--quiet", *home]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == sweep.experiments[1].id
-    for words, message in (
+    for argv, message in (
         ([path, "seed=3", *home], "change its Python file"),
         ([path], "is not in runs/sweeps"),
         ([str(tmp_path), *home], "neither a Python file"),
     ):
-        assert cli.main(["sweep", *words]) == 2
+        assert cli.main(["sweep", *argv]) == 2
         assert message in capsys.readouterr().err

@@ -56,9 +56,9 @@ def plan(on: dict[str, int], shape: Sequence[int], spec: Sequence[Any], across: 
     return {"mesh": on, "arrays": [array], "slices": math.prod((across or {}).values()), "across": across or {}}
 
 
-def drawn(found: Any, width: int = 80, path: str = "up.kernel", **options: Any) -> str:
+def rendered(result: Any, width: int = 80, path: str = "up.kernel", **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, **options)
-    draw(found, path, console)
+    draw(result, path, console)
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -136,16 +136,16 @@ def test_slices_are_of_one_size_and_whole_inside(data: int, fsdp: int, stage: in
         asked = Mesh(data=data, fsdp=fsdp, stage=stage, tensor=2, slices=slices)
     except SpecError:
         reject()  # they cannot be cut out of these axes
-    found = slices_of(asked.sizes, asked.across)
-    numbers, counts = np.unique(found, return_counts=True)
+    actual = slices_of(asked.sizes, asked.across)
+    numbers, counts = np.unique(actual, return_counts=True)
     assert numbers.tolist() == list(range(slices))
     assert set(counts.tolist()) == {asked.device_count // slices}
-    assert np.array_equal(found[..., 0], found[..., 1])
+    assert np.array_equal(actual[..., 0], actual[..., 1])
 
 
 def test_a_picture_in_full() -> None:
-    found = plan(mesh(data=2, fsdp=4, tensor=2), [1152, 6912], ["fsdp", "tensor"], {"data": 2})
-    assert drawn(found) == (
+    actual = plan(mesh(data=2, fsdp=4, tensor=2), [1152, 6912], ["fsdp", "tensor"], {"data": 2})
+    assert rendered(actual) == (
         "layers.blocks.0.mlp.up.kernel  (frozen)\n"
         "array        bfloat16 1152x6912, 15.19 MiB\n"
         "mesh         data=2 x fsdp=4 x tensor=2 (16 devices)\n"
@@ -173,8 +173,8 @@ def test_a_picture_in_full() -> None:
 
 
 def test_slices_along_two_axes_are_parted_both_ways() -> None:
-    found = plan(mesh(data=2, fsdp=4), [8], ["fsdp"], {"data": 2, "fsdp": 2})
-    assert grid_lines(drawn(found)) == [
+    actual = plan(mesh(data=2, fsdp=4), [8], ["fsdp"], {"data": 2, "fsdp": 2})
+    assert grid_lines(rendered(actual)) == [
         "data  fsdp   0   1    2   3",
         "0            0   1  ┃ 2   3",
         "            ━━━━━━━━╋━━━━━━━━",
@@ -183,15 +183,15 @@ def test_slices_along_two_axes_are_parted_both_ways() -> None:
 
 
 def test_one_device_and_one_axis() -> None:
-    assert grid_lines(drawn(plan(mesh(), [6], [None]))) == [" 0"]
-    assert grid_lines(drawn(plan(mesh(context=4), [6], [None]))) == [
+    assert grid_lines(rendered(plan(mesh(), [6], [None]))) == [" 0"]
+    assert grid_lines(rendered(plan(mesh(context=4), [6], [None]))) == [
         "context   0   1   2   3",
         "          0   0   0   0",
     ]
 
 
 def test_a_long_axis_goes_on_in_the_next_row() -> None:
-    text = drawn(plan(mesh(fsdp=64), [64], ["fsdp"]), width=60)
+    text = rendered(plan(mesh(fsdp=64), [64], ["fsdp"]), width=60)
     assert grid_lines(text)[:3] == [
         "fsdp  fsdp   +0  +1  +2  +3  +4  +5  +6  +7",
         "0            0   1   2   3   4   5   6   7",
@@ -218,8 +218,8 @@ def test_a_long_axis_goes_on_in_the_next_row() -> None:
 def test_large_meshes_fit_and_say_what_is_left_out(
     on: dict[str, int], spec: list[Any], across: dict[str, int] | None, width: int
 ) -> None:
-    found = plan(on, [math.prod(on.values())], spec, across)
-    text = drawn(found, width)
+    actual = plan(on, [math.prod(on.values())], spec, across)
+    text = rendered(actual, width)
     assert max(map(cell_len, text.splitlines())) <= width
     digits = len(str(int(blocks([1], spec, on).max())))
     grid = Grid.choose(on, digits, width, across is not None)
@@ -230,15 +230,15 @@ def test_large_meshes_fit_and_say_what_is_left_out(
     assert grid.rows * grid.columns == whole
     assert grid.rows_shown <= 32
     assert grid.columns_shown <= 64
-    words = " ".join(text.split())
-    assert (f"left out: {whole - shown:,} of {whole:,} devices" in words) == (shown < whole)
+    message = " ".join(text.split())
+    assert (f"left out: {whole - shown:,} of {whole:,} devices" in message) == (shown < whole)
     if whole == 256 and width >= 80:
         assert shown == whole
 
 
 def test_2048_devices_are_all_drawn_where_there_is_room() -> None:
     on = mesh(data=32, fsdp=8, tensor=8)
-    text = drawn(plan(on, [8], ["tensor"]), width=200)
+    text = rendered(plan(on, [8], ["tensor"]), width=200)
     assert "left out" not in text
     rows = [line.split() for line in grid_lines(text)[2:]]
     assert len(rows) == 32
@@ -246,16 +246,16 @@ def test_2048_devices_are_all_drawn_where_there_is_room() -> None:
 
 
 def test_colour_is_added_and_never_needed() -> None:
-    found = plan(mesh(fsdp=2, tensor=2), [4, 4], ["fsdp", None])
-    coloured = drawn(found, force_terminal=True, color_system="truecolor")
+    actual = plan(mesh(fsdp=2, tensor=2), [4, 4], ["fsdp", None])
+    coloured = rendered(actual, force_terminal=True, color_system="truecolor")
     assert "\x1b[30;48;2;141;211;199m 0  \x1b[0m" in coloured
     assert "\x1b[30;48;2;255;217;47m 1  \x1b[0m" in coloured
-    assert grid_lines(drawn(found)) == ["fsdp  tensor   0   1", "0              0   0", "1              1   1"]
+    assert grid_lines(rendered(actual)) == ["fsdp  tensor   0   1", "0              0   0", "1              1   1"]
 
 
 def test_no_such_array() -> None:
     with pytest.raises(RunError, match=r"no array 'up\.kernels'"):
-        drawn(plan(mesh(), [6], [None]), path="up.kernels")
+        rendered(plan(mesh(), [6], [None]), path="up.kernels")
 
 
 if __name__ == "__main__":

@@ -76,9 +76,9 @@ def test_a_plan_and_a_layout_show_themselves(experiment: Experiment) -> None:
     plan = nnxdsl.plan(experiment, device="h200")
     assert plan["steps"] == 2
     page = plan._repr_html_()
-    for found in ("parameters", "lora_a", "fits: ", "fsdp=2"):
-        assert found in page
-        assert found in repr(plan)
+    for actual in ("parameters", "lora_a", "fits: ", "fsdp=2"):
+        assert actual in page
+        assert actual in repr(plan)
     layout = build_blueprint(experiment, "cpu").layout
     assert re.fullmatch(r"Layout\(\d+ arrays on fsdp=2 \(2 devices\), [\d.]+ MiB per device\)", repr(layout))
     rows = [[cell.text for cell in row] for row in elements(f"<p>{layout._repr_html_()}</p>") if row.tag == "tr"]
@@ -90,8 +90,8 @@ def test_a_plan_and_a_layout_show_themselves(experiment: Experiment) -> None:
 def test_curves_are_svg_with_a_bounded_number_of_points() -> None:
     line = [(step, 1 / (step + 1)) for step in range(10_000)]
     (tree,) = [ET.fromstring(curve(HOSTILE, [*line, (10_000, float("nan"))], [(5, 0.5)]))]
-    (drawn,) = [one for one in tree.iter() if one.tag == "polyline"]
-    points = [tuple(map(float, point.split(","))) for point in drawn.get("points", "").split()]
+    (rendered,) = [one for one in tree.iter() if one.tag == "polyline"]
+    points = [tuple(map(float, point.split(","))) for point in rendered.get("points", "").split()]
     assert MAX_POINTS / 2 < len(points) <= MAX_POINTS + 1
     assert points == sorted(points)  # the loss falls: y grows downwards
     assert sum(one.tag == "circle" for one in tree.iter()) == 1

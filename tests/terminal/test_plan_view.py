@@ -53,9 +53,9 @@ def array(
     piece = [length // pieces for length, pieces in zip(shape, shards, strict=True)]
     bytes_each = 2 if dtype == "bfloat16" else 4
     why = [
-        {"dimension": d, "logical": a, "rule": number, "axes": named, "outcome": outcome, "why": words}
+        {"dimension": d, "logical": a, "rule": number, "axes": named, "outcome": outcome, "why": text}
         for d, a in enumerate(axes)
-        for number, named, outcome, words in RULES.get(a, [])
+        for number, named, outcome, text in RULES.get(a, [])
     ]
     return {
         "path": path,
@@ -76,31 +76,33 @@ def array(
 
 def moment(path: str, shape: Sequence[int], axes: Sequence[str]) -> dict[str, Any]:
     """A moment of the optimizer, cut further than its parameter is, in the host's memory."""
-    found = array("optimizer", f"1.mu.{path}", axes, shape, [None, ["fsdp", "data"], None], "float32", "host")
-    words = "ZeRO stage 1: optimizer state is sharded over data"
-    found["why"].append(
-        {"dimension": 1, "logical": "embed", "rule": None, "axes": ["fsdp", "data"], "outcome": "taken", "why": words}
+    result = array("optimizer", f"1.mu.{path}", axes, shape, [None, ["fsdp", "data"], None], "float32", "host")
+    text = "ZeRO stage 1: optimizer state is sharded over data"
+    result["why"].append(
+        {"dimension": 1, "logical": "embed", "rule": None, "axes": ["fsdp", "data"], "outcome": "taken", "why": text}
     )
-    return found
+    return result
 
 
 def arrays() -> list[dict[str, Any]]:
-    found = [array("frozen", "embed.table", ["vocab", "embed"], [262144, 1152], ["tensor", "fsdp"])]
+    result = [array("frozen", "embed.table", ["vocab", "embed"], [262144, 1152], ["tensor", "fsdp"])]
     for block in range(6):
         up, lora = f"layers.blocks.{block}.mlp.up.kernel", f"layers.blocks.{block}.mlp.up.kernel_lora_a"
-        found.append(array("frozen", up, ["layers", "embed", "mlp"], [4, 1152, 6912], [None, "fsdp", "tensor"]))
+        result.append(array("frozen", up, ["layers", "embed", "mlp"], [4, 1152, 6912], [None, "fsdp", "tensor"]))
         thin = (["layers", "embed", "rank"], [4, 1152, 16])
-        found.append(array("trainable", lora, *thin, [None, "fsdp", None], "float32"))
-        found.append(moment(lora, thin[1], thin[0]))
-    found.append(array("frozen", "tail.blocks.0.mlp.up.kernel", ["embed", "mlp"], [1152, 6912], ["fsdp", "tensor"]))
-    found.append(array("frozen", "tail.blocks.0.attention.key.scale", ["kv_heads", "head_dim"], [1, 256], [None, None]))
-    found.append(array("frozen", "norm.scale", ["norm"], [1152], [None]))
-    found.append(array("optimizer", "1.count", [], [], [], "int32"))
-    return found
+        result.append(array("trainable", lora, *thin, [None, "fsdp", None], "float32"))
+        result.append(moment(lora, thin[1], thin[0]))
+    result.append(array("frozen", "tail.blocks.0.mlp.up.kernel", ["embed", "mlp"], [1152, 6912], ["fsdp", "tensor"]))
+    result.append(
+        array("frozen", "tail.blocks.0.attention.key.scale", ["kv_heads", "head_dim"], [1, 256], [None, None])
+    )
+    result.append(array("frozen", "norm.scale", ["norm"], [1152], [None]))
+    result.append(array("optimizer", "1.count", [], [], [], "int32"))
+    return result
 
 
-def part(name: str, count: float, tag: str, how: str, memory: str = "device") -> dict[str, Any]:
-    return {"name": name, "bytes": int(count * GIB), "tag": tag, "how": how, "memory": memory}
+def part(name: str, count: float, tag: str, mode: str, memory: str = "device") -> dict[str, Any]:
+    return {"name": name, "bytes": int(count * GIB), "tag": tag, "formula": mode, "memory": memory}
 
 
 MEMORY = [
@@ -114,7 +116,7 @@ MEMORY = [
 
 
 def plan(**changes: Any) -> dict[str, Any]:
-    found = {
+    result = {
         "schema": 1,
         "id": "dpo-gemma3-1b-1a2b3c4d",
         "steps": 2000,
@@ -167,7 +169,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         },
         "arrays": arrays(),
     }
-    return copy.deepcopy({**found, **changes})
+    return copy.deepcopy({**result, **changes})
 
 
 def written(show: Callable[[Console], object], width: int) -> str:
@@ -266,9 +268,11 @@ def test_rows_of_the_wide_table() -> None:
 
 
 def test_blocks_that_lie_differently_stand_apart() -> None:
-    found = arrays()
-    found[4] = array("frozen", "layers.blocks.1.mlp.up.kernel", ["layers", "embed", "mlp"], [4, 1152, 6912], [None] * 3)
-    rows = table(listed(240, arrays=found), "path")
+    actual = arrays()
+    actual[4] = array(
+        "frozen", "layers.blocks.1.mlp.up.kernel", ["layers", "embed", "mlp"], [4, 1152, 6912], [None] * 3
+    )
+    rows = table(listed(240, arrays=actual), "path")
     assert [(row["path"], row["arrays"]) for row in rows if row["path"].endswith("up.kernel")] == [
         ("layers.blocks.*.mlp.up.kernel", "5"),
         ("layers.blocks.1.mlp.up.kernel", "1"),
@@ -352,24 +356,24 @@ def test_advice_names_the_setting_or_the_flag() -> None:
     fits, small = plan()["verdict"], {"name": "s", "description": "Small", "memory": 25 * GIB, "usable": 24 * GIB}
     too_much = {"fits": False, "share": 2.5, "message": "does not fit: 62.0 of 24.0 GiB, 38.0 GiB too much"}
 
-    def found(**changes: Any) -> list[str]:
+    def advice_of(**changes: Any) -> list[str]:
         *texts, last = advice(plan(**changes))
         assert last == arrays_too
         return texts
 
-    assert found() == []
-    assert found(remat="full", bytes_per_device=35 * GIB) == [
+    assert advice_of() == []
+    assert advice_of(remat="full", bytes_per_device=35 * GIB) == [
         "memory.remat=auto recomputes less where that fits: with none about 62 GiB"
     ]
-    assert found(remat="full", bytes_per_device=35 * GIB, remat_why="first that fits") == []
-    assert found(remat="full", bytes_per_device=120 * GIB, verdict=fits) == []
+    assert advice_of(remat="full", bytes_per_device=35 * GIB, remat_why="first that fits") == []
+    assert advice_of(remat="full", bytes_per_device=120 * GIB, verdict=fits) == []
     remedy = "with memory.remat=full microbatch_size=2 it would take 20.0 GiB"
     search = "a mesh on which it fits: --search --device s --count 32"
     verdict = {**too_much, "message": f"{too_much['message']}; {remedy}"}
-    assert found(device=small, verdict=verdict) == [remedy, search]
+    assert advice_of(device=small, verdict=verdict) == [remedy, search]
     verdict = {**too_much, "message": f"{too_much['message']}; --search may find a mesh on which it fits"}
-    assert found(device=small, verdict=verdict) == [search]
-    assert found(device=None, verdict=None) == [
+    assert advice_of(device=small, verdict=verdict) == [search]
+    assert advice_of(device=None, verdict=None) == [
         "does it fit? --device h200 (h100, v5e, ...) compares it with a device's memory"
     ]
 
@@ -599,11 +603,11 @@ def test_folds_stand_where_a_reader_expects_them() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5), st.none() | st.integers(2, 8)), max_size=9))
-def test_tables_fit_and_keep_what_matters(drawn: list[tuple[int, int, int | None]]) -> None:
+def test_tables_fit_and_keep_what_matters(rendered: list[tuple[int, int, int | None]]) -> None:
     columns = [Column("path", ["p" * 20], least=8)]
     columns += [
         Column(f"{number}", ["x" * width], rank=rank + 1, least=least)
-        for number, (width, rank, least) in enumerate(drawn)
+        for number, (width, rank, least) in enumerate(rendered)
     ]
     fitted = fit(columns, 60)
     assert sum(width for _, width in fitted) + 2 * (len(fitted) - 1) <= 60

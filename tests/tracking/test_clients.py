@@ -167,12 +167,12 @@ def test_a_killed_and_resumed_training_is_whole_in_all_of_them(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TRAINED.format(data=ROOT / "experiments" / "data"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "WANDB_CONFIG_DIR": str(tmp_path)}
-    words = [sys.executable, "train.py", "run", "--quiet"]
-    first = subprocess.Popen(words, env=environment)
+    argv = [sys.executable, "train.py", "run", "--quiet"]
+    first = subprocess.Popen(argv, env=environment)
     wait_until(lambda: any(len(read_lines(file)) > 70 for file in Path("runs").glob("*/metrics.jsonl")))
     first.send_signal(signal.SIGKILL)
     first.wait()
-    subprocess.run(words, env=environment, check=True)
+    subprocess.run(argv, env=environment, check=True)
 
     (directory,) = Path("runs").glob("tracked-*")
     rows = read_lines(directory / "metrics.jsonl")
@@ -189,7 +189,7 @@ def test_a_killed_and_resumed_training_is_whole_in_all_of_them(
     ):
         for name in ("loss", "eval/loss"):
             wanted = [(row["step"], row[name]) for row in rows if name in row]
-            found = metric(name)
-            assert [step for step, _ in found] == [step for step, _ in wanted]
-            assert [value for _, value in found] == pytest.approx([value for _, value in wanted], rel=1e-6)
+            actual = metric(name)
+            assert [step for step, _ in actual] == [step for step, _ in wanted]
+            assert [value for _, value in actual] == pytest.approx([value for _, value in wanted], rel=1e-6)
     assert [row for row in read_lines(directory / "events.jsonl") if "warning" in str(row["event"])] == []

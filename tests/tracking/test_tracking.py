@@ -189,8 +189,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_run_has_its_rows_written(written: Written, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", KILLED, str(written.directory.path), str(tmp_path / "lines")]
-    assert subprocess.run(words, env=environment, check=False).returncode == -signal.SIGKILL
+    argv = [sys.executable, "-c", KILLED, str(written.directory.path), str(tmp_path / "lines")]
+    assert subprocess.run(argv, env=environment, check=False).returncode == -signal.SIGKILL
     again = written.begin(Lines(str(tmp_path / "lines")), start=2)  # waits for the process of the first attempt
     written.train(range(2, 7))
     assert end(again, "finished") == []
@@ -206,9 +206,9 @@ def test_a_late_process_of_an_earlier_attempt_writes_nothing(written: Written, t
         written.train(range(start, 6))
         assert end(process, "finished") == []
     before = lines.read_text()
-    words = [sys.executable, "-m", "nnxdsl.tracking.process", str(written.directory.path), "1"]
+    argv = [sys.executable, "-m", "nnxdsl.tracking.process", str(written.directory.path), "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NNXDSL_ALLOW": "line_files"}
-    subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=True)
+    subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, check=True)
     assert lines.read_text() == before
 
 
@@ -223,8 +223,8 @@ def test_a_package_that_is_not_installed_says_what_to_install(tmp_path: Path) ->
         "for p in problems((T.TensorBoard('a'), T.WandB('a'), T.Trackio('a'), T.MLflow('sqlite:///a'))): print(p)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)])}
-    words = [sys.executable, "-S", "-c", code]
-    printed = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    argv = [sys.executable, "-S", "-c", code]
+    printed = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == [
         f"tracking.{index}: Tracking.{name} needs {name.lower()}, which is not installed: "
         f"pip install 'nnxdsl[{name.lower()}]'"
@@ -238,11 +238,11 @@ def test_the_tracker_of_the_documentation(written: Written, tmp_path: Path, monk
     (tmp_path / str(block.title)).write_text(block.text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    own = importlib.import_module(str(block.title).removesuffix(".py"))
-    process = written.begin(own.CSV(path="metrics.csv"))
+    ours = importlib.import_module(str(block.title).removesuffix(".py"))
+    process = written.begin(ours.CSV(path="metrics.csv"))
     written.train(range(2))
     assert end(process, "stopped") == []
-    process = written.begin(own.CSV(path="metrics.csv"), start=1)
+    process = written.begin(ours.CSV(path="metrics.csv"), start=1)
     written.train(range(1, 3), evaluate=())
     assert end(process, "finished") == []
     rows = (tmp_path / "metrics.csv").read_text().split()
@@ -370,7 +370,7 @@ def test_a_run_is_refused_before_anything_is_written(tracking: Tracking, message
     assert not (tmp_path / "home").exists()
 
 
-OWN = """
+TRACKER = """
 from mine_beside import Mine
 from nnxdsl import *
 
@@ -395,7 +395,7 @@ class MyTracker(Tracker): ...
 
 def test_child_processes_import_what_stands_beside_the_users_file(tmp_path: Path) -> None:
     """Read by `nnxdsl VERB FILE`, which Python does not know the directory of."""
-    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "own.py").write_text(TRACKER, encoding="utf-8")
     (tmp_path / "mine_beside.py").write_text(BESIDE, encoding="utf-8")
     code = (
         "import sys\n"

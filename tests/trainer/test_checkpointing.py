@@ -74,9 +74,9 @@ def test_a_state_is_saved_by_time_and_before_evaluations(
     every_minutes: float | None, evaluation: Any, saved: list[int], tmp_path: Path
 ) -> None:
     often = Checkpoint(every_steps=100, every_minutes=every_minutes, keep=9)
-    told = attrs.evolve(SMALL, checkpoint=often, evaluation=evaluation)
-    assert told.id == SMALL.id
-    run(told, tmp_path, Display(quiet=True))
+    reported = attrs.evolve(SMALL, checkpoint=often, evaluation=evaluation)
+    assert reported.id == SMALL.id
+    run(reported, tmp_path, Display(quiet=True))
     assert steps(tmp_path) == saved
 
 
@@ -88,14 +88,14 @@ def test_a_state_is_saved_by_time_and_before_evaluations(
 def test_what_a_kill_has_cost_is_said_and_computed_again(
     every_steps: int, start: int, why: str, tmp_path: Path
 ) -> None:
-    told = attrs.evolve(SMALL, checkpoint=Checkpoint(every_steps=every_steps, every_minutes=None))
+    reported = attrs.evolve(SMALL, checkpoint=Checkpoint(every_steps=every_steps, every_minutes=None))
     with pytest.raises(Killed):
-        run(told, tmp_path / "killed", Display(quiet=True), hooks=[KillAt(5)])
-    run(told, tmp_path / "killed", Display(quiet=True))
+        run(reported, tmp_path / "killed", Display(quiet=True), hooks=[KillAt(5)])
+    run(reported, tmp_path / "killed", Display(quiet=True))
     lost = [event for event in events(tmp_path / "killed") if "lost" in event]
     cadence = f"(checkpoint.every_steps={every_steps}, checkpoint.every_minutes=None)"
     assert lost == [f"the {5 - start} steps from {start} of the attempt before are lost: {why} {cadence}"]
-    run(told, tmp_path / "whole", Display(quiet=True))
+    run(reported, tmp_path / "whole", Display(quiet=True))
     assert not [event for event in events(tmp_path / "whole") if "lost" in event]
     killed, whole = (RunDirectory(tmp_path / name / SMALL.id).metrics() for name in ("killed", "whole"))
     assert [row["loss"] for row in killed] == [row["loss"] for row in whole]

@@ -131,8 +131,8 @@ def test_a_program_of_epochs_trains_once_it_knows_its_steps(experiment: Experime
 
 @pytest.mark.extended
 def test_a_plan_of_epochs_reads_no_rows(experiment: Experiment) -> None:
-    found = plan(experiment)
-    assert (found["steps"], found["epochs"], found["rows"], found["tokens_at_most"]) == (None, 2.0, None, None)
-    assert facts(found)[0] == ("epochs", "2, in steps of 4 rows in 1 micro-batch")
+    actual = plan(experiment)
+    assert (actual["steps"], actual["epochs"], actual["rows"], actual["tokens_at_most"]) == (None, 2.0, None, None)
+    assert facts(actual)[0] == ("epochs", "2, in steps of 4 rows in 1 micro-batch")
     of_steps = plan(evolve(experiment, {"steps": STEPS, "epochs": None}))
-    assert found["bytes_per_device"] == of_steps["bytes_per_device"]
+    assert actual["bytes_per_device"] == of_steps["bytes_per_device"]

@@ -22,9 +22,9 @@ from nnxdsl.trainer.evaluation import Evaluator
 @pytest.fixture(scope="module")
 def program(finished: Any) -> Program:
     """The first stage's program, whose batch takes all 7 held-out rows at once."""
-    found = from_json((finished.run("sft") / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    result = from_json((finished.run("sft") / "experiment.json").read_text(encoding="utf-8"), Experiment)
     held_out = str(finished.lab.place / "chats_held_out.jsonl")
-    return compile(evolve(found, {"batch_size": 7, "evaluation.data.path": held_out}))
+    return compile(evolve(result, {"batch_size": 7, "evaluation.data.path": held_out}))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> No
     code, out, err = lab.python("sft.py", "run", "steps=1", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--json")
     assert code == 0, err
     (first, *_) = RunDirectory(finished.run("sft")).evaluations()
-    found = json.loads(out)["evaluations"]["0"]
-    assert found == pytest.approx({name: first[name] for name in found}, rel=1e-5)
+    actual = json.loads(out)["evaluations"]["0"]
+    assert actual == pytest.approx({name: first[name] for name in actual}, rel=1e-5)
     (sample, *_) = RunDirectory(finished.run("sft")).samples()
     (mine, *_) = RunDirectory(next((lab.place / "runs").glob("sft-*"))).samples()
     assert mine["policy"] == sample["policy"]
@@ -91,16 +91,16 @@ def test_meshes_that_do_not_divide_the_last_batch(finished: Any, lab: Any) -> No
 def test_policy_and_reference_are_asked_together_and_before_any_step_once(
     finished: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = from_json((finished.run("dpo") / "experiment.json").read_text(encoding="utf-8"), Experiment)
+    actual = from_json((finished.run("dpo") / "experiment.json").read_text(encoding="utf-8"), Experiment)
     asked = Evaluation(every_steps=1, prompts=("Hi 1", "Hi 2, how are you?"), max_new_tokens=4)
-    dpo = compile(attrs.evolve(evolve(found, {"model.weights": Weights.Random()}), evaluation=asked))
+    dpo = compile(attrs.evolve(evolve(actual, {"model.weights": Weights.Random()}), evaluation=asked))
     evaluator = Evaluator(dpo, asked, None, BytesTokenizer(), is_chat=False)
     calls: list[int] = []
-    together = Sampler.sample_models
+    joined = Sampler.sample_models
 
     def counted(sampler: Sampler, models: Any, *args: Any) -> Any:
         calls.append(len(models))
-        return together(sampler, models, *args)
+        return joined(sampler, models, *args)
 
     monkeypatch.setattr(Sampler, "sample_models", counted)
     state = dpo.init()
@@ -112,11 +112,11 @@ def test_policy_and_reference_are_asked_together_and_before_any_step_once(
     learnt = {path: leaf + rng.normal(size=leaf.shape).astype(np.float32) for path, leaf in state.trainable.items()}
     later = state._replace(step=state.step + 3, trainable=learnt)
     resumed = attrs.evolve(evaluator)  # which knows nothing yet
-    found, again = resumed.samples(later), resumed.samples(later)
+    actual, again = resumed.samples(later), resumed.samples(later)
     assert calls == [1, 2, 1]
-    assert found == again
-    assert [sample.reference for sample in found] == [sample.policy for sample in first]
-    assert all(sample.policy != sample.reference for sample in found)
+    assert actual == again
+    assert [sample.reference for sample in actual] == [sample.policy for sample in first]
+    assert all(sample.policy != sample.reference for sample in actual)
 
 
 def test_prompts_that_the_model_cannot_read(evaluator: Evaluator) -> None:

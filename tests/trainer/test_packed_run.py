@@ -19,15 +19,15 @@ def metrics(runs: Path, name: str) -> list[dict[str, Any]]:
 def test_both_stages_run_packed_as_they_run_padded(lab: Any) -> None:
     short = ("evaluation=None", "steps=4")
     earlier = [f"model.weights.experiment.{word}" for word in short]
-    found = {}
+    actual = {}
     for way in ("Padded", "Packed"):
         batching = [f"{path}batching=Batching.{way}()" for path in ("", "model.weights.experiment.")]
         code, _, err = lab.python("dpo.py", *short, *earlier, *batching, "--home", way)
         assert code == 0, err
-        found[way] = lab.place / way
-    assert {path.name for path in found["Padded"].iterdir()} == {path.name for path in found["Packed"].iterdir()}
+        actual[way] = lab.place / way
+    assert {path.name for path in actual["Padded"].iterdir()} == {path.name for path in actual["Packed"].iterdir()}
     for stage in ("sft", "dpo"):
-        padded, packed = metrics(found["Padded"], stage), metrics(found["Packed"], stage)
+        padded, packed = metrics(actual["Padded"], stage), metrics(actual["Packed"], stage)
         assert len(padded) == len(packed) == 4
         for one, other in zip(padded, packed, strict=True):
             assert one["num_tokens"] == other["num_tokens"]

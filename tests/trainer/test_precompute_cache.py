@@ -173,7 +173,7 @@ def ask(kind: Kind, program: Program, model: Any, tmp_path: Path) -> Ask:
         if arrays is None:
             return None
         indices = [spec.entry_indices(np.array([row])) for row in range(ROWS)]
-        return [tuple(array[own] for array in arrays.values()) for own in indices]
+        return [tuple(array[ours] for array in arrays.values()) for ours in indices]
 
     return asked
 
@@ -205,19 +205,19 @@ def test_batches_carry_what_the_teacher_says(ask: Ask, program: Program, model: 
     dataset = dataset_of(program.experiment).with_teacher_top_k(ids, logp)
     batch = dataset.batch([4, 9, 4], 4)
     said, mask = precomputed.teacher_top_k(program, model, batch), batch.loss_mask[:, 1:]
-    found = kind_of(batch).teacher_top_k(batch)
-    assert found is not None
-    for ours, theirs in zip(found, said, strict=True):
+    actual = kind_of(batch).teacher_top_k(batch)
+    assert actual is not None
+    for ours, theirs in zip(actual, said, strict=True):
         np.testing.assert_array_equal(ours[mask], np.asarray(theirs)[mask])  # to the bit
         assert not np.any(ours[~mask])
-    np.testing.assert_allclose(np.exp(found.logp).sum(-1)[mask], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(actual.logp).sum(-1)[mask], 1.0, rtol=1e-6)
     # Packed rows carry the same, target by target.
     rows = np.array([1, 4, 7, 9])
     packed: Any = make_collator(Packed(), dataset, 4, 1, lambda: [rows]).batch(rows)
     padded = dataset.batch(rows, 4)
-    here, there = packed.loss_mask, padded.loss_mask
+    here, other = packed.loss_mask, padded.loss_mask
     pairs = sorted(zip(packed.target[here].tolist(), packed.teacher_top_logps[here].tolist(), strict=True))
-    assert pairs == sorted(zip(padded.tokens[there].tolist(), padded.teacher_top_logps[there].tolist(), strict=True))
+    assert pairs == sorted(zip(padded.tokens[other].tolist(), padded.teacher_top_logps[other].tolist(), strict=True))
 
 
 @pytest.mark.extended
@@ -353,7 +353,7 @@ def test_going_on_with_another_teacher_is_refused(place: Path, tmp_path: Path, m
     run(asked, tmp_path, quiet)
     status = tmp_path / asked.id / "status.json"  # as if it had not come to its end
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "stopped"}))
-    drawn = precomputed.load_teacher
-    monkeypatch.setattr(precomputed, "load_teacher", lambda *given: {k: v + 1 for k, v in drawn(*given).items()})
+    rendered = precomputed.load_teacher
+    monkeypatch.setattr(precomputed, "load_teacher", lambda *fields: {k: v + 1 for k, v in rendered(*fields).items()})
     with pytest.raises(RunError, match=r"the teacher has changed \(digest of what objective\.teacher\.weights gives\)"):
         run(asked, tmp_path, quiet)

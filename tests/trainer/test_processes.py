@@ -48,12 +48,12 @@ def test_engines_are_known_by_what_they_set(environment: dict[str, str], is_one_
 
 
 def test_flags_come_before_the_environment() -> None:
-    told = {"JAX_COORDINATOR_ADDRESS": "a:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
-    assert distributed_args(DistributedArgs(), {**told, **SLURM, "SLURM_NTASKS": "8"}) == DistributedArgs(
+    reported = {"JAX_COORDINATOR_ADDRESS": "a:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
+    assert distributed_args(DistributedArgs(), {**reported, **SLURM, "SLURM_NTASKS": "8"}) == DistributedArgs(
         "a:1234", 4, 3
     )
-    assert distributed_args(DistributedArgs("b:1", 2, 0), told) == DistributedArgs("b:1", 2, 0)
-    assert distributed_args(DistributedArgs("b:1", 1, 0), told) is None
+    assert distributed_args(DistributedArgs("b:1", 2, 0), reported) == DistributedArgs("b:1", 2, 0)
+    assert distributed_args(DistributedArgs("b:1", 1, 0), reported) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_makes_no_sense_is_refused(asked: DistributedArgs, message: str) ->
         distributed_args(asked, {})
 
 
-def start(lab: Any, *words: str, processes: int, devices: int = 4) -> list[subprocess.Popen[str]]:
+def start(lab: Any, *argv: str, processes: int, devices: int = 4) -> list[subprocess.Popen[str]]:
     """A run in several processes, which have so many devices together."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -82,7 +82,7 @@ def start(lab: Any, *words: str, processes: int, devices: int = 4) -> list[subpr
     environment = {**lab.environment, "XLA_FLAGS": flags}
     return [
         subprocess.Popen(
-            [sys.executable, *words, *together(processes, number, port)],
+            [sys.executable, *argv, *distributed_flags(processes, number, port)],
             cwd=lab.place,
             env=environment,
             stdout=subprocess.PIPE,
@@ -93,9 +93,9 @@ def start(lab: Any, *words: str, processes: int, devices: int = 4) -> list[subpr
     ]
 
 
-def together(processes: int, number: int, port: int) -> list[str]:
-    given = ["--coordinator", f"localhost:{port}", "--processes", str(processes), "--process", str(number)]
-    return given if processes > 1 else []
+def distributed_flags(processes: int, number: int, port: int) -> list[str]:
+    fields = ["--coordinator", f"localhost:{port}", "--processes", str(processes), "--process", str(number)]
+    return fields if processes > 1 else []
 
 
 def ended(children: list[subprocess.Popen[str]], seconds: float = 800) -> list[tuple[int, str]]:
@@ -139,11 +139,11 @@ def test_two_processes_say_what_one_says(lab: Any, finished: Any, tmp_path_facto
     assert [code for code, _ in one + two] == [0, 0, 0], two
     assert "finished at step 40" in two[0][1]
     assert [line for line in two[1][1].splitlines() if not line.startswith("[Gloo]")] == [], "the first alone talks"
-    here, there = finished_run(lab, "dpo"), finished_run(other, "dpo")
-    assert_close(here, there)
+    here, existing = finished_run(lab, "dpo"), finished_run(other, "dpo")
+    assert_close(here, existing)
     assert here.status()["state"] == "finished"
     assert len(here.attempts()) == 1, "written by one"
-    assert len(here.samples()) == len(there.samples())
+    assert len(here.samples()) == len(existing.samples())
     assert (here.path / "log.1.txt").is_file()
     code, out = ended(start(lab, "dpo.py", "run", *MESH, processes=2))[0]
     assert code == 0
@@ -196,10 +196,10 @@ def test_each_process_reads_its_rows_and_no_others(lab: Any, tmp_path_factory: p
     first, second = (set(json.loads((lab.place / f"read.{n}.2.json").read_text())) for n in range(2))
     assert len(first) == len(second) == 20, "10 steps of 4 rows are one epoch of 40"
     assert first | second == set(json.loads((other.place / "read.0.1.json").read_text())) == set(range(40))
-    here, there = finished_run(lab, "dpo"), finished_run(other, "dpo")
+    here, existing = finished_run(lab, "dpo"), finished_run(other, "dpo")
     assert len(here.metrics()) == 10
-    assert_close(here, there)
-    assert [row["num_tokens"] for row in here.metrics()] == [row["num_tokens"] for row in there.metrics()]
+    assert_close(here, existing)
+    assert [row["num_tokens"] for row in here.metrics()] == [row["num_tokens"] for row in existing.metrics()]
 
 
 @pytest.mark.slow
@@ -290,5 +290,5 @@ def test_what_one_refuses_all_refuse(lab: Any) -> None:
 
 
 def rows_written(lab: Any) -> int:
-    found = list((lab.place / "runs").glob("sft-*/metrics.jsonl"))
-    return found[0].read_bytes().count(b'"loss"') if found else 0
+    result = list((lab.place / "runs").glob("sft-*/metrics.jsonl"))
+    return result[0].read_bytes().count(b'"loss"') if result else 0

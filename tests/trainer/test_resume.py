@@ -150,8 +150,8 @@ def test_a_second_signal_leaves_at_once_even_while_xla_compiles(lab: Any, wait_u
 
 @pytest.mark.slow
 def test_a_diverging_run_fails_and_keeps_its_checkpoint(lab: Any) -> None:
-    words = ("sft.py", "run", "evaluation=None", "checkpoint.every_steps=1", "optimizer.max_grad_norm=None", "name=nan")
-    code, out, err = lab.python(*words, "optimizer.schedule=Schedule.Constant(lr=1e30)")
+    argv = ("sft.py", "run", "evaluation=None", "checkpoint.every_steps=1", "optimizer.max_grad_norm=None", "name=nan")
+    code, out, err = lab.python(*argv, "optimizer.schedule=Schedule.Constant(lr=1e30)")
     assert (code, out) == (1, "")
     (run,) = lab.place.glob("runs/nan-*")
     directory = RunDirectory(run)
@@ -159,8 +159,8 @@ def test_a_diverging_run_fails_and_keeps_its_checkpoint(lab: Any) -> None:
     step = last["step"]
     assert np.isnan(last["grad_norm"])
     error = err.splitlines()[-1]
-    told = f"loss is {last['loss']:.4g}, grad_norm nan"
-    assert error.startswith(f"TrainingError: step {step}: {told}; its rows begin with chats.jsonl:")
+    text = f"loss is {last['loss']:.4g}, grad_norm nan"
+    assert error.startswith(f"TrainingError: step {step}: {text}; its rows begin with chats.jsonl:")
     cure = "lower the learning rate, look at those rows, or skip such steps with guard=Guard.Skip()"
     assert error.endswith(f"; the state before it is saved as step {step}; {cure}")
     status = directory.status()
@@ -183,8 +183,8 @@ def stopped(lab: Any, finished: Any) -> tuple[Any, Path]:
 
 
 def contents(run: Path) -> dict[Path, bytes]:
-    own = ("log.txt", "lock", "status.json")
-    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name not in own}
+    ours = ("log.txt", "lock", "status.json")
+    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name not in ours}
 
 
 def test_changed_data_are_refused(stopped: tuple[Any, Path]) -> None:

@@ -40,5 +40,5 @@ def test_use_is_a_share_of_all_devices_peak() -> None:
 
 
 def test_memory_of_a_cpu_is_the_largest_resident_set_of_the_process() -> None:
-    told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    assert abs(peak_memory_gib(jax.local_devices()) - int(told.split()[1]) / 2**20) < 0.01
+    reported = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    assert abs(peak_memory_gib(jax.local_devices()) - int(reported.split()[1]) / 2**20) < 0.01

@@ -24,9 +24,9 @@ ROWS = 96
 def write_tokenizer(place: Path, size: int, *, special: int = 0) -> Path:
     """A tokenizer of `size` words, and special tokens above them."""
     place.mkdir(exist_ok=True)
-    words = ["<eos>", "<unk>", *(f"w{number}" for number in range(size - 2))]
+    tokens = ["<eos>", "<unk>", *(f"w{number}" for number in range(size - 2))]
     made = tokenizers.Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+        models.WordLevel({word: number for number, word in enumerate(tokens)}, unk_token="<unk>")
     )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.add_special_tokens([f"<image{number}>" for number in range(special)])
@@ -58,12 +58,12 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_bytes_over_a_model_with_its_own_tokenizer(model: Path, tmp_path: Path) -> None:
-    home, own = tmp_path / "runs", model / "tokenizer.json"
+    home, path = tmp_path / "runs", model / "tokenizer.json"
     asked = experiment(tmp_path, Model.HF(str(model), tokenizer=Tokenizer.Bytes()))
     with pytest.raises(PlanError) as error:
         prepare(asked, home, Display(quiet=True))
     assert str(error.value) == (
-        f"1 problem in Experiment 'mismatch'\n  model.tokenizer: Tokenizer.Bytes() has other ids than {own}, the "
+        f"1 problem in Experiment 'mismatch'\n  model.tokenizer: Tokenizer.Bytes() has other ids than {path}, the "
         f"tokenizer of the weights; unset it to use that one, or set Tokenizer.Bytes(allow_mismatch=True)"
     )
     assert not home.exists()

@@ -169,8 +169,8 @@ def test_a_finished_run_over_other_data_is_refused(lab: Any, finished: Any, file
         shutil.copytree(finished.run(name), lab.place / "runs" / finished.run(name).name)
     with (lab.place / file).open("a") as rows:
         rows.write("\n")
-    words = ["dpo.py"] if owner == "dpo" else ["dpo.py", "objective.beta=0.3"]  # a new run from the finished one
-    code, _, err = lab.python(*words)
+    argv = ["dpo.py"] if owner == "dpo" else ["dpo.py", "objective.beta=0.3"]  # a new run from the finished one
+    code, _, err = lab.python(*argv)
     assert code == 2
     error = err.splitlines()[-1]
     assert error.startswith(f"RunError: runs/{finished.run(owner).name} has finished with another {file} (sha256 ")
@@ -188,7 +188,7 @@ def test_restart_moves_away_and_begins_again(lab: Any, finished: Any) -> None:
     assert RunDirectory(moved).evaluations() == RunDirectory(finished.run("sft")).evaluations()
     assert RunDirectory(run).evaluations() == []
     assert [row["attempt"] for row in rows(run / "attempts.jsonl")] == [1]
-    losses, again = ([row["loss"] for row in RunDirectory(at).metrics()] for at in (moved, run))
+    losses, again = ([row["loss"] for row in RunDirectory(index).metrics()] for index in (moved, run))
     assert losses == again
 
 

@@ -49,7 +49,7 @@ BEGUN = Adapter.LoRA(rank=3, alpha=6.0, start=Weights.PEFT(str(REPLAY / "adapter
 
 
 def continued(**fields: Any) -> Experiment:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": "continued",
         "model": Model.HF(
             str(REPLAY / "model"), weights=Weights.HF(str(REPLAY / "model")), tokenizer=Tokenizer.Bytes()
@@ -64,7 +64,7 @@ def continued(**fields: Any) -> Experiment:
         "steps": 4,
         "precision": Precision(compute="float32"),
     }
-    return Experiment(**given | fields)
+    return Experiment(**options | fields)
 
 
 def first_batch() -> PairBatch:
@@ -86,8 +86,8 @@ def test_the_reference_is_the_adapter_as_it_began() -> None:
     tensors = safetensors.index(REPLAY / "adapter" / "adapter_model.safetensors")
     for number in (0, 1):  # layers of a period of two are stacked
         name = f"base_model.model.model.layers.{2 * number}.mlp.up_proj.lora_B.weight"
-        found = np.asarray(state.trainable["layers.blocks.0.mlp.up.kernel_lora_b"][number])
-        np.testing.assert_array_equal(found, tensors[name].read().T)
+        actual = np.asarray(state.trainable["layers.blocks.0.mlp.up.kernel_lora_b"][number])
+        np.testing.assert_array_equal(actual, tensors[name].read().T)
     assert set(state.reference) == set(state.trainable)
     assert program.blueprint.reference.is_base is False
     began = jax.device_get(state.reference)
@@ -126,9 +126,9 @@ def test_a_resume_has_the_same_reference(tmp_path: Path) -> None:
     (part.directory / "status.json").write_text(json.dumps({**status, "state": "running"}))
     again = run(experiment, tmp_path / "part", quiet)
     assert again.state == "finished"
-    wanted, found = rows(whole.directory), rows(part.directory)
+    wanted, actual = rows(whole.directory), rows(part.directory)
     for name in ("loss", "rewards/margins", "logps/chosen", "grad_norm"):
-        assert [row[name] for row in found] == [row[name] for row in wanted]
+        assert [row[name] for row in actual] == [row[name] for row in wanted]
 
     # Another adapter in the same place is another reference.
     file = place / "adapter_model.safetensors"
@@ -216,9 +216,9 @@ def test_several_adapters_are_merged(finished: Any, tmp_path: Path) -> None:
         evolve(earlier, {"name": "more", "adapter": None, "memory.offload": (), "model.weights": merged})
     )
     whole = build_blueprint(evolve(asked.experiment, {"model.weights": Weights.Checkpoint(str(dpo))}))
-    found, wanted = (sources.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
+    actual, wanted = (sources.open_source(blueprint, dpo.parent) for blueprint in (asked, whole))
     path = "layers.blocks.0.mlp.up.kernel"
-    np.testing.assert_allclose(found.leaf(path), wanted.leaf(path), atol=1e-6)
+    np.testing.assert_allclose(actual.leaf(path), wanted.leaf(path), atol=1e-6)
     assert sources.tokenizer_owner(asked.experiment) == sources.tokenizer_owner(whole.experiment)
     with pytest.raises(PlanError, match=r"model.weights.adapters: its adapter belongs to Weights.From"):
         source(Weights.Merged(model, adapters=(Weights.Checkpoint(str(dpo)),), coefficients=(1.0,)))
@@ -251,15 +251,15 @@ def test_a_base_without_its_principal_components(tmp_path: Path) -> None:
     config = json.loads((place / "adapter_config.json").read_text())
     (place / "adapter_config.json").write_text(json.dumps({**config, "init_lora_weights": "pissa"}))
     adapter = attrs.evolve(BEGUN, start=Weights.PEFT(str(place)))
-    plain, found = (
+    plain, actual = (
         sources.open_source(build_blueprint(continued(adapter=each)), tmp_path) for each in (BEGUN, adapter)
     )
     path = "tail.blocks.0.attention.query.kernel"
-    taken = np.asarray(plain.leaf(path), np.float64) - np.asarray(found.leaf(path), np.float64)
+    taken = np.asarray(plain.leaf(path), np.float64) - np.asarray(actual.leaf(path), np.float64)
     values = np.linalg.svd(np.asarray(plain.leaf(path), np.float64), compute_uv=False)
     np.testing.assert_allclose(np.linalg.svd(taken, compute_uv=False)[:4], [*values[:3], 0], atol=1e-5)
     for name in (path + "_lora_a", path + "_lora_b", "norm.scale"):
-        np.testing.assert_array_equal(found.leaf(name), plain.leaf(name))
+        np.testing.assert_array_equal(actual.leaf(name), plain.leaf(name))
     later = continued(name="later", adapter=attrs.evolve(BEGUN, start=Weights.From(continued(adapter=adapter))))
     assert sources.starts_from_pissa(later)
     assert not sources.starts_from_pissa(continued())

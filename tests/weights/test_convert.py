@@ -29,7 +29,7 @@ GEMMA, LLAMA = REFERENCE / "gemma3" / "scaled", REFERENCE / "llama3" / "untied"
 
 
 def differing(first: Path, second: Path, **tolerances: float) -> list[str]:
-    return [found.path for found in compare(first, second, **tolerances) if found.verdict != "same"]
+    return [result.path for result in compare(first, second, **tolerances) if result.verdict != "same"]
 
 
 def leaves_of(directory: Path) -> dict[str, np.ndarray]:
@@ -37,8 +37,8 @@ def leaves_of(directory: Path) -> dict[str, np.ndarray]:
     return {path: weights.read(path) for path in weights.shapes}
 
 
-def said(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
-    assert cli.main([str(word) for word in words]) == code
+def said(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> str:
+    assert cli.main([str(word) for word in argv]) == code
     out, err = capsys.readouterr()
     return out if code != 2 else err.strip()
 
@@ -71,9 +71,9 @@ def test_trees_that_others_saved(tmp_path: Path) -> None:
     (tmp_path / "tree.msgpack").write_bytes(flax.serialization.to_bytes(tree["params"]))
     for place in (tmp_path, tmp_path / "params", tmp_path / "tree.npz", tmp_path / "tree.msgpack"):
         assert differing(LLAMA, place) == []
-        found = open_weights(place)
-        assert found.kind == "linen"
-        assert all(found.dtype(path) == leaf.dtype for path, leaf in leaves.items())
+        actual = open_weights(place)
+        assert actual.kind == "linen"
+        assert all(actual.dtype(path) == leaf.dtype for path, leaf in leaves.items())
     convert(tmp_path, tmp_path / "hub", "hub")
     assert differing(LLAMA, tmp_path / "hub") == []
     odd = tmp_path / "läufe [v1] *?\\b"  # orbax makes globs of such paths, tensorstore slashes of backslashes
@@ -90,8 +90,8 @@ def test_to_a_checkpoint_and_back(tmp_path: Path) -> None:
         assert {info.dtype for info in checkpoints.contents(0)["params"].values()} == {"bfloat16"}
     convert(tmp_path / "saved", tmp_path / "hub", "hub")
     wanted = {path: leaf.astype("bfloat16") for path, leaf in leaves_of(LLAMA).items()}
-    found = leaves_of(tmp_path / "hub")
-    assert all(np.array_equal(found[path], leaf) and found[path].dtype == leaf.dtype for path, leaf in wanted.items())
+    actual = leaves_of(tmp_path / "hub")
+    assert all(np.array_equal(actual[path], leaf) and actual[path].dtype == leaf.dtype for path, leaf in wanted.items())
 
 
 @pytest.mark.slow
@@ -138,9 +138,9 @@ def test_compare_says_every_difference(damaged: Path, capsys: pytest.CaptureFixt
         "model.extra.weight: only in the second: float32 (24,)",
         "# 31 arrays, 6 of them differ",
     }
-    found = json.loads(said(capsys, 1, "compare", LLAMA, damaged, "--atol", "0.6", "--json"))
-    assert found["same"] is False
-    rows = {row["path"]: row for row in found["arrays"]}
+    actual = json.loads(said(capsys, 1, "compare", LLAMA, damaged, "--atol", "0.6", "--json"))
+    assert actual["same"] is False
+    rows = {row["path"]: row for row in actual["arrays"]}
     assert rows["model.norm.weight"]["verdict"] == "same"  # within the tolerance
     assert rows["model.layers.0.input_layernorm.weight"]["verdict"] == "same"  # with one, dtypes are only told
     assert rows["model.layers.0.mlp.up_proj.weight"] == {

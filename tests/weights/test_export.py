@@ -119,11 +119,11 @@ def test_an_adapter_merged_and_alone(finished: Any, base: Exported, tmp_path: Pa
     )
     reader = HubReader(base.directory)
     template = compile_experiment(saved_experiment(run)).blueprint.base
-    found = peft.read(alone.directory, reader.config, template)
-    assert found.adapter == Adapter.LoRA(rank=4, alpha=8.0)
+    actual = peft.read(alone.directory, reader.config, template)
+    assert actual.adapter == Adapter.LoRA(rank=4, alpha=8.0)
     arrays = saved_arrays(run)
-    assert found.leaves.keys() == arrays.keys()
-    assert all(np.array_equal(found.leaves[path], array) for path, array in arrays.items())
+    assert actual.leaves.keys() == arrays.keys()
+    assert all(np.array_equal(actual.leaves[path], array) for path, array in arrays.items())
     with pytest.raises(WeightsError, match="trained all weights and has no adapter"):
         export(finished.run("sft"), tmp_path / "none", adapter=True)
 
@@ -187,8 +187,8 @@ def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_tokenizer_of_the_weights_is_copied(base: Exported, lab: Any) -> None:
     base_place = Path(shutil.copytree(base.directory, lab.place / "hub"))
-    words = ("steps=2", "evaluation=None", "model.weights=Weights.HF('hub')", "adapter=Adapter.LoRA(rank=2)")
-    code, _, err = lab.python("sft.py", "run", *words)
+    argv = ("steps=2", "evaluation=None", "model.weights=Weights.HF('hub')", "adapter=Adapter.LoRA(rank=2)")
+    code, _, err = lab.python("sft.py", "run", *argv)
     assert code == 0, err
     (run,) = (lab.place / "runs").glob("sft-*")
     # From somewhere else, and by its id: relative paths mean what they meant to the run.
@@ -197,9 +197,9 @@ def test_the_tokenizer_of_the_weights_is_copied(base: Exported, lab: Any) -> Non
         "export", run.name, "out", "--adapter", "--home", "../runs", "--json", cwd=lab.place / "else"
     )
     assert code == 0, err
-    found = json.loads(out)
-    assert found["base"] == str(base_place)
-    assert found["tokenizer"] == f"that of {base_place.name}"
+    actual = json.loads(out)
+    assert actual["base"] == str(base_place)
+    assert actual["tokenizer"] == f"that of {base_place.name}"
     place = lab.place / "else" / "out"
     assert json.loads((place / peft.CONFIG).read_text())["base_model_name_or_path"] == str(base_place)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
@@ -207,8 +207,8 @@ def test_the_tokenizer_of_the_weights_is_copied(base: Exported, lab: Any) -> Non
 
 
 def test_words(finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*words: str) -> str:
-        assert cli.main(["export", *words]) == 2
+    def refused(*argv: str) -> str:
+        assert cli.main(["export", *argv]) == 2
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     run, out = str(finished.run("sft")), str(tmp_path / "out")
@@ -247,13 +247,13 @@ def test_a_quantized_model(finished: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_few_bits_are_exported_as_they_were_before(lab: Any, tmp_path: Path) -> None:
-    words = (
+    argv = (
         "steps=3",
         "evaluation=None",
         "adapter=Adapter.LoRA(rank=4)",
         "quantization=Quantization.NF4(block_size=64)",
     )
-    code, _, err = lab.python("sft.py", "run", *words)
+    code, _, err = lab.python("sft.py", "run", *argv)
     assert code == 0, err
     (run,) = (lab.place / "runs").glob("sft-*")
     done = export(run, tmp_path / "out")

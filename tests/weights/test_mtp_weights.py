@@ -35,12 +35,12 @@ def test_it_goes_through_every_format_and_answers_do_without_it(tmp_path: Path) 
 def test_it_is_trained_exported_and_goes_along_with_an_adapter(lab: Any) -> None:
     tiny = "Model.DeepSeekV3('tiny'{})"
 
-    def run(name: str, model: str, *words: str) -> Path:
-        given = ("evaluation=None", f"name={name}", f"model={tiny.format(model)}", *words)
-        code, _, err = lab.python("sft.py", "run", "--quiet", *given)
+    def run(name: str, model: str, *argv: str) -> Path:
+        fields = ("evaluation=None", f"name={name}", f"model={tiny.format(model)}", *argv)
+        code, _, err = lab.python("sft.py", "run", "--quiet", *fields)
         assert code == 0, err
-        (found,) = (lab.place / "runs").glob(f"{name}-*")
-        return found
+        (actual,) = (lab.place / "runs").glob(f"{name}-*")
+        return actual
 
     def tensors(directory: Path) -> dict[str, np.ndarray]:
         return {name: tensor.read() for name, tensor in safetensors.index(directory / "model.safetensors").items()}

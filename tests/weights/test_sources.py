@@ -82,13 +82,13 @@ def test_a_run_and_each_of_its_steps_give_the_adapted_model(finished: Any, tmp_p
 
 @pytest.mark.slow
 def test_an_adapter_on_few_bits_is_merged_into_these(lab: Any, tmp_path: Path) -> None:
-    words = (
+    argv = (
         "steps=3",
         "evaluation=None",
         "adapter=Adapter.LoRA(rank=4)",
         "quantization=Quantization.NF4(block_size=64)",
     )
-    code, _, err = lab.python("sft.py", "run", *words)
+    code, _, err = lab.python("sft.py", "run", *argv)
     assert code == 0, err
     (run,) = (lab.place / "runs").glob("sft-*")
     experiment = saved_experiment(run)

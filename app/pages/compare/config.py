@@ -79,10 +79,10 @@ def brief(configs: Sequence[Mapping[str, str]], changed: Sequence[str]) -> list[
 def unfair(configs: Sequence[Mapping[str, str]]) -> list[Unfair]:
     """Returns the differences that make metrics of these runs hard to compare; empty if there are none."""
     changed = [path for path in brief(configs, differing(configs)) if path not in NAMES]
-    found = [
+    differences = [
         check._replace(
             paths=tuple(path for path in changed if f"{path}.".startswith(tuple(f"{root}." for root in check.paths)))
         )
         for check in CHECKS
     ]
-    return [one for one in found if one.paths]
+    return [one for one in differences if one.paths]

@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from ...components.axes import Axis, axes
 from ...components.metrics import charted, is_log, smoothing
 from ...components.plots import Band, Chart, Line, figure
+from ...formatting import number
 from ...store.series import averaged, not_finite, smoothed, thinned
 from ...view import Query, is_narrow
-from ...words import number
 from .runs import Group
 
 BANDS = {"": "standard deviation", "range": "minimum to maximum"}
@@ -47,20 +47,22 @@ def _line(name: str, group: Group, by_run: Mapping[str, Axis], query: Query, *, 
     is_held_out, is_range = name.startswith("eval/"), query.get("band") == "range"
     weight = 0.0 if is_held_out else smoothing(query)
     series = [(by_run[run.row.id], *run.columns[name].arrays()) for run in group.runs if name in run.columns]
-    found = averaged([(axis.at(steps), smoothed(values, weight)) for axis, steps, values in series])
-    missing = np.unique(np.concatenate([not_finite(axis.at(steps), values) for axis, steps, values in series]))
-    x, y = thinned(found.x, found.mean)
+    averages = averaged([(axis.values_at(steps), smoothed(values, weight)) for axis, steps, values in series])
+    missing = np.unique(np.concatenate([not_finite(axis.values_at(steps), values) for axis, steps, values in series]))
+    x, y = thinned(averages.x, averages.mean)
     band = None
     if not group.is_one:
-        at = np.searchsorted(found.x, x)
-        low, high = found.least, found.most
+        index = np.searchsorted(averages.x, x)
+        low, high = averages.least, averages.most
         if not is_range:
-            low, high = found.mean - found.deviation, found.mean + found.deviation
-        low = np.where(low > 0, low, found.least) if is_log else low  # a logarithmic axis ends above zero
-        low, high = (np.where(found.count > 1, edge, np.nan)[at] for edge in (low, high))
-        spreads = zip(*(each[at].tolist() for each in (found.deviation, found.least, found.most)), strict=True)
+            low, high = averages.mean - averages.deviation, averages.mean + averages.deviation
+        low = np.where(low > 0, low, averages.least) if is_log else low  # a logarithmic axis ends above zero
+        low, high = (np.where(averages.count > 1, edge, np.nan)[index] for edge in (low, high))
+        spreads = zip(
+            *(each[index].tolist() for each in (averages.deviation, averages.least, averages.most)), strict=True
+        )
         texts = [_around(*spread, is_range=is_range) for spread in spreads]
-        band = Band(low, high, [f"{text}(n={count})" for text, count in zip(texts, found.count[at], strict=True)])
+        band = Band(low, high, [f"{text}(n={count})" for text, count in zip(texts, averages.count[index], strict=True)])
     label = f"{group.name}{', held out' if is_held_out else ''}"
     return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)
 

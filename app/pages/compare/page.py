@@ -57,7 +57,7 @@ class Compare(Page):
             self.filter = control("filter", text)
         with gr.Row():
             by = gr.Dropdown([("Run", "")], value="", label="Group by", info="Groups are averaged")
-            bands = [(f"mean and {words}", value) for value, words in BANDS.items()]
+            bands = [(f"mean and {label}", value) for value, label in BANDS.items()]
             band = gr.Dropdown(bands, value="", label="Curves of groups", visible=False)
             base = gr.Dropdown([], label="Baseline", info="Differences are to its values")
             self.by, self.band, self.base = control("group", by), control("band", band), control("base", base)
@@ -105,8 +105,8 @@ class Compare(Page):
         is_one = all(group.is_one for group in groups)
         label += " and its step" if is_one else ": mean ± sample standard deviation (number of runs)"
         about, differing = settings(groups, everything=query.get("config") == "all")
-        given = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
-        saved = link("/download", compare=",".join(chosen), **given)
+        parameters = {name: query.get(name) for name in ("filter", "group", "band", "smooth", "x", "log")}
+        saved = link("/download", compare=",".join(chosen), **parameters)
         return {
             **values,
             **self.chart_options.fill([run.columns for run in runs]),
@@ -130,15 +130,15 @@ def _notes(
         yield f"**! Not grouped: these runs have no setting {plain(query['group'][:100])}.**"
     if query.get("filter"):
         count = len(filtered(site, query))
-        words = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
-        yield f"{words}." if count <= MOST_FOUND else f"**! {words}; the newest {MOST_FOUND} are compared.**"
+        text = f"The filter finds {count:,} {'run' if count == 1 else 'runs'}"
+        yield f"{text}." if count <= MOST_FOUND else f"**! {text}; the newest {MOST_FOUND} are compared.**"
     if unread := [run.row.id for run in runs if not run.config]:
         yield f"**! The settings of {plain(', '.join(unread))} cannot be read.**"
     if mixed := averaged_over(groups, key):
         more = f" and {len(mixed) - 6} more" if len(mixed) > 6 else ""
         yield f"**! Runs of one group differ in more than the seed: {', '.join(map(plain, mixed[:6]))}{more}.**"
-    if found := unfair([group.config for group in groups if group.config]):
-        lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in found]
+    if reasons := unfair([group.config for group in groups if group.config]):
+        lines = [f"- **! {one.what}**: {one.why} {', '.join(map(plain, one.paths[:6]))}" for one in reasons]
         yield "\n".join(["**Compare with care**", "", *lines])
     elif not unread and not mixed:
         yield FAIR
@@ -146,8 +146,8 @@ def _notes(
         yield from _to_outputs([group.runs[0].row for group in groups], base.runs[0].row)
 
 
-def _too_few(count: int, there: int, *, has_filter: bool) -> str:
-    if there < LEAST:
+def _too_few(count: int, existing: int, *, has_filter: bool) -> str:
+    if existing < LEAST:
         return (
             "This page compares two to six runs: shared charts, metrics, and the settings that differ. "
             f"There are fewer than two runs. {markdown_link('Start one', '/')}"

@@ -12,14 +12,14 @@ import numpy as np
 from nnxdsl.errors import NnxdslError
 from nnxdsl.storage.jsonl import read_json
 
-from ...components.metrics import NOT_ALONE, TOGETHER
+from ...components.metrics import GROUPED, NOT_ALONE
+from ...formatting import number
 from ...state import Site
 from ...store.growing import REMEMBERED
 from ...store.index import Row
 from ...store.run_filter import is_found
 from ...store.run_paths import run_path
 from ...store.series import Columns
-from ...words import number
 from .config import ABSENT, NAMES, brief, differing, flat, paths
 
 LEAST, MOST = 2, 6
@@ -53,7 +53,7 @@ def compared(site: Site, query: Mapping[str, str]) -> tuple[list[Compared], list
     named = {run: site.index.row(run) for run in ids_of(query)}
     missing_ids = [run for run, row in named.items() if row is None]
     rows = {row.id: row for row in (*named.values(), *filtered(site, query)[:MOST_FOUND]) if row is not None}
-    found: list[Compared] = []
+    runs: list[Compared] = []
     for row in rows.values():
         try:
             directory = run_path(site.settings.home, row.id)
@@ -61,8 +61,8 @@ def compared(site: Site, query: Mapping[str, str]) -> tuple[list[Compared], list
             columns = dict(site.series.of(directory / "metrics.jsonl").columns)
         except NnxdslError:
             config, columns = {}, {}
-        found.append(Compared(row, columns, config))
-    return found, missing_ids
+        runs.append(Compared(row, columns, config))
+    return runs, missing_ids
 
 
 def ids_of(query: Mapping[str, str]) -> list[str]:
@@ -88,7 +88,7 @@ class Figure(NamedTuple):
 def names_of(runs: Sequence[Compared]) -> list[str]:
     """Metrics to list: those with charts first, each held-out metric after its training counterpart."""
     columns = {name for run in runs for name in run.columns}
-    first = [one for names in TOGETHER.values() for name in names for one in (name, f"eval/{name}") if one in columns]
+    first = [one for names in GROUPED.values() for name in names for one in (name, f"eval/{name}") if one in columns]
     rest = sorted(columns - {*first} - NOT_ALONE)
     return [*first, *rest, *(["num_tokens"] if "num_tokens" in columns else [])]
 
@@ -101,8 +101,8 @@ def figure_of(columns: Columns | None, name: str) -> Figure:
     last, way = float(values[-1]), direction(name)
     if way == 0:
         return Figure(last)
-    at = int(np.nanargmax(np.where(np.isfinite(values), way * values, np.nan)))
-    return Figure(last, float(values[at]), float(steps[at]))
+    index = int(np.nanargmax(np.where(np.isfinite(values), way * values, np.nan)))
+    return Figure(last, float(values[index]), float(steps[index]))
 
 
 def depends_on_objective(name: str) -> bool:
@@ -156,13 +156,13 @@ class Group:
 
     def each(self, name: str, what: str) -> list[float]:
         """The "last" or the "best" value of a metric, or the "step" of the best, in each run that has it."""
-        found = [getattr(figure_of(run.columns.get(name), name), what) for run in self.runs]
-        return [value for value in found if value is not None]
+        values = [getattr(figure_of(run.columns.get(name), name), what) for run in self.runs]
+        return [value for value in values if value is not None]
 
     def value(self, name: str, what: str) -> Spread | float | None:
         """The same of a run alone, and of several runs their mean; None if none has it."""
-        found = self.each(name, what)
-        return next(iter(found), None) if self.is_one else spread_of(found)
+        values = self.each(name, what)
+        return next(iter(values), None) if self.is_one else spread_of(values)
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
@@ -210,15 +210,15 @@ def _names(groups: Sequence[Sequence[Compared]], by: str) -> list[str]:
     A field is named by its last part if no other one ends with it.
     """
     firsts = [group[0] for group in groups]
-    told = [by] if by and by != SEEDS else fields(firsts)
-    ends = [path.rpartition(".")[2] for path in told]
-    short = {path: end if ends.count(end) == 1 else path for path, end in zip(told, ends, strict=True)}
+    shown = [by] if by and by != SEEDS else fields(firsts)
+    ends = [path.rpartition(".")[2] for path in shown]
+    short = {path: end if ends.count(end) == 1 else path for path, end in zip(shown, ends, strict=True)}
     names: list[str] = []
     for group, first in zip(groups, firsts, strict=True):
-        words = ", ".join(f"{short[path]}={first.config.get(path, ABSENT)}" for path in told)
-        is_named = by and first.config and 0 < len(words) <= LONGEST
+        text = ", ".join(f"{short[path]}={first.config.get(path, ABSENT)}" for path in shown)
+        is_named = by and first.config and 0 < len(text) <= LONGEST
         many = f" ({len(group)} {'seeds' if by == SEEDS else 'runs'})" if len(group) > 1 else ""
-        names.append(f"{words if is_named else first.row.id}{many}")
+        names.append(f"{text if is_named else first.row.id}{many}")
     return [
         name if names.count(name) == 1 else f"{first.row.id}: {name}" for name, first in zip(names, firsts, strict=True)
     ]

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import plotly.io
 
+from ...formatting import number
 from ...html import Html, join, tag
 from ...view import Query
-from ...words import number
 from ..layout.arrays import guarded
 from .config import ABSENT, NAMES, brief, differing, paths
 from .curves import curves
@@ -80,8 +80,8 @@ def _cells(name: str, groups: Sequence[Group], base: Group, is_comparable: bool)
             change = last.mean - reference.mean
             parts.append(f"({'+' if change > 0 else '-' if change < 0 else '±'}{_whole(abs(change))})")
         if best := spread_of(group.each(name, "best")):
-            at = f" at {number(int(group.each(name, 'step')[0]))}" if group.is_one else ""
-            parts.append(f"best {number(best.mean) if group.is_one else best}{at}")
+            step = f" at {number(int(group.each(name, 'step')[0]))}" if group.is_one else ""
+            parts.append(f"best {number(best.mean) if group.is_one else best}{step}")
         cells.append(" ".join(parts) or ABSENT)
     return cells
 
@@ -95,16 +95,16 @@ def settings(groups: Sequence[Group], *, everything: bool) -> tuple[str, pd.Data
     configs = [group.config for group in groups]
     changed = [path for path in differing(configs) if path not in NAMES]
     shown = paths(configs) if everything else brief(configs, changed)
-    words = f"{len(changed)} of {len(paths(configs))} settings differ, not counting names and notes"
+    text = f"{len(changed)} of {len(paths(configs))} settings differ, not counting names and notes"
     if not changed:
-        words = "The settings are equal, except for names and notes"
+        text = "The settings are equal, except for names and notes"
     if len(shown) < len(changed):
-        words += "; an earlier experiment that only some runs have is shown by its name"
+        text += "; an earlier experiment that only some runs have is shown by its name"
     rows = [
         [path, "≠" * (path in changed), *(config.get(path, ABSENT)[:CHARACTERS] for config in configs)]
         for path in shown
     ]
-    return f"{words}.", pd.DataFrame(rows, columns=["field", "≠", *(group.name for group in groups)])
+    return f"{text}.", pd.DataFrame(rows, columns=["field", "≠", *(group.name for group in groups)])
 
 
 def figures(groups: Sequence[Group]) -> pd.DataFrame:
@@ -157,7 +157,7 @@ def to_markdown(groups: Sequence[Group]) -> str:
     """Returns a Markdown table; means of several runs are `mean ± standard deviation (runs)`."""
     table = figures(groups)
     rows = [["", *table.columns], ["---"] * (len(groups) + 1)]
-    rows += [[str(name), *map(_words, values)] for name, values in table.iterrows()]
+    rows += [[str(name), *map(_text, values)] for name, values in table.iterrows()]
     return "".join(f"| {' | '.join(map(_escaped, row))} |\n" for row in rows)
 
 
@@ -165,8 +165,8 @@ def to_html(groups: Sequence[Group], query: Query) -> str:
     """Returns an HTML document with the script that draws the query's curves; it requests nothing."""
     runs = [run for group in groups for run in group.runs]
     title = ", ".join(group.name for group in groups)
-    drawn = curves({**query, "all": "1"}, groups)
-    charts = "" if drawn is None else plotly.io.to_html(drawn, include_plotlyjs=True, full_html=False)
+    plots = curves({**query, "all": "1"}, groups)
+    charts = "" if plots is None else plotly.io.to_html(plots, include_plotlyjs=True, full_html=False)
     head = join(
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
         tag("title", f"{title} · nnxdsl"),
@@ -183,7 +183,7 @@ def to_html(groups: Sequence[Group], query: Query) -> str:
         _table(about),
         tag("h2", "Metrics, and settings that differ" if len(groups) > 1 else "Metrics"),
         tag("p", SPREAD) if len(runs) > len(groups) else None,
-        _table(figures(groups).map(_words)),
+        _table(figures(groups).map(_text)),
         tag("h2", "Curves"),
         Html(charts or "<p>No step has finished.</p>"),
         [
@@ -199,7 +199,7 @@ def _table(table: pd.DataFrame) -> Html:
         return Html(table.to_html(border=0, escape=True))
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as text; floats with six digits."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -22,10 +22,10 @@ LENGTHS = ("min", "median", "p95", "max", "total")
 Part = Mapping[str, Any]
 
 
-def parts_of(found: Mapping[str, Any]) -> dict[str, Part]:
+def parts_of(report: Mapping[str, Any]) -> dict[str, Part]:
     """The parts of an answer by name: what a file has, training and held-out data, and the sources of a mixture."""
     parts: dict[str, Part] = {}
-    for name, part in found.items():
+    for name, part in report.items():
         if isinstance(part, Mapping):
             parts[name] = part
             parts |= {f"{name}, {source['name']}": source for source in part.get("sources") or ()}
@@ -45,12 +45,12 @@ def facts(part: Part) -> str:
             for one in part["columns"]
         ]
         return "\n\n".join(lines)
-    report, told = part["report"], data_facts(part)
+    report, data = part["report"], data_facts(part)
     rows = f"**{report['accepted']:,} rows {part['use']}** of {plain(report['source'])}"
     lines.append(f"{rows}, as {plain(part['kind'])}")
     if part.get("share") is not None:
         lines.append(f"{part['share']:.1%} of the rows of a step, {part.get('epochs') or 0:.2f} epochs in the run")
-    lines += [f"{name.capitalize()}: {plain(text)}" for name, text in told if name not in IN_TABLE]
+    lines += [f"{name.capitalize()}: {plain(text)}" for name, text in data if name not in IN_TABLE]
     return "\n\n".join(lines)
 
 
@@ -68,20 +68,22 @@ def row_table(part: Part) -> pd.DataFrame:
 
 def lengths(part: Part) -> pd.DataFrame:
     """A table of the lengths of the parts of a row, in tokens."""
-    return pd.DataFrame([{"part": name, **{key: own[key] for key in LENGTHS}} for name, own in part["lengths"].items()])
+    return pd.DataFrame(
+        [{"part": name, **{key: counts[key] for key in LENGTHS}} for name, counts in part["lengths"].items()]
+    )
 
 
 def lengths_plot(part: Part, columns: int) -> go.Figure:
     """A histogram of the tokens of each part of a row, in so many columns."""
     bars: list[dict[str, Any]] = []
-    for name, own in part["lengths"].items():
-        width, first = own["histogram"]["width"], own["histogram"]["start"]
-        for start, count in enumerate(own["histogram"]["counts"]):
+    for name, counts in part["lengths"].items():
+        width, first = counts["histogram"]["width"], counts["histogram"]["start"]
+        for start, count in enumerate(counts["histogram"]["counts"]):
             low, high = first + start * width, first + (start + 1) * width - 1
-            told = f"{low:,} to {high:,} tokens" if width > 1 else f"{low:,} tokens"
-            bars.append({"part": name, "tokens": (low + high) / 2, "rows": count, "told": told})
+            interval = f"{low:,} to {high:,} tokens" if width > 1 else f"{low:,} tokens"
+            bars.append({"part": name, "tokens": (low + high) / 2, "rows": count, "told": interval})
     rows = -(-len(part["lengths"]) // columns)
-    drawn = px.bar(
+    plot = px.bar(
         pd.DataFrame(bars, columns=["part", "tokens", "rows", "told"]),
         x="tokens",
         y="rows",
@@ -92,8 +94,8 @@ def lengths_plot(part: Part, columns: int) -> go.Figure:
         hover_data={"part": False, "tokens": False},
         color_discrete_sequence=COLOURS,
     )
-    drawn.update_layout(bargap=0)
-    drawn.for_each_annotation(lambda title: title.update(text=title.text.removeprefix("part=")))
-    drawn.update_xaxes(matches=None, showticklabels=True)
-    drawn.update_yaxes(matches=None, showticklabels=True)
-    return styled(drawn, rows * ROW_PIXELS + 60)
+    plot.update_layout(bargap=0)
+    plot.for_each_annotation(lambda title: title.update(text=title.text.removeprefix("part=")))
+    plot.update_xaxes(matches=None, showticklabels=True)
+    plot.update_yaxes(matches=None, showticklabels=True)
+    return styled(plot, rows * ROW_PIXELS + 60)

@@ -14,6 +14,7 @@ from nnxdsl.data.sources.paths import files_of
 from nnxdsl.errors import DataError, RunError
 
 from ...components.token_runs import token_runs
+from ...formatting import whole
 from ...markdown import plain
 from ...page import Page
 from ...processes.jobs import Job
@@ -22,7 +23,6 @@ from ...state import Site
 from ...store.experiments import written
 from ...store.own_files import require_no_own_files
 from ...view import Done, Query, Values, if_any, is_narrow
-from ...words import whole
 from ..demo import choices
 from ..layout.request import SOURCES, source, within
 from .facts import facts, lengths, lengths_plot, parts_of, row_table
@@ -44,12 +44,12 @@ class Data(Page):
         gr.Markdown("# Data")
         can_name, control = not self.site.settings.read_only, self.view.control
         file: dict[str, Any] = {"info": "File, folder or glob in the project", "visible": can_name, "scale": 2}
-        own = "Its directory; bytes without one"
+        label = "Its directory; bytes without one"
         number: dict[str, Any] = {"precision": 0, "minimum": 0, "maximum": MOST_ROWS}
         with gr.Row():
             self.of = control("of", gr.Dropdown([], label="Data of", info="A recipe, a run, or a draft", scale=2))
             self.file = control("file", gr.Textbox(label="Or a file", placeholder="data/*.jsonl", **file))
-            tokenizer = gr.Textbox(label="Tokenizer of the file", info=own, visible=can_name)
+            tokenizer = gr.Textbox(label="Tokenizer of the file", info=label, visible=can_name)
             self.tokenizer = control("tokenizer", tokenizer)
             rows = gr.Number(ROWS, label="Rows shown", info="As tokens", **number)
             self.rows = control("rows", rows, str(ROWS))
@@ -90,9 +90,9 @@ class Data(Page):
         values[self.counts] = if_any(row_table(parts[name]))
         values[self.plot] = gr.update(value=None, visible=False)
         if "lengths" in parts[name]:
-            drawn = lengths_plot(parts[name], 1 if is_narrow(query) else 2)
+            plot = lengths_plot(parts[name], 1 if is_narrow(query) else 2)
             values[self.lengths] = gr.update(value=lengths(parts[name]), visible=True)
-            values[self.plot] = gr.update(value=drawn, visible=True)
+            values[self.plot] = gr.update(value=plot, visible=True)
             values[self.examples] = gr.update(value=token_runs(parts[name].get("examples", ())), visible=True)
         return {**values, self.about: facts(parts[name])}
 
@@ -119,7 +119,7 @@ def rows_job(site: Site, query: Query, *, again: bool = False) -> Job | None:
         if experiment is None:  # the recipe is being read
             return Job("", ())
         require_no_own_files(settings, experiment)
-        target = str(written(site.settings.own / "plans", experiment))
+        target = str(written(site.settings.app_directory / "plans", experiment))
     else:
         return None
     key = f"data {argv} {target} {stamp}"
@@ -146,5 +146,5 @@ def _file(settings: Settings, target: str) -> Path:
 
 
 def _rows(query: Query) -> int:
-    given = whole(query.get("rows", ""))
-    return ROWS if given is None else min(MOST_ROWS, given)
+    row_count = whole(query.get("rows", ""))
+    return ROWS if row_count is None else min(MOST_ROWS, row_count)

@@ -10,7 +10,7 @@ import pandas as pd
 from nnxdsl.terminal.array_selection import array_name, by_layout
 from nnxdsl.terminal.plan_format import applied_rules, format_axes, format_shape, format_spec
 
-from ...words import size
+from ...formatting import size
 
 SORTS = {"": "model order", "device": "bytes per device", "bytes": "total bytes", "copies": "copies"}
 PARTS = ("frozen", "trainable", "reference", "optimizer")
@@ -44,11 +44,11 @@ def folded(arrays: Iterable[Array]) -> list[list[Array]]:
 
 def filtered(arrays: Iterable[Array], query: Mapping[str, str]) -> list[Array]:
     """Arrays that match a query's `q` and `part`, sorted by its `sort`."""
-    words, part, order = query.get("q", "").lower().split(), query.get("part", ""), _ORDERS.get(query.get("sort", ""))
+    terms, part, order = query.get("q", "").lower().split(), query.get("part", ""), _ORDERS.get(query.get("sort", ""))
     matching: list[Array] = []
     for array in arrays:
         text = f"{array['path']} {array['part']} {array['dtype']} {format_spec(array['spec'])}".lower()
-        matching += [array] if part in ("", array["part"]) and all(word in text for word in words) else []
+        matching += [array] if part in ("", array["part"]) and all(word in text for word in terms) else []
     if order is None:
         return matching
     return [array for kind in sorted(folded(matching), key=order, reverse=True) for array in kind]
@@ -61,9 +61,9 @@ def selected(arrays: Sequence[Array], query: Mapping[str, str]) -> Array | None:
     return next((array for array in arrays if named in (name_of(array), array["path"])), largest)
 
 
-def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[str, pd.DataFrame]:
+def table(plan: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[str, pd.DataFrame]:
     """Returns what the table has, and the table: a row for equal arrays of all layers, as a query filters and sorts."""
-    matching = filtered(found["arrays"], query)
+    matching = filtered(plan["arrays"], query)
     kinds = folded(matching)
     if not kinds:
         return "No array matches: the filter looks at path, dtype, part and partition.", pd.DataFrame()
@@ -86,18 +86,18 @@ def table(found: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[s
             "copies": array["replicas"],
         }
         if second:
-            there = [other[name_of(one)] for one in kind if name_of(one) in other]
-            differs = bool(there) and there[0]["spec"] != array["spec"]
-            row["second partition"] = f"{format_spec(there[0]['spec'])}{' ≠' if differs else ''}" if there else "none"
-            row[f"second {unit} on a device"] = _rounded(_ORDERS["device"](there) / divisor)
+            others = [other[name_of(one)] for one in kind if name_of(one) in other]
+            differs = bool(others) and others[0]["spec"] != array["spec"]
+            row["second partition"] = f"{format_spec(others[0]['spec'])}{' ≠' if differs else ''}" if others else "none"
+            row[f"second {unit} on a device"] = _rounded(_ORDERS["device"](others) / divisor)
         rows.append({**row, "rules": ", ".join(applied_rules(array)) or "no rule applies: replicated"})
-    words = f"{len(matching):,} of {len(found['arrays']):,} arrays in {len(kinds):,} rows"
-    return f"{words}; {size(_ORDERS['device'](matching))} on each device", pd.DataFrame(rows)
+    caption = f"{len(matching):,} of {len(plan['arrays']):,} arrays in {len(kinds):,} rows"
+    return f"{caption}; {size(_ORDERS['device'](matching))} on each device", pd.DataFrame(rows)
 
 
-def array_of_row(found: Plan, query: Mapping[str, str], number: int) -> Array | None:
+def array_of_row(plan: Plan, query: Mapping[str, str], number: int) -> Array | None:
     """Returns the first array of a row of the table, by the row's `#`."""
-    kinds = folded(filtered(found["arrays"], query))
+    kinds = folded(filtered(plan["arrays"], query))
     return kinds[number][0] if 0 <= number < len(kinds) else None
 
 

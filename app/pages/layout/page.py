@@ -112,9 +112,9 @@ class Choice(Part):
         """Shows what the query names."""
         query = shown.query
         kind, other_memory = request.device_parts(query)
-        own = request.own_rules(shown.experiment) if shown.experiment else ("", "")
-        given = (query.get("rules", own[0]), query.get("arrays", own[1]))
-        texts = ["" if text == request.NONE else text for text in given]
+        defaults = request.own_rules(shown.experiment) if shown.experiment else ("", "")
+        rules = (query.get("rules", defaults[0]), query.get("arrays", defaults[1]))
+        texts = ["" if text == request.NONE else text for text in rules]
         count = sum(len(text.splitlines()) for text in texts)
         mine = (shown.display_name if shown.kind else "none", f"{shown.kind}:{shown.name}")
         is_empty = not (shown.kind or query.get("model") or shown.problem)
@@ -135,11 +135,12 @@ class Choice(Part):
 
     def _apply_rules(self, query: Query, *texts: str) -> Done:
         """Writes rules into the query, unless they are the experiment's own."""
-        own = request.own_rules(request.chosen(self.site, query))
+        defaults = request.own_rules(request.chosen(self.site, query))
         request.rules_of(texts[0])
         request.array_rules_of(texts[1])
         written = [
-            "" if text.strip() == mine else text.strip() or request.NONE for text, mine in zip(texts, own, strict=True)
+            "" if text.strip() == mine else text.strip() or request.NONE
+            for text, mine in zip(texts, defaults, strict=True)
         ]
         return Done(query={"rules": written[0], "arrays": written[1]})
 
@@ -241,13 +242,13 @@ class Arrays(Part):
         if not shown.plans:
             return {**filters, self.group: HIDDEN}
         count, rows = layout_arrays.table(shown.plans[0], next(iter(shown.plans[1:]), None), query)
-        own = {name: value for name, value in query.items() if not name.startswith("_")}
+        parameters = {name: value for name, value in query.items() if not name.startswith("_")}
         return {
             **filters,
             self.group: gr.update(visible=True),
             self.count: count,
             self.table: if_any(rows, pinned_columns=0 if is_narrow(query) else 2),
-            self.save: gr.update(link=link("/download", layout="arrays.csv", **own)),
+            self.save: gr.update(link=link("/download", layout="arrays.csv", **parameters)),
         }
 
     def _select(self, query: Query, event: gr.SelectData) -> Done | None:
@@ -279,10 +280,10 @@ class SelectedArray(Part):
         values |= {self.heading: f"## {plain(array['path'])} ({plain(array['part'])})"}
         widths = NARROW_WIDTHS if is_narrow(shown.query) else WHY_WIDTHS
         for (column, mesh, grid, rules), plan in zip(self.sides, shown.plans, strict=False):
-            found = [one for one in plan["arrays"] if layout_arrays.name_of(one) == layout_arrays.name_of(array)]
-            absent = "" if found else "\n\nThis array does not exist on this mesh."
+            same = [one for one in plan["arrays"] if layout_arrays.name_of(one) == layout_arrays.name_of(array)]
+            absent = "" if same else "\n\nThis array does not exist on this mesh."
             values[column] = gr.update(visible=True)
             values[mesh] = f"### {format_mesh(plan['mesh'])}{absent}"
-            values[grid] = drawing(found[0], plan["mesh"]) if found else ""
-            values[rules] = if_any(layout_arrays.why(found[0]) if found else pd.DataFrame(), column_widths=widths)
+            values[grid] = drawing(same[0], plan["mesh"]) if same else ""
+            values[rules] = if_any(layout_arrays.why(same[0]) if same else pd.DataFrame(), column_widths=widths)
         return values

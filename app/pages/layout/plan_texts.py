@@ -13,8 +13,8 @@ import pandas as pd
 from nnxdsl.terminal.plan_format import format_axes, format_mesh, format_names, format_shape, format_spec
 from nnxdsl.terminal.plan_view import facts as plan_facts
 
+from ...formatting import duration, number, sentence, size
 from ...markdown import plain
-from ...words import duration, number, sentence, size
 from .arrays import Plan
 
 TIGHT = 0.9
@@ -55,16 +55,16 @@ def verdict(plan: Plan) -> str:
         where = plain(device["description"]) if device else "no device selected"
         return f"**{size(plan['bytes_per_device'])}** on each device; the device's memory is unknown ({where})."
     share, (message, _, remedy) = verdict["share"], verdict["message"].partition("; ")
-    words = f"{share:.1%} of the usable memory of {plain(device['description'])}."
+    text = f"{share:.1%} of the usable memory of {plain(device['description'])}."
     sign = "✘" if not verdict["fits"] else "⚠" if share > TIGHT else "✔"
     if not verdict["fits"]:
         is_setting = remedy and not remedy.startswith("--")
-        words += f" {plain(sentence(remedy))}." if is_setting else f" {SEARCH}"
+        text += f" {plain(sentence(remedy))}." if is_setting else f" {SEARCH}"
     elif share > TIGHT:
-        words += " That is tight: the memory of activations is an estimate, accurate to 10 %."
+        text += " That is tight: the memory of activations is an estimate, accurate to 10 %."
     if verdict["fits"] and plan["remat_why"] == RECOMPUTED_TO_FIT:
-        words += f" Activations are recomputed in part to fit: memory.remat={plan['remat']}."
-    return f"**{sign} {plain(message)}**\n\n{words}"
+        text += f" Activations are recomputed in part to fit: memory.remat={plan['remat']}."
+    return f"**{sign} {plain(message)}**\n\n{text}"
 
 
 def warnings(plan: Plan) -> str:
@@ -166,12 +166,12 @@ def compiled_tables(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFram
     """Returns XLA's figures of memory, the collectives of one step, and the compiled sharding of activations."""
     report = plan["compiled"] or {}
     memory = report.get("memory") or {}
-    figures = [[key, size(memory[key]), words] for key, words in FIGURES.items() if memory.get(key) is not None]
+    figures = [[key, size(memory[key]), label] for key, label in FIGURES.items() if memory.get(key) is not None]
     collectives = [
         {
             "collective": one["kind"],
             "devices": one["group"] or "-",
-            "where": " ".join(words for name, words in WHERE.items() if one[name]) or "-",
+            "where": " ".join(label for name, label in WHERE.items() if one[name]) or "-",
             "times": number(one["count"]),
             "bytes": size(one["bytes"]),
         }

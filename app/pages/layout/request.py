@@ -18,11 +18,11 @@ from nnxdsl.errors import NnxdslError, Problem, RunError, SpecError, suggest
 from nnxdsl.planning.aot_process import find_compiler
 from nnxdsl.sharding import hardware
 
+from ...formatting import sentence, whole
 from ...processes.jobs import Job
 from ...settings import Settings
 from ...state import Site
 from ...store.experiments import file_of, written
-from ...words import sentence, whole
 from ..new import form_texts
 from .arrays import Plan, filtered, to_csv
 
@@ -89,10 +89,10 @@ def mesh_of(text: str, most: int) -> dict[str, int]:
         named.add(axis)
     if problems:
         raise SpecError(problems)
-    return _few(sizes, most)
+    return _shortened(sizes, most)
 
 
-def _few(sizes: dict[str, int], most: int) -> dict[str, int]:
+def _shortened(sizes: dict[str, int], most: int) -> dict[str, int]:
     if (count := math.prod(sizes[axis] for axis in MESH_AXES)) > most:
         raise _wrong("mesh", f"{count:,} devices; expected at most {most:,}")
     return sizes
@@ -112,11 +112,11 @@ def _lines(text: str, field: str, separator: str, form: str) -> Iterator[tuple[i
 
 def rules_of(text: str) -> Rules:
     """Parses sharding rules, one per line: `embed: fsdp`, `mlp: tensor+fsdp`, `vocab: -` for no axis (SpecError)."""
-    found: list[tuple[str, str | tuple[str, ...] | None]] = []
+    rules: list[tuple[str, str | tuple[str, ...] | None]] = []
     for _, logical, target in _lines(text, "rules", ":", "logical axis: mesh axis"):
         axes = tuple(axis.strip() for axis in target.split("+"))
-        found.append((logical, None if target in ("-", "None") else axes[0] if len(axes) == 1 else axes))
-    return tuple(found)
+        rules.append((logical, None if target in ("-", "None") else axes[0] if len(axes) == 1 else axes))
+    return tuple(rules)
 
 
 def rules_text(rules: Rules) -> str:
@@ -128,13 +128,13 @@ def rules_text(rules: Rules) -> str:
 
 def array_rules_of(text: str) -> tuple[tuple[str, Rules], ...]:
     """Parses rules by array path, a pattern per line: `*.mlp.down.kernel | mlp: tensor, embed: -` (SpecError)."""
-    found: list[tuple[str, Rules]] = []
+    by_array: list[tuple[str, Rules]] = []
     for number, pattern, rules in _lines(text, "array_rules", "|", "path with * | logical axis: mesh axis, ..."):
         try:
-            found.append((pattern, rules_of(rules.replace(",", "\n"))))
+            by_array.append((pattern, rules_of(rules.replace(",", "\n"))))
         except SpecError as error:
             raise _wrong("array_rules", f"line {number}: {error.problems[0].message}") from error
-    return tuple(found)
+    return tuple(by_array)
 
 
 def array_rules_text(rules: tuple[tuple[str, Rules], ...]) -> str:
@@ -149,7 +149,7 @@ def own_rules(experiment: Experiment) -> tuple[str, str]:
 
 def with_placement(experiment: Experiment, query: Query, mesh: str, most: int) -> Experiment:
     """Returns the experiment on a mesh (or its own) of at most so many devices, with a query's rules (SpecError)."""
-    sizes = mesh_of(mesh, most) if mesh else _few(experiment.mesh.sizes, most)
+    sizes = mesh_of(mesh, most) if mesh else _shortened(experiment.mesh.sizes, most)
     changes: dict[str, object] = {f"mesh.{axis}": size for axis, size in sizes.items()} if mesh else {}
     if "rules" in query:
         changes["mesh.rules"] = rules_of(query["rules"])
@@ -220,22 +220,22 @@ class Source:
 
 def source(site: Site, query: Query) -> Source:
     """Loads the experiment that a URL names, with the model that it names; an `NnxdslError` says why it cannot."""
-    found, experiment = Source.named(query), None
-    if found.kind == "run":
-        experiment = site.experiment(found.name)
-    elif found.kind == "exp":
-        experiment = site.presets.experiment(found.name)
-    elif found.kind == "draft":
-        experiment, problems = form_texts.read(site.drafts.load(found.name).texts)
+    source, experiment = Source.named(query), None
+    if source.kind == "run":
+        experiment = site.experiment(source.name)
+    elif source.kind == "exp":
+        experiment = site.presets.experiment(source.name)
+    elif source.kind == "draft":
+        experiment, problems = form_texts.read(site.drafts.load(source.name).texts)
         if experiment is None:
             raise SpecError(problems, "this draft")
     if query.get("model"):
         model = Model.HF(model_path(site.settings, query["model"]))
-        if not found.kind:
+        if not source.kind:
             experiment = _example(model)
         elif experiment is not None:
             experiment = attrs.evolve(experiment, model=model)
-    return attrs.evolve(found, experiment=experiment)
+    return attrs.evolve(source, experiment=experiment)
 
 
 def chosen(site: Site, query: Query) -> Experiment:
@@ -276,7 +276,7 @@ def within(settings: Settings, text: str) -> Path:
         raise RunError(f"{text[:200]!r} cannot be read: {error}") from None
     if not path.is_relative_to(root) or text.startswith(("-", "~")):
         raise RunError(f"{text[:200]} is outside of the project {root}; start the app in its directory")
-    if path.is_relative_to(settings.own.resolve()):
+    if path.is_relative_to(settings.app_directory.resolve()):
         raise RunError(f"{text[:200]} is a file of the app itself")
     return path
 
@@ -292,19 +292,19 @@ def model_path(settings: Settings, text: str) -> str:
 
 def models_in(project: Path) -> list[str]:
     """Returns directories of a project that have a `config.json`; only the upper levels are searched."""
-    found = [str(path) for path, files in _upper(project) if CONFIG in files and path.parts]
-    return found[:MOST_MODELS]
+    models = [str(path) for path, files in _upper(project) if CONFIG in files and path.parts]
+    return models[:MOST_MODELS]
 
 
 def project_files(settings: Settings, ends: tuple[str, ...]) -> list[str]:
     """Returns files of a project whose names end in one of these, but those of runs; upper levels alone."""
-    there = (
+    paths = (
         str(path / file)
         for path, files in _upper(settings.project, settings.home)
         for file in sorted(files)
         if file.endswith(ends)
     )
-    return list(itertools.islice(there, MOST_MODELS))
+    return list(itertools.islice(paths, MOST_MODELS))
 
 
 def _upper(project: Path, without: Path | None = None) -> Iterator[tuple[Path, list[str]]]:
@@ -329,23 +329,23 @@ def layouts(site: Site, query: Query, experiment: Experiment | None, *, start: b
         return []
     device, most = device_of(query), site.settings.limits.mesh_devices
     meshes = [query.get("mesh", ""), *filter(None, [query.get("mesh2", "")])]
-    found: list[Layout] = []
+    results: list[Layout] = []
     for placed in [with_placement(experiment, query, mesh, most) for mesh in meshes]:
         job = plan_job(site, placed, device, start=False)
         if job is None and start:
             job = plan_job(site, placed, device, start=True)
-        found.append(Layout(placed, device, job))
-    return found
+        results.append(Layout(placed, device, job))
+    return results
 
 
 def laid_out(site: Site, query: Query) -> Source:
     """Returns what a query names with its layouts, whose plans are started, or with what is wrong."""
-    found = Source.named(query)
+    chosen_source = Source.named(query)
     try:
-        found = source(site, query)
-        return attrs.evolve(found, layouts=layouts(site, query, found.experiment, start=True))
+        chosen_source = source(site, query)
+        return attrs.evolve(chosen_source, layouts=layouts(site, query, chosen_source.experiment, start=True))
     except NnxdslError as error:
-        return attrs.evolve(found, problem=str(error))
+        return attrs.evolve(chosen_source, problem=str(error))
 
 
 def first_layout(site: Site, query: Query) -> Layout:
@@ -368,7 +368,7 @@ def plan_job(site: Site, experiment: Experiment, device: str, *, start: bool, co
     `start` starts it if there is none, or if it failed or was cancelled.
     """
     device = "" if device == NO_DEVICE else device
-    file = file_of(site.settings.own / "plans", experiment)
+    file = file_of(site.settings.app_directory / "plans", experiment)
     key, jobs = f"plan {file} {device}", site.compiles if compiled else site.jobs
     if not start:
         return jobs.get(key)

@@ -121,7 +121,7 @@ class Basics(Part):
             problem = f"Data: {part['refused']}"
         elif kind and not _reads(wanted, kind):
             fitting = BY_KIND.get(kind, next(iter(METHODS)))
-            to = markdown_link(fitting, link("/new", **{**_given(query), "method": fitting}))
+            to = markdown_link(fitting, link("/new", **{**_values(query), "method": fitting}))
             about = f"**! {name} does not read such rows**; {to} does.\n\n{about}"
         try:
             made = experiment(site, query, kind)
@@ -199,8 +199,8 @@ def model_of(site: Site, text: str) -> Model:
         return Model.Gemma3("tiny")
     if text.startswith(RUN):
         run = text.removeprefix(RUN)
-        found, path = site.experiment(run).model, site.run(run).path
-        return attrs.evolve(found, weights=Weights.Checkpoint(str(path)))
+        model, path = site.experiment(run).model, site.run(run).path
+        return attrs.evolve(model, weights=Weights.Checkpoint(str(path)))
     if Path(text).is_absolute() or (within(site.settings, text) / CONFIG).is_file() or HUB_NAME.fullmatch(text):
         return Model.HF(text)
     raise RunError(
@@ -233,7 +233,7 @@ def _defaults(method: Method) -> dict[str, str]:
     return {"lr": f"{lr:g}", "epochs": f"{made.epochs:g}", "batch": str(made.batch_size), "length": str(length)}
 
 
-def _given(query: Query) -> dict[str, str]:
+def _values(query: Query) -> dict[str, str]:
     return {name: query[name] for name in ("model", "data", *NUMBERS) if query.get(name)}
 
 
@@ -289,10 +289,10 @@ def first_rows(job: Job | None) -> pd.DataFrame:
 
 
 def _parts(example: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for run in example["runs"]:
-        found[run["part"]] = f"{found.get(run['part'], '')}{run['text']}"
-    yield from ((name, text[:300]) for name, text in found.items())
+        parts[run["part"]] = f"{parts.get(run['part'], '')}{run['text']}"
+    yield from ((name, text[:300]) for name, text in parts.items())
 
 
 def templates() -> str:

@@ -57,13 +57,13 @@ def beginning(site: Site, query: Query) -> tuple[Experiment, str, str] | None:
 
 def begin(site: Site, query: Query) -> Done | None:
     """Creates the draft that a query asks for, if it can be read by now."""
-    found = None
+    opened = None
     if not query.get("draft"):
         with contextlib.suppress(NnxdslError):  # the page says why
-            found = beginning(site, query)
-    if found is None:
+            opened = beginning(site, query)
+    if opened is None:
         return None
-    experiment, name, recipe = found
+    experiment, name, recipe = opened
     return _begun(site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), name, recipe))
 
 
@@ -99,23 +99,23 @@ def origin(site: Site, name: str) -> str:
 
 def saved(site: Site, form: str) -> Draft | None:
     """Saves the form of a browser tab; None if it is of no draft, a `RunError` if that is no more."""
-    found = json_object(form)
-    name, texts = found.get("draft"), found.get("texts")
+    values = json_object(form)
+    name, texts = values.get("draft"), values.get("texts")
     if not isinstance(texts, dict) or not isinstance(name, str):
         return None
     plain = {path: text for path, text in texts.items() if isinstance(text, str)}
-    tab, revision = str(found.get("tab", "")), str(found.get("revision", ""))
+    tab, revision = str(values.get("tab", "")), str(values.get("revision", ""))
     return site.drafts.change(name, form_texts.completed(plain), tab, revision)
 
 
 def answer(site: Site, form: str) -> str:
     """Saves the form of a browser tab, and says what was saved where, as JSON; a copy is shown instead of the draft."""
-    found, draft = json_object(form), None
+    values, draft = json_object(form), None
     with contextlib.suppress(NnxdslError):  # the page says why
         draft = saved(site, form)
     name = None if draft is None else draft.id
-    query = {} if name in (None, found.get("draft")) else {"draft": name, "copied": "1"}
-    return json.dumps({"from": found.get("draft"), "count": found.get("count"), "draft": name, "query": query})
+    query = {} if name in (None, values.get("draft")) else {"draft": name, "copied": "1"}
+    return json.dumps({"from": values.get("draft"), "count": values.get("count"), "draft": name, "query": query})
 
 
 def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment]:

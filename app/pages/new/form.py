@@ -79,9 +79,9 @@ def shape(texts: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 
 def classes_of(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Classes of a group, for its title."""
-    found = [texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in texts]
+    classes = [texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in texts]
     return " · ".join(
-        dict.fromkeys([*found, *([texts["model.size"]] if "model" in names and "model.size" in texts else [])])
+        dict.fromkeys([*classes, *([texts["model.size"]] if "model" in names and "model.size" in texts else [])])
     )
 
 

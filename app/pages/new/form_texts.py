@@ -25,7 +25,7 @@ from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import Problem, SpecError, join
 
-from ...words import whole
+from ...formatting import whole
 
 NONE = ""
 """Text of a type whose field is None."""
@@ -48,25 +48,25 @@ def completed(texts: Mapping[str, str]) -> dict[str, str]:
     return _texts(Experiment, "", attrs.NOTHING, {"type": Experiment.tag, **texts})
 
 
-def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], depth: int = 0) -> dict[str, str]:
+def _texts(annotation: Any, path: str, value: Any, texts: Mapping[str, str], depth: int = 0) -> dict[str, str]:
     """The texts of a field: those that are given, and else those of a value, if there is one."""
     spec, parts = spec_in(annotation), item_parts(annotation)
-    is_given = (path if spec is None else join(path, "type")) in given
+    is_given = (path if spec is None else join(path, "type")) in texts
     if spec is not None:
         held = value if isinstance(value, Spec) and not is_given else None
-        member = choices_of(spec).get(given.get(join(path, "type"), NONE)) if held is None else type(held)
+        member = choices_of(spec).get(texts.get(join(path, "type"), NONE)) if held is None else type(held)
         if member is None or depth > MAX_DEPTH:
             return {join(path, "type"): NONE}
-        found = {join(path, "type"): member.tag}
+        by_path = {join(path, "type"): member.tag}
         for name, field in declared(member).items():
             one = field.default if held is None else getattr(held, name)
-            found |= _texts(field.type, join(path, name), one, given, depth + 1)
-        return found
+            by_path |= _texts(field.type, join(path, name), one, texts, depth + 1)
+        return by_path
     if not parts or not isinstance(value, tuple | type(attrs.NOTHING)):
-        return {path: given[path] if is_given else "" if value is attrs.NOTHING else written(value, annotation)}
+        return {path: texts[path] if is_given else "" if value is attrs.NOTHING else written(value, annotation)}
     items = () if is_given or value is attrs.NOTHING else cast("tuple[Any, ...]", value)
-    found = {path: given.get(path, str(len(items)))}
-    for index, member in enumerate(members_at(parts, path, item_count(found, path) or 0)):
+    by_path = {path: texts.get(path, str(len(items)))}
+    for index, member in enumerate(members_at(parts, path, item_count(by_path, path) or 0)):
         item = items[index] if index < len(items) else None
         each = [attrs.NOTHING] * len(parts) if item is None else item if len(parts) > 1 else [item]
         for (where, part), one in zip(member, each, strict=True):
@@ -75,8 +75,8 @@ def _texts(annotation: Any, path: str, value: Any, given: Mapping[str, str], dep
                 choices = list(choices_of(of)) if (of := spec_in(part)) else []
                 chosen = of.default_member if of and len(choices) > 1 else "".join(choices)
                 new = {where: "1"} if part in (int, float) else {join(where, "type"): chosen} if chosen else {}
-            found |= _texts(part, where, one, {**new, **given}, depth)
-    return found
+            by_path |= _texts(part, where, one, {**new, **texts}, depth)
+    return by_path
 
 
 def written(value: object, annotation: Any) -> str:
@@ -159,7 +159,7 @@ def _items(parts: Parts, texts: Mapping[str, str], path: str, problems: list[Pro
     count = item_count(texts, path)
     if count is None:
         raise ValueError(f"expected a number of members up to {MAX_ITEMS}, got {texts[path][:40]!r}")
-    found: list[Any] = []
+    items: list[Any] = []
     for member in members_at(parts, path, count):
         values: list[Any] = []
         for where, part in member:
@@ -168,8 +168,8 @@ def _items(parts: Parts, texts: Mapping[str, str], path: str, problems: list[Pro
                 wanted = f"choose one of {', '.join(choices_of(spec))}" if spec else "needs a value"
                 problems.append(Problem(where, wanted))
             values.append(None if value is _MISSING else value)
-        found.append(values[0] if len(parts) == 1 else values)
-    return found
+        items.append(values[0] if len(parts) == 1 else values)
+    return items
 
 
 def item_count(texts: Mapping[str, str], path: str) -> int | None:
@@ -216,16 +216,16 @@ def _parsed(text: str, annotation: Any) -> Any:
 
 
 def _parsed_lines(text: str, pair: Any) -> list[list[Any]]:
-    kind, found = typing.get_args(pair)[1], []
+    kind, items = typing.get_args(pair)[1], []
     for line in filter(str.strip, text.splitlines()):
         name, _, value = (part.strip() for part in line.partition(":"))
         try:
             if not name or not value:
                 raise ValueError
-            found.append([name, kind(value)])
+            items.append([name, kind(value)])
         except ValueError:
             raise ValueError(f"expected lines `name: {type_name(kind)}`") from None
-    return found
+    return items
 
 
 def _as_json(value: Any) -> Any:
@@ -278,7 +278,7 @@ def is_optional(annotation: Any) -> bool:
 def items_of(annotation: Any) -> Any:
     """Member type of a variable-length tuple; None for other types."""
     for arm in union_members(annotation):
-        given = typing.get_args(arm)
-        if typing.get_origin(arm) is tuple and len(given) == 2 and given[1] is Ellipsis:
-            return given[0]
+        arguments = typing.get_args(arm)
+        if typing.get_origin(arm) is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+            return arguments[0]
     return None

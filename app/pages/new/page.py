@@ -100,18 +100,18 @@ class NewRun(Page):
             self.timer: gr.update(active=is_reading),
         }
 
-    def _fill_draft(self, query: Query, found: Opened) -> Values:
-        panel, is_planning = self.panel.fill(query, found)
+    def _fill_draft(self, query: Query, opened: Opened) -> Values:
+        panel, is_planning = self.panel.fill(query, opened)
         copied = [COPIED] if query.get("copied") else []
         return {
-            **self.head.fill(can_start=found.experiment is not None, is_draft=True),
-            **self.form.fill(query, found),
+            **self.head.fill(can_start=opened.experiment is not None, is_draft=True),
+            **self.form.fill(query, opened),
             **panel,
-            self.opened: found.draft.id,
-            self.marks: _marks(found),
-            self.head.about: "\n\n".join([*copied, _about(self.site, found)]),
+            self.opened: opened.draft.id,
+            self.marks: _marks(opened),
+            self.head.about: "\n\n".join([*copied, _about(self.site, opened)]),
             self.body: gr.update(visible=True),
-            self.problems: if_any(_problems(found)),
+            self.problems: if_any(_problems(opened)),
             self.timer: gr.update(active=is_planning),
         }
 
@@ -229,10 +229,10 @@ class Form(Part):
             with gr.Column(elem_classes=["shape"], elem_id=f"shape-{names[0]}-{digest}"):
                 draw(FormState(draft.texts, base, which == CHANGED, form), Experiment, names=names)
 
-    def fill(self, query: Query, found: Opened) -> Values:
+    def fill(self, query: Query, opened: Opened) -> Values:
         """Shows and unfolds groups, and has their fields drawn."""
-        texts, which = found.draft.texts, CHANGED if query.get("changed") == "1" else "all"
-        base, values = form_texts.texts_of(found.base), dict[Any, Any]({self.only: which == CHANGED})
+        texts, which = opened.draft.texts, CHANGED if query.get("changed") == "1" else "all"
+        base, values = form_texts.texts_of(opened.base), dict[Any, Any]({self.only: which == CHANGED})
         for title, names in GROUPS.items():
             classes = classes_of(texts, names)
             is_shown = which == "all" or any(differs(texts, base, name) for name in names)
@@ -241,9 +241,9 @@ class Form(Part):
             label = f"{title} · {classes}" if classes else title
             values[self.groups[title]] = gr.update(label=label, visible=is_shown, **unfolds)
             if is_shown and (is_open or title in OPEN):
-                key = json.dumps([found.draft.id, which, shape(texts, names)])
+                key = json.dumps([opened.draft.id, which, shape(texts, names)])
                 digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-                values[self.states[title]] = f"{found.draft.id} {which} {digest}"
+                values[self.states[title]] = f"{opened.draft.id} {which} {digest}"
         return values
 
 
@@ -276,9 +276,9 @@ class Panel(Part):
                 paste(view, "Load", partial(drafting.loaded, site))
         view.tabs("tab", self.tabs)
 
-    def fill(self, query: Query, found: Opened) -> tuple[Values, bool]:
+    def fill(self, query: Query, opened: Opened) -> tuple[Values, bool]:
         """Shows a draft; also returns whether a child process is at work for it."""
-        experiment, base = found.experiment, found.base
+        experiment, base = opened.experiment, opened.base
         plan, is_busy = self.plan.fill(query, experiment)
         values: dict[Any, Any] = {self.tabs: gr.update(selected=query.get("tab") or "python"), **plan}
         if experiment is None:
@@ -287,11 +287,11 @@ class Panel(Part):
             return {**values, self.no_command: if_any("Fix the problems above."), self.verdict: fix}, is_busy
         command = problem = ""
         try:
-            command = drafting.command(self.site, found.draft, experiment)
+            command = drafting.command(self.site, opened.draft, experiment)
         except NnxdslError as error:
-            job, problem = self.site.presets.job(found.draft.recipe), plain(str(error))
+            job, problem = self.site.presets.job(opened.draft.recipe), plain(str(error))
             is_busy = is_busy or (job is not None and not job.is_over)
-        differing, name = diff(base, experiment), plain(found.draft.base_name)
+        differing, name = diff(base, experiment), plain(opened.draft.base_name)
         rows = [
             [f"[{plain(path)}](#f-{path})", render(get(base, path)), render(value)] for path, value in differing.items()
         ]
@@ -345,30 +345,30 @@ class PlanTab(Part):
         return {**values, self.text: progress if is_busy else f"**✘ {plain(job.error)}**"}, is_busy
 
 
-def _about(site: Site, found: Opened) -> str:
-    if found.experiment is None:
-        note = f"**{pluralize(len(found.problems), 'problem')} to fix first**"
-    elif site.index.row(run := found.experiment.id) is not None:
+def _about(site: Site, opened: Opened) -> str:
+    if opened.experiment is None:
+        note = f"**{pluralize(len(opened.problems), 'problem')} to fix first**"
+    elif site.index.row(run := opened.experiment.id) is not None:
         note = f"this run exists already: {markdown_link(run, link('/run', id=run))}"
     else:
         note = f"run id: {plain(run)}"
-    return f"Copied from {plain(found.draft.base_name)}; {note}"
+    return f"Copied from {plain(opened.draft.base_name)}; {note}"
 
 
-def _problems(found: Opened) -> str:
+def _problems(opened: Opened) -> str:
     lines = [
         f"- {f'[{plain(one.path)}](#f-{one.path}): ' if one.path else ''}{plain(one.message)}"
-        for one in found.problems[:MOST_PROBLEMS]
+        for one in opened.problems[:MOST_PROBLEMS]
     ]
-    return "\n".join([f"### {pluralize(len(found.problems), 'problem')}", "", *lines]) if lines else ""
+    return "\n".join([f"### {pluralize(len(opened.problems), 'problem')}", "", *lines]) if lines else ""
 
 
-def _marks(found: Opened) -> str:
+def _marks(opened: Opened) -> str:
     """Fields to mark, as JSON: those that differ from the base, or where it has none from defaults, and problems."""
-    texts = found.draft.texts
-    base = form_texts.completed(shape(texts, tuple(declared(Experiment)))) | form_texts.texts_of(found.base)
+    texts = opened.draft.texts
+    base = form_texts.completed(shape(texts, tuple(declared(Experiment)))) | form_texts.texts_of(opened.base)
     changed = sorted({path.removesuffix(".type") for path, text in texts.items() if base.get(path) != text})
-    return json.dumps({"changed": changed, "problems": {one.path: one.message for one in found.problems}})
+    return json.dumps({"changed": changed, "problems": {one.path: one.message for one in opened.problems}})
 
 
 def _device(query: Query) -> str:

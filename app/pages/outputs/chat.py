@@ -93,16 +93,16 @@ class Chat(Tab):
 
     def fill_form(self, here: Chosen, query: Query) -> Values:
         """The choices of checkpoints, the numbers, and an empty message for the next turn."""
-        given, turn = _named(query), len(turns_of(self.site, query)) + 1
-        names = dict.fromkeys([*self._checkpoints(here), *given])
+        choice, turn = _named(query), len(turns_of(self.site, query)) + 1
+        names = dict.fromkeys([*self._checkpoints(here), *choice])
         return {
             **super().fill_form(here, query),
             self.fields["message"]: gr.update(value="", label=f"Message, turn {turn} of at most {MOST_TURNS}"),
-            self.fields["with"]: gr.update(choices=list(names), value=given),
+            self.fields["with"]: gr.update(choices=list(names), value=choice),
         }
 
     def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
-        return [(one.model, given) for one, found in self._conversations(here, query) for given, _ in found]
+        return [(one.model, request) for one, requests in self._conversations(here, query) for request, _ in requests]
 
     def _conversations(self, here: Chosen, query: Query) -> list[tuple[Speaker, Turns]]:
         """What each model has answered to the turns of the query."""
@@ -113,14 +113,14 @@ class Chat(Tab):
         messages: list[dict[str, str]] = []
         for turn in turns_of(self.site, query):
             messages = [*messages, {"role": "user", "content": turn}]
-            given = {"do": "generate", "messages": messages, "sides": [speaker.side], **settings}
-            answer = answers.find(answers.key(speaker.model, given))
-            yield given, answer
+            request = {"do": "generate", "messages": messages, "sides": [speaker.side], **settings}
+            answer = answers.find(answers.key(speaker.model, request))
+            yield request, answer
             if answer is None or answer.result is None:
                 return
             messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
 
-    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+    def _submitted(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query with the message as its last turn; without a message, the same turns.
 
         Raises:
@@ -128,8 +128,8 @@ class Chat(Tab):
         """
         turns, message = turns_of(self.site, query), texts["message"].strip()
         if message:
-            for speaker, found in self._conversations(here, {**query, "with": texts["with"]}):
-                if sum(one is not None and one.result is not None for _, one in found) < len(turns):
+            for speaker, conversation in self._conversations(here, {**query, "with": texts["with"]}):
+                if sum(one is not None and one.result is not None for _, one in conversation) < len(turns):
                     raise RunError(
                         f"{speaker.heading} has not answered all turns so far: wait for it, or press Send without a "
                         "message to compute what is missing"
@@ -140,9 +140,9 @@ class Chat(Tab):
     def fill_results(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """How far the last turn is, and the conversation of each model."""
         request, values = super().fill_results(here, query)
-        found = [one for one in self._conversations(here, query) if one[1]]
-        shown: dict[Any, Any] = {**values, self.result: gr.update(visible=bool(found))}
-        for (column, heading, chat, facts), one in zip_longest(self._columns, found):
+        conversations = [one for one in self._conversations(here, query) if one[1]]
+        shown: dict[Any, Any] = {**values, self.result: gr.update(visible=bool(conversations))}
+        for (column, heading, chat, facts), one in zip_longest(self._columns, conversations):
             shown[column] = gr.update(visible=one is not None)
             if one is not None:
                 speaker, turns = one
@@ -162,9 +162,9 @@ class Chat(Tab):
             lengths = [f"{tokens} tokens so far" for _, tokens, _ in beginnings(answer, speaker.side)]
             return ", ".join([plain((answer.stage or answer.state).capitalize()), *lengths])
         reply, model = answer.result[speaker.side], speaker.model
-        there = {"run": model.run, "step": model.step, "against": model.against, "from": answer.key}
+        source = {"run": model.run, "step": model.step, "against": model.against, "from": answer.key}
         tokens = markdown_link(
-            "Its tokens", self.site.settings.root + link("/outputs", **there, tab="tokens", side=speaker.side)
+            "Its tokens", self.site.settings.root + link("/outputs", **source, tab="tokens", side=speaker.side)
         )
         return f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. {tokens}"
 
@@ -172,9 +172,9 @@ class Chat(Tab):
         """Other steps of the run, and the newest step of other runs."""
         if here.row is None:
             return []
-        own = [f"{here.row.id}@{step}" for step in (*here.steps, 0) if step != here.step]
+        checkpoints = [f"{here.row.id}@{step}" for step in (*here.steps, 0) if step != here.step]
         rows = [row for row in with_checkpoints(self.site) if row.id != here.row.id]
-        return [*own, *(f"{row.id}@{steps_of(row.path)[0]}" for row in rows)]
+        return [*checkpoints, *(f"{row.id}@{steps_of(row.path)[0]}" for row in rows)]
 
 
 def _speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
@@ -208,20 +208,20 @@ def turns_of(site: Site, query: Query) -> list[str]:
     if stored := by_key(site, "chat", query):
         return [one["content"] for one in stored.request["messages"] if one["role"] == "user"]
     try:
-        given = json.loads(query.get("turns") or "[]")
+        turns = json.loads(query.get("turns") or "[]")
     except (ValueError, RecursionError):
         return []
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+    if not isinstance(turns, list) or not all(isinstance(one, str) for one in turns):
         return []
     limit = site.settings.limits.prompt_characters
-    if len(given) > MOST_TURNS or sum(map(len, given)) > limit:
+    if len(turns) > MOST_TURNS or sum(map(len, turns)) > limit:
         raise RunError(f"turns: expected at most {MOST_TURNS} turns of {limit:,} characters in all")
-    return given
+    return turns
 
 
 def _messages(speaker: Speaker, turns: Turns) -> Iterator[dict[str, str]]:
-    for given, answer in turns:
-        yield given["messages"][-1]
+    for question, answer in turns:
+        yield question["messages"][-1]
         if answer is None:
             continue
         if answer.result is not None:

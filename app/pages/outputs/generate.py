@@ -13,12 +13,12 @@ from nnxdsl.errors import RunError
 
 from ...components.tokens import as_tokenized
 from ...components.word_diff import word_diff
+from ...formatting import number, sentence
 from ...html import Child, Html, join, link, tag
 from ...markdown import plain
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
-from ...words import number, sentence
 from .interval import wilson
 from .request import Chosen, chosen
 from .tab import Tab, save_buttons, saved
@@ -51,9 +51,9 @@ class Generate(Tab):
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
         """The answers; while they are blind, nothing tells which is which, nor which model is the first to answer."""
-        answered = [found for found in requests if found.result is not None]
-        results = [found.result for found in answered if found.result is not None]
-        is_blind = any(self._is_blind(found, query) for found in answered)
+        finished = [request for request in requests if request.result is not None]
+        results = [request.result for request in finished if request.result is not None]
+        is_blind = any(self._is_blind(request, query) for request in finished)
         shown: dict[Any, Any] = {
             self._blind: query.get("blind") == "1",
             self._panes: join(*(self._answers(here, requests, number, query) for number in range(len(requests)))),
@@ -65,57 +65,59 @@ class Generate(Tab):
             return shown
         return {
             **shown,
-            self._tally: self._tallied(answered[0].model, str(results[0]["against"])),
+            self._tally: self._tallied(finished[0].model, str(results[0]["against"])),
             self._settings: _settings(results),
             self._prompts: join(*(as_tokenized(one["prompt_pieces"], set(one["special"])) for one in results)),
-            **saved(self.site, self._saves, *answered),
+            **saved(self.site, self._saves, *finished),
         }
 
-    def _is_blind(self, found: Request, query: Query) -> bool:
-        return query.get("blind") == "1" and not self.site.votes.has(found.key)
+    def _is_blind(self, request: Request, query: Query) -> bool:
+        return query.get("blind") == "1" and not self.site.votes.has(request.key)
 
     def _answers(self, here: Chosen, requests: Sequence[Request], number: int, query: Query) -> Html:
         """The answers to the prompt of a number, with the buttons of a vote on them."""
-        found, is_blind = requests[number], self._is_blind(requests[number], query)
-        prompt = str(found.request.get("row") or found.request.get("prompt") or "")
+        request, is_blind = requests[number], self._is_blind(requests[number], query)
+        prompt = str(request.request.get("row") or request.request.get("prompt") or "")
         heading = tag("h3", f"{number + 1} of {len(requests)}: {prompt[:SHOWN]}", cls="prompt")
-        if found.result is None:
-            waits = "The answers are shown when both are complete." if is_blind else found.error or found.state
-            drawn = _so_far(found) if found.so_far and not is_blind else tag("p", waits, cls="subdued")
+        if request.result is None:
+            waits = "The answers are shown when both are complete." if is_blind else request.error or request.state
+            pane = _so_far(request) if request.so_far and not is_blind else tag("p", waits, cls="subdued")
         else:
-            order = self.site.votes.order(found.key) if is_blind else SIDES
-            links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": found.key})
-            drawn = _panes(found.result, order, None if is_blind else links)
+            order = self.site.votes.order(request.key) if is_blind else SIDES
+            links = self.site.settings.root + link("/outputs", **here.query, tab="tokens", **{"from": request.key})
+            pane = _panes(request.result, order, None if is_blind else links)
             if not self.site.settings.read_only:
-                names = "AB" if is_blind else ("Policy", called(str(found.result["against"])))
-                drawn = join(drawn, _votes(number, names, self.site.votes.choice(found.key)))
-        return join(heading if len(requests) > 1 else None, drawn)
+                names = "AB" if is_blind else ("Policy", called(str(request.result["against"])))
+                pane = join(pane, _votes(number, names, self.site.votes.choice(request.key)))
+        return join(heading if len(requests) > 1 else None, pane)
 
     def _voted(self, query: Query, event: gr.SelectData) -> Done:
         place, _, choice = str(event.value).partition(":")
         requests = dict(enumerate(self.requested(chosen(self.site, query), query)))
-        found = requests.get(int(place)) if place.isdecimal() and len(place) < 4 else None
-        if found is None or found.result is None:
+        request = requests.get(int(place)) if place.isdecimal() and len(place) < 4 else None
+        if request is None or request.result is None:
             raise RunError("This answer is no longer stored; generate it again.")
         names = {
-            "policy": f"you preferred the policy, step {found.model.step}",
-            "other": f"you preferred the other side, {found.result['against']}",
+            "policy": f"you preferred the policy, step {request.model.step}",
+            "other": f"you preferred the other side, {request.result['against']}",
             "tie": "no difference",
         }
-        return Done(f"Recorded: {names[self.site.votes.add(found, choice, is_blind=self._is_blind(found, query))]}.")
+        return Done(
+            f"Recorded: {names[self.site.votes.add(request, choice, is_blind=self._is_blind(request, query))]}."
+        )
 
     def _tallied(self, model: Model, against: str) -> str:
         """All votes on these two models; the interval is of the blind ones."""
         votes, blind = self.site.votes.tally(model), self.site.votes.tally(model, blind_only=True)
         if not sum(votes.values()):
             return ""
-        words = f"Votes on these two: policy {votes['policy']}, {plain(against)} {votes['other']}, no difference "
-        words += f"{votes['tie']}; {sum(blind.values())} of them blind."
+        text = f"Votes on these two: policy {votes['policy']}, {plain(against)} {votes['other']}, no difference "
+        text += f"{votes['tie']}; {sum(blind.values())} of them blind."
         if decided := blind["policy"] + blind["other"]:
             low, high = wilson(blind["policy"], decided)
-            words += f" The policy won {blind['policy'] / decided:.0%} of {decided} blind votes"
-            words += f" (95 % interval {low:.0%} to {high:.0%})."
-        return words
+            text += f" The policy won {blind['policy'] / decided:.0%} of {decided} blind votes"
+            text += f" (95 % interval {low:.0%} to {high:.0%})."
+        return text
 
 
 class Checkpoints(Tab):
@@ -131,8 +133,11 @@ class Checkpoints(Tab):
     def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
         """The request to every checkpoint of the run, by step."""
         return [
-            (attrs.evolve(model, step=step, against="reference" if here.against == str(step) else here.against), given)
-            for model, given in super()._to_submit(here, query)
+            (
+                attrs.evolve(model, step=step, against="reference" if here.against == str(step) else here.against),
+                request,
+            )
+            for model, request in super()._to_submit(here, query)
             for step in (0, *here.steps[::-1])
         ]
 
@@ -161,8 +166,8 @@ def other_of(model: Model) -> str:
 
 def beginnings(request: Request, side: str) -> list[tuple[str, int, bool]]:
     """What is sampled so far of each answer of a running request: its text, its tokens, and whether it has ended."""
-    there = request.so_far.get(side, {"texts": (), "tokens": (), "done": ()})
-    return list(zip(there["texts"], there["tokens"], there["done"], strict=True))
+    progress = request.so_far.get(side, {"texts": (), "tokens": (), "done": ()})
+    return list(zip(progress["texts"], progress["tokens"], progress["done"], strict=True))
 
 
 def ended(answer: Mapping[str, Any]) -> str:
@@ -170,15 +175,15 @@ def ended(answer: Mapping[str, Any]) -> str:
     return f"stopped at {answer['stop']}" if answer["stop"] else f"truncated at {answer['tokens']} tokens"
 
 
-def _so_far(found: Request) -> Html:
+def _so_far(request: Request) -> Html:
     """Both sides as far as they are sampled."""
-    headings = {"policy": f"Policy, step {found.model.step:,}", "other": other_of(found.model)}
+    headings = {"policy": f"Policy, step {request.model.step:,}", "other": other_of(request.model)}
     panes = [
         _pane(
             heading,
             [
                 (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
-                for text, tokens, is_done in beginnings(found, side)
+                for text, tokens, is_done in beginnings(request, side)
             ],
             cls="pane running",
             aria_busy="true",
@@ -191,19 +196,19 @@ def _so_far(found: Request) -> Html:
 
 def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -> Html:
     """Both sides in an order, each with a link to its tokens; without links they are called A and B."""
-    drawn, is_blind = [samples_of(result, side) for side in order], links is None
-    marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in zip(*drawn, strict=True)]
+    samples, is_blind = [samples_of(result, side) for side in order], links is None
+    marked = [word_diff(one["text"], other["text"], strike=not is_blind) for one, other in zip(*samples, strict=True)]
     many, panes = len(marked) > 1, []
     names = {"policy": f"Policy, step {result['step']:,}", "other": called(str(result["against"]))}
     for place, side in enumerate(order):
         answers: list[tuple[Child, list[Child]]] = []
-        for at, (answer, texts) in enumerate(zip(drawn[place], marked, strict=True), start=1):
-            facts: list[Child] = [f"{at} of {len(marked)}"] if many else []
+        for position, (answer, texts) in enumerate(zip(samples[place], marked, strict=True), start=1):
+            facts: list[Child] = [f"{position} of {len(marked)}"] if many else []
             facts += [f"{answer['tokens']} tokens", ended(answer)]
-            if not is_blind and at == 1:
+            if not is_blind and position == 1:
                 facts.append(tag("span", f"{answer['seconds']:.2f} s", title="excluding compilation"))
             if not is_blind:
-                facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{f'&n={at}' if many else ''}"))
+                facts.append(tag("a", "Its tokens", href=f"{links}&side={side}{f'&n={position}' if many else ''}"))
             answers.append((texts[place] if answer["text"] else tag("span", "(nothing)", cls="subdued"), facts))
         heading = f"Answer{'s' * many} {'AB'[place]}" if is_blind else names[side]
         panes.append(_pane(heading, answers, cls="pane" if is_blind else f"pane {side}"))
@@ -226,8 +231,8 @@ def _marks(result: Mapping[str, Any], is_blind: bool) -> Html:
     """What the marks of words mean, or that the answers are equal."""
     if are_equal(result):
         count = len(samples_of(result, "policy"))
-        words = f"Both gave the same {f'{count} answers' if count > 1 else 'answer'}, token for token."
-        return tag("p", words, " A vote on it counts as a tie." if is_blind else None)
+        text = f"Both gave the same {f'{count} answers' if count > 1 else 'answer'}, token for token."
+        return tag("p", text, " A vote on it counts as a tie." if is_blind else None)
     if is_blind:  # striking one of them out would bias the vote
         return tag("p", tag("ins", "Underlined"), ": in this answer only.", cls="subdued")
     policy = (tag("ins", "Underlined"), ": in the policy's answer only. ")

@@ -87,11 +87,11 @@ class Outputs(Page):
     def fill_results(self, query: Query) -> Values:
         """Shows what there is of the results of the selected tab."""
         here = chosen(self.site, query)
-        found, values = self.tabs[here.tab].fill_results(here, query)
-        end = None if found is None else ENDS.get(found.state)
+        request, values = self.tabs[here.tab].fill_results(here, query)
+        end = None if request is None else ENDS.get(request.state)
         return {
             **values,
-            self.running: gr.update(active=found is not None and not found.is_over),
+            self.running: gr.update(active=request is not None and not request.is_over),
             self.end: tag("div", end, role="status", cls="visually-hidden"),
         }
 

@@ -11,11 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ...components.plots import COLOURS, styled
+from ...formatting import number
 from ...html import link
 from ...markdown import plain
 from ...processes.outputs_worker import Request
 from ...view import Done, Query, Values, View
-from ...words import number
 from .interval import wilson
 from .request import Chosen
 from .tab import Tab, save_buttons, saved
@@ -90,14 +90,14 @@ class Pairs(Tab):
         rows: list[Row] = result["rows"]
         sort = query["sort"] if query.get("sort") in SORTS else SORTS[0]
         table = _table(rows)
-        told = f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
+        caption = f"{len(rows):,} of {result['total']:,} held-out pairs; select a row for its texts and tokens"
         values: dict[Any, Any] = {
             self._summary: _summary(table, result),
             self._checks: _checks(table, result),
             self._margins: _margins(table),
             self._lengths: _lengths(table),
             self._order: sort,
-            self._table: gr.update(value=_sorted(table, sort), label=told),
+            self._table: gr.update(value=_sorted(table, sort), label=caption),
             self._pair: gr.update(visible=False),
             **saved(self.site, self._saves, requests[0]),
         }
@@ -119,11 +119,11 @@ def _table(rows: Sequence[Row]) -> pd.DataFrame:
 
     Rewards are implicit ones, and log-ratios if the objective has no rewards.
     """
-    found = [{name: str(row[name]) for name in ("row", "prompt", *SIDES)} for row in rows]
-    table = pd.DataFrame(found, columns=["row", "prompt", *SIDES], dtype=str)
-    for at, side in enumerate(SIDES):
+    cells = [{name: str(row[name]) for name in ("row", "prompt", *SIDES)} for row in rows]
+    table = pd.DataFrame(cells, columns=["row", "prompt", *SIDES], dtype=str)
+    for index, side in enumerate(SIDES):
         table[f"tokens {side}"] = [row[f"{side}_tokens"] for row in rows]
-        table[f"logps {side}"] = [row["policy"][at] for row in rows]
+        table[f"logps {side}"] = [row["policy"][index] for row in rows]
     for name in (*SIDES, "margins"):
         table[f"reward {name}"] = pd.Series([row["rewards"].get(name) for row in rows], dtype=float)
     for side in SIDES:
@@ -165,8 +165,8 @@ def _summary(table: Any, result: Mapping[str, Any]) -> str:
     more = (table["tokens chosen"] - table["tokens rejected"])[margins.index]
     for name, part in (("longer", margins[more > 0]), ("shorter", margins[more < 0])):
         if len(part):
-            words = f"{(part > 0).mean():.1%} of {len(part):,}, mean margin {number(part.mean())}"
-            lines.append(f"- Chosen is {name}: {words}")
+            text = f"{(part > 0).mean():.1%} of {len(part):,}, mean margin {number(part.mean())}"
+            lines.append(f"- Chosen is {name}: {text}")
     if len(table) < result["total"]:
         lines.append(f"- The first {len(table):,} of {result['total']:,} held-out pairs")
     if result.get("is_feedback"):
@@ -199,9 +199,9 @@ def _compared(table: Any, result: Mapping[str, Any]) -> str:
         return "the run was not evaluated at this step: there are no metrics to compare with."
     name = differences.abs().idxmax()
     is_good = abs(differences[name]) <= CLOSE.get(result["first"]["compute"], 2e-2) * max(1.0, abs(recorded[name]))
-    words = f"{_sign(is_good)} the means here and the run's metrics at this step differ by at most "
-    words += f"{number(abs(differences[name]))} ({plain(str(name).removeprefix('eval/'))})."
-    return words if is_good else f"{words} The held-out file or the initial weights may have changed since."
+    text = f"{_sign(is_good)} the means here and the run's metrics at this step differ by at most "
+    text += f"{number(abs(differences[name]))} ({plain(str(name).removeprefix('eval/'))})."
+    return text if is_good else f"{text} The held-out file or the initial weights may have changed since."
 
 
 def _sign(is_good: bool) -> str:
@@ -215,24 +215,24 @@ def _margins(table: Any) -> go.Figure:
     width = (high - low) / BINS or 1.0
     edges = np.arange(np.floor(low / width), np.ceil(high / width + 1e-9) + 1) * width
     middles, counts = edges[:-1] + width / 2, np.histogram(margins, edges)[0]
-    drawn = go.Figure()
+    plot = go.Figure()
     for name, colour, shape, part in (("right", COLOURS[0], "", middles > 0), ("wrong", COLOURS[1], "/", middles < 0)):
         marker = {"color": colour, "pattern": {"shape": shape}}
         about = f"%{{x:.4g}} ± {width / 2:.4g}: %{{y}} pairs"
-        drawn.add_bar(
+        plot.add_bar(
             x=middles[part], y=counts[part], width=width, name=name, marker=marker, hovertemplate=about, showlegend=True
         )
-    return _styled(drawn.add_vline(0, line=ZERO), "Margins", "reward margin", "pairs")
+    return _styled(plot.add_vline(0, line=ZERO), "Margins", "reward margin", "pairs")
 
 
 def _lengths(table: Any) -> go.Figure:
     """Rewards over lengths, with their Pearson correlation."""
-    drawn = go.Figure()
+    plot = go.Figure()
     for side, symbol, colour in zip(SIDES, ("circle", "x"), COLOURS, strict=False):
         part = table.dropna(subset=[f"reward {side}"])
         tokens, rewards = part[f"tokens {side}"], part[f"reward {side}"]
         both = tokens.corr(rewards) if len(part) > 2 else np.nan
-        drawn.add_scatter(
+        plot.add_scatter(
             x=tokens,
             y=rewards,
             mode="markers",
@@ -240,9 +240,9 @@ def _lengths(table: Any) -> go.Figure:
             name=f"{side}, correlation {'-' if np.isnan(both) else f'{both:+.2f}'}",
             text=part["row"],
         )
-    return _styled(drawn.add_hline(0, line=ZERO), "Reward by length", "tokens", "reward")
+    return _styled(plot.add_hline(0, line=ZERO), "Reward by length", "tokens", "reward")
 
 
-def _styled(drawn: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    drawn.update_layout(title={"text": title, "font": {"size": 13}, "x": 0.5, "y": 0.88}, barmode="overlay")
-    return styled(drawn.update_xaxes(title=x).update_yaxes(title=y))
+def _styled(plot: go.Figure, title: str, x: str, y: str) -> go.Figure:
+    plot.update_layout(title={"text": title, "font": {"size": 13}, "x": 0.5, "y": 0.88}, barmode="overlay")
+    return styled(plot.update_xaxes(title=x).update_yaxes(title=y))

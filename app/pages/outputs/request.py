@@ -13,12 +13,12 @@ import attrs
 from nnxdsl.config.data import Text
 from nnxdsl.errors import NnxdslError, RunError
 
+from ...formatting import whole
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, samples_of
 from ...settings import Limits
 from ...state import Site
 from ...store.index import Row
-from ...words import whole
 
 FIELDS = {
     "generate": ("row", "prompt", "chat", "max", "samples", "temperature", "top_k", "top_p", "seed"),
@@ -101,8 +101,8 @@ def chosen(site: Site, query: Mapping[str, str]) -> Chosen:
     """Parses the query; a missing step means the newest."""
     row = site.index.row(query["run"]) if query.get("run") else None
     steps = [] if row is None else steps_of(row.path)
-    given, against = whole(query.get("step", "")), query.get("against", "")
-    step = given if given is not None and given in (*steps, 0) else (steps[0] if steps else 0)
+    chosen_step, against = whole(query.get("step", "")), query.get("against", "")
+    step = chosen_step if chosen_step is not None and chosen_step in (*steps, 0) else (steps[0] if steps else 0)
     is_step = whole(against) in (*steps, 0) and whole(against) != step
     other = None if row is None else checkpoint_of(site, against)
     if not is_step and (row is None or other is None or other.run == row.id or not other.step):
@@ -115,8 +115,8 @@ def checkpoint_of(site: Site, name: str) -> Model | None:
     """The policy of `RUN@STEP`, if the home has that run and checkpoint; step 0 is before training."""
     run, _, text = name.rpartition("@")
     row, step = site.index.row(run) if run else None, whole(text)
-    there = [] if row is None else steps_of(row.path)
-    return Model(run, step) if there and step is not None and step in (*there, 0) else None
+    steps = [] if row is None else steps_of(row.path)
+    return Model(run, step) if steps and step is not None and step in (*steps, 0) else None
 
 
 def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
@@ -125,13 +125,13 @@ def other_runs(site: Site, here: Chosen) -> list[tuple[str, str]]:
         return []
     named, model = here.against.rpartition("@")[0], here.row.facts.get("model")
     others = [row for row in site.index.rows() if row.id == named or row.facts.get("model") == model]
-    found = (
+    candidates = (
         (f"another run: {row.id}, step {step:,}", f"{row.id}@{step}")
         for row in others
         if row.id != here.row.id
         for step in steps_of(row.path)[: None if row.id == named else 1]
     )
-    return list(itertools.islice(found, OTHER_RUNS))
+    return list(itertools.islice(candidates, OTHER_RUNS))
 
 
 def with_checkpoints(site: Site) -> list[Row]:
@@ -141,8 +141,8 @@ def with_checkpoints(site: Site) -> list[Row]:
 
 def steps_of(run: Path) -> list[int]:
     """Steps of a run's committed checkpoints, newest first."""
-    there = [whole(file.parent.name) for file in (run / "checkpoints").glob("*/manifest.json")]
-    return sorted((step for step in there if step is not None), reverse=True)
+    steps = [whole(file.parent.name) for file in (run / "checkpoints").glob("*/manifest.json")]
+    return sorted((step for step in steps if step is not None), reverse=True)
 
 
 def requests(site: Site, tab: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -156,8 +156,8 @@ def requests(site: Site, tab: str, query: Mapping[str, str]) -> list[dict[str, A
             if len(texts) > MOST_PROMPTS:
                 raise RunError(f"{name}: {len(texts)} prompts; expected at most {MOST_PROMPTS}")
             rest = {other: text for other, text in query.items() if other not in ("key", "row", "prompt")}
-            found = [request(site, tab, {**rest, name: text}) for text in texts]
-            return [one for one in found if one is not None]
+            submitted = [request(site, tab, {**rest, name: text}) for text in texts]
+            return [one for one in submitted if one is not None]
     return []
 
 
@@ -202,8 +202,8 @@ def sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
     names = {"max": "max_new_tokens", "temperature": "temperature", "seed": "seed"}
     if number(query, "temperature", limits):
         names |= {"top_k": "top_k", "top_p": "top_p"}
-    found = {to: number(query, name, limits) for name, to in names.items()}
-    return found | ({"top_p": None} if found.get("top_p") in (0.0, 1.0) else {})
+    values = {to: number(query, name, limits) for name, to in names.items()}
+    return values | ({"top_p": None} if values.get("top_p") in (0.0, 1.0) else {})
 
 
 def numbers(limits: Limits) -> dict[str, Number]:
@@ -238,10 +238,10 @@ def _does(tab: str) -> str:
 
 def by_key(site: Site, tab: str, query: Mapping[str, str]) -> Request | None:
     """The tab's request that the query names by its key, since its texts are too long for a URL; None without one."""
-    found = site.answers.find(query.get("key", ""))
-    if found is None or found.request["do"] != _does(tab):
+    request = site.answers.find(query.get("key", ""))
+    if request is None or request.request["do"] != _does(tab):
         return None
-    return found if ("messages" in found.request) == (tab == "chat") else None
+    return request if ("messages" in request.request) == (tab == "chat") else None
 
 
 def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
@@ -281,10 +281,10 @@ def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:
     stored, side, place = site.answers.find(query["from"]), query.get("side", "policy"), whole(query.get("n", "1"))
     if stored is None or stored.result is None or side not in SIDES or "prompt_ids" not in stored.result:
         return None
-    there = dict(enumerate(samples_of(stored.result, side), start=1))
-    if place not in there:
+    samples = dict(enumerate(samples_of(stored.result, side), start=1))
+    if place not in samples:
         return None
-    return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": there[place]["ids"]}
+    return {"do": "tokens", "prompt_ids": stored.result["prompt_ids"], "completion_ids": samples[place]["ids"]}
 
 
 def _text(query: Mapping[str, str], name: str, limits: Limits) -> str:

@@ -11,13 +11,13 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
+from ...formatting import duration, sentence
 from ...html import link
 from ...markdown import plain
 from ...page import Part
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
 from ...view import UNQUEUED, Done, Query, Values, View
-from ...words import duration, sentence
 from .request import (
     BETWEEN,
     FIELDS,
@@ -83,11 +83,11 @@ class Tab(Part):
             return fields | self._add_numbers()
 
     def _add_numbers(self) -> dict[str, Any]:
-        there = {name: one for name, one in numbers(self.site.settings.limits).items() if name in FIELDS[self.name]}
-        with gr.Row(visible=bool(there)):
+        fields = {name: one for name, one in numbers(self.site.settings.limits).items() if name in FIELDS[self.name]}
+        with gr.Row(visible=bool(fields)):
             return {
                 name: gr.Number(label=one.label, info=one.info.format(high=one.high), min_width=150)
-                for name, one in there.items()
+                for name, one in fields.items()
             }
 
     def _add_result_column(self, view: View) -> None:
@@ -109,19 +109,19 @@ class Tab(Part):
         """
         if here.model is None:
             return []
-        found = requests(self.site, self.name, query) if self.has_many else [request(self.site, self.name, query)]
-        return [(here.model, given) for given in found if given is not None]
+        submitted = requests(self.site, self.name, query) if self.has_many else [request(self.site, self.name, query)]
+        return [(here.model, one) for one in submitted if one is not None]
 
     def requested(self, here: Chosen, query: Query) -> list[Request]:
         """The requests of a query; without those that were not submitted."""
-        found = [self.site.answers.find(self.site.answers.key(*one)) for one in self._to_submit(here, query)]
-        return [one for one in found if one is not None]
+        stored = [self.site.answers.find(self.site.answers.key(*one)) for one in self._to_submit(here, query)]
+        return [one for one in stored if one is not None]
 
     def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields with the values of a query."""
         if query.get("key"):
-            found = [one.request for one in map(self.site.answers.find, query["key"].split(",")) if one is not None]
-            texts = {name: BETWEEN.join(one[name] for one in found if one.get(name)) for name in ("prompt", "text")}
+            stored = [one.request for one in map(self.site.answers.find, query["key"].split(",")) if one is not None]
+            texts = {name: BETWEEN.join(one[name] for one in stored if one.get(name)) for name in ("prompt", "text")}
             query = {**query, **{name: text for name, text in texts.items() if text}}
         filled = {field: gr.update(value=self._value(query, name)) for name, field in self.fields.items()}
         if "row" in self.fields:
@@ -145,46 +145,48 @@ class Tab(Part):
         requests = self.requested(here, query)
         pending = [one for one in requests if not one.is_over]
         shown = [one for one in requests if one.result is not None or one.so_far]
-        found = next(iter(pending or shown or requests), None)
-        status = self._status_text(query, found)
+        request = next(iter(pending or shown or requests), None)
+        status = self._status_text(query, request)
         if pending and len(requests) > 1:
             status += f" {len(requests) - len(pending)} of {len(requests)} are complete."
         values: dict[Any, Any] = {self._status: status}
         values[self.result] = gr.update(visible=bool(shown))
         values |= {button: gr.update(visible=bool(pending)) for button in self.cancels}
-        return found, {**values, **(self._values(here, requests, query) if shown else {})}
+        return request, {**values, **(self._values(here, requests, query) if shown else {})}
 
-    def _status_text(self, query: Query, found: Request | None) -> str:
-        if found is None:
+    def _status_text(self, query: Query, request: Request | None) -> str:
+        if request is None:
             if self.site.settings.read_only:
                 return "This result is not cached, and a read-only app computes nothing."
             if query.get("key") or query.get("from"):
                 return "The result of this link is not cached: press the button to compute it."
             return self.hint
-        if not found.is_over:
-            stage = "waiting for an earlier request" if found.state == "waiting" else found.stage or "starting"
-            text = f"**{plain(sentence(stage))}**, {duration(found.seconds)} so far."
-            return f"{text} {FIRST}" if found.seconds < 20 else text
-        if found.state == "cancelled":
+        if not request.is_over:
+            stage = "waiting for an earlier request" if request.state == "waiting" else request.stage or "starting"
+            text = f"**{plain(sentence(stage))}**, {duration(request.seconds)} so far."
+            return f"{text} {FIRST}" if request.seconds < 20 else text
+        if request.state == "cancelled":
             return "The request was cancelled."
-        if found.result is None:
-            lines = "\n".join(f"> {plain(line)}" for line in found.error.splitlines())
+        if request.result is None:
+            lines = "\n".join(f"> {plain(line)}" for line in request.error.splitlines())
             return f"**The request failed.** Change it, or press the button to try again.\n\n{lines}"
-        return f"Computed in {duration(found.seconds)} on {plain(str(found.result.get('device', '-')))}."
+        return f"Computed in {duration(request.seconds)} on {plain(str(request.result.get('device', '-')))}."
 
     def _submit(self, query: Query, *values: Any) -> Done:
         here = chosen(self.site, query)
         if here.model is None:
             raise RunError("Choose a run that has a checkpoint.")
-        given = self._given(here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)})
-        asks = self._to_submit(here, given)
+        submitted = self._submitted(
+            here, query, {name: _text(one) for name, one in zip(self.fields, values, strict=True)}
+        )
+        asks = self._to_submit(here, submitted)
         if not asks:
             return Done(f"This needs {self.needs}.", is_problem=True)
         keys = [self.site.answers.ask(*one).key for one in asks]
         named = ",".join(keys if self.has_many else keys[-1:])
-        return Done(query={**written(self.name, given, named), "at": "", "pair": ""})
+        return Done(query={**written(self.name, submitted, named), "at": "", "pair": ""})
 
-    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+    def _submitted(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         """The query of a submitted form: the texts of its fields, and what it leaves as it is."""
         return dict(texts)
 
@@ -198,7 +200,7 @@ def prompt_fields(*, has_answer: bool, has_many: bool) -> dict[str, Any]:
         allow_custom_value=True,
         multiselect=has_many,
     )
-    with gr.Column() as own:
+    with gr.Column() as column:
         with gr.Row():
             hint = "Several prompts: a line --- between two of them" if has_many else None
             prompt = gr.Textbox(label="Prompt", placeholder=hint, lines=3, max_lines=12, scale=3)
@@ -206,7 +208,7 @@ def prompt_fields(*, has_answer: bool, has_many: bool) -> dict[str, Any]:
         fields = {"row": row, "prompt": prompt, "chat": chat}
         if has_answer:
             fields["text"] = gr.Textbox(label="Answer", info="Scored after the prompt", lines=3, max_lines=12)
-    row.change(lambda chosen: gr.update(visible=not chosen), [row], [own], **UNQUEUED)
+    row.change(lambda chosen: gr.update(visible=not chosen), [row], [column], **UNQUEUED)
     return fields
 
 
@@ -218,20 +220,20 @@ def save_buttons(*kinds: str) -> dict[str, gr.Button]:
         }
 
 
-def saved(site: Site, buttons: Mapping[str, gr.Button], *found: Request) -> Values:
+def saved(site: Site, buttons: Mapping[str, gr.Button], *requests: Request) -> Values:
     """What the buttons download."""
-    path = site.settings.root + link("/download", outputs=",".join(one.key for one in found))
+    path = site.settings.root + link("/download", outputs=",".join(one.key for one in requests))
     return {button: gr.update(link=f"{path}&format={kind}") for kind, button in buttons.items()}
 
 
-def _rows(site: Site, here: Chosen, given: str, *, has_many: bool) -> Any:
+def _rows(site: Site, here: Chosen, value: str, *, has_many: bool) -> Any:
     rows = [] if here.row is None else held_out_prompts(site, here.row.id)
     is_one_file = len({where.rpartition(":")[0] for where, _ in rows}) == 1
-    names = [name for name in given.split("\n") if name]
+    names = [name for name in value.split("\n") if name]
     choices = [] if has_many else [("none: a prompt of your own", "")]
     choices += [(f"{where.rpartition(':' if is_one_file else '/')[2]}: {text}", where) for where, text in rows]
     choices += [(name, name) for name in names if name not in dict(rows)]
-    return gr.update(choices=choices, value=names if has_many else given, visible=bool(rows or names))
+    return gr.update(choices=choices, value=names if has_many else value, visible=bool(rows or names))
 
 
 def _text(value: Any) -> str:

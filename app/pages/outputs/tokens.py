@@ -11,6 +11,7 @@ import pandas as pd
 
 from ...components.plots import Chart, Line, figure
 from ...components.tokens import Token, heat_map, legend, signed, token_map, visible
+from ...formatting import whole
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
@@ -18,7 +19,6 @@ from ...processes.outputs_worker import Request
 from ...processes.votes import SIDES
 from ...state import Site
 from ...view import Query, Values, View, if_any
-from ...words import whole
 from .export import tokens_of
 from .generate import called
 from .request import Chosen
@@ -76,22 +76,22 @@ class Tokens(Tab):
 
     def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields, or what stands in their place where the text is an answer that was generated."""
-        own = self.site.settings.root + link("/outputs", **here.query, tab="tokens")
-        words = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', own)}"
+        address = self.site.settings.root + link("/outputs", **here.query, tab="tokens")
+        text = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', address)}"
         return {
             **super().fill_form(here, query),
-            self._of_answer: gr.update(visible=bool(query.get("from")), value=words),
+            self._of_answer: gr.update(visible=bool(query.get("from")), value=text),
             self.form: gr.update(visible=not query.get("from")),
         }
 
     def fill_results(self, here: Chosen, query: Query) -> tuple[Request | None, Values]:
         """Scores a text that the query names, such as that of a link, at once."""
         if not self.site.settings.read_only and not self.requested(here, query):
-            for model, given in self._to_submit(here, query):
-                self.site.answers.ask(model, given)
+            for model, request in self._to_submit(here, query):
+                self.site.answers.ask(model, request)
         return super().fill_results(here, query)
 
-    def _given(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
+    def _submitted(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
         return {**texts, **{name: query[name] for name in ("from", "side", "n") if name in query}}
 
     def _values(self, here: Chosen, requests: Sequence[Request], query: Query) -> Values:
@@ -117,26 +117,28 @@ class Tokens(Tab):
             if place < len(sides):
                 name = str(sides[place]["name"]).capitalize()
                 values[sums] = f"### {plain(name)}\n{_sums(tables[place], sides[place], against, float(scale))}"
-                drawn = _tokens(sides[place], tables[place])
-                values[tokens] = heat_map(drawn, float(scale), f"{name}: tokens", f"{place}.")
+                table = _tokens(sides[place], tables[place])
+                values[tokens] = heat_map(table, float(scale), f"{name}: tokens", f"{place}.")
         return values
 
     def _chosen(self, sides: Sequence[Side], tables: Sequence[Table], against: str, name: str) -> Values:
         """The log-probs of a token under both models, and those of the most likely ones."""
         first, _, second = name.partition(".")
-        place, at = whole(first), whole(second)
-        if place is None or place >= len(sides) or at not in tables[place].index:
+        place, index = whole(first), whole(second)
+        if place is None or place >= len(sides) or index not in tables[place].index:
             empty = gr.update(visible=False, value=pd.DataFrame())
             return {self._token: CHOOSE, **dict.fromkeys(self._likeliest, empty)}
-        one, likeliest = tables[place].loc[at], sides[place].get("likeliest") or {}
+        one, likeliest = tables[place].loc[index], sides[place].get("likeliest") or {}
         figures = f"policy {_nats(one['policy_logp'])}, {plain(against)} {_nats(one['other_logp'])}"
-        words = f"**{plain(repr(one['token']))}**, token {at}: {figures}, difference {signed(one['difference'])} nats"
-        values: dict[Any, Any] = {self._token: words}
+        caption = (
+            f"**{plain(repr(one['token']))}**, token {index}: {figures}, difference {signed(one['difference'])} nats"
+        )
+        values: dict[Any, Any] = {self._token: caption}
         for who, table in zip(SIDES, self._likeliest, strict=True):
-            found = likeliest[who][at - sides[place]["begin"]] if likeliest.get(who) else ()
+            alternatives = likeliest[who][index - sides[place]["begin"]] if likeliest.get(who) else ()
             lines = [
                 [f"{visible(text)}{' ✓' * (text == one['token'])}", _nats(mine), _nats(theirs)]
-                for text, mine, theirs in found
+                for text, mine, theirs in alternatives
             ]
             label = f"Most likely under {'the policy' if who == 'policy' else against}, in nats"
             values[table] = if_any(pd.DataFrame(lines, columns=["token", "policy", against]), label=label)
@@ -146,8 +148,8 @@ class Tokens(Tab):
 def _tokens(side: Side, table: Table) -> list[Token]:
     differences, special = table["difference"].to_dict(), set(side["special"])
     return [
-        Token(piece, differences.get(at, 0.0), at not in differences, at in special)
-        for at, piece in enumerate(side["pieces"][:SHOWN])
+        Token(piece, differences.get(index, 0.0), index not in differences, index in special)
+        for index, piece in enumerate(side["pieces"][:SHOWN])
     ]
 
 
@@ -157,15 +159,15 @@ def _growth(side: Side, table: Table, colour: int) -> Line:
 
 def _margin(result: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """What is subtracted from what, and the parts of a pair's reward margin."""
-    words = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
+    text = f"Each token: policy at step {result['step']:,} minus {plain(str(result['against']))}, in nats."
     totals = [table["policy_logp"].sum() - table["other_logp"].sum() for table in tables]
     sums = dict(zip([side["name"] for side in result["sides"]], totals, strict=True))
     if set(sums) != {"chosen", "rejected"}:
-        return words
+        return text
     margin = sums["chosen"] - sums["rejected"]
     return (
         f"Log-ratio of the chosen answer {signed(sums['chosen'])}, of the rejected one {signed(sums['rejected'])}: "
-        f"**difference {signed(margin)} nats, {'right' if margin > 0 else 'wrong'}**.\n\n{words}"
+        f"**difference {signed(margin)} nats, {'right' if margin > 0 else 'wrong'}**.\n\n{text}"
     )
 
 
@@ -181,8 +183,8 @@ def _sums(table: Table, side: Side, against: str, scale: float) -> str:
     if count:
         parts.append(f"per token {signed((policy - other) / count)}")
     if differences.count() > 1:
-        at = differences.abs().idxmax()
-        parts.append(f"largest {signed(differences[at])} at token {at}, {plain(repr(table['token'][at]))}")
+        index = differences.abs().idxmax()
+        parts.append(f"largest {signed(differences[index])} at token {index}, {plain(repr(table['token'][index]))}")
     if beyond := int((differences.abs() > scale).sum()):
         parts.append(f"{beyond} of {count} tokens exceed ±{scale:g} and are clipped to the end of the scale")
     if len(side["pieces"]) > SHOWN:

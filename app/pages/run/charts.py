@@ -13,11 +13,11 @@ from nnxdsl.terminal.plan_format import pluralize
 from ...components.axes import Axis, axes
 from ...components.metrics import ChartOptions, charted, is_log, smoothing
 from ...components.plots import Chart, Line, Mark, figure
+from ...formatting import number, whole
 from ...state import Site
 from ...store.index import Row
 from ...store.series import Columns, smoothed, thinned
 from ...view import Query, Values, View, is_narrow
-from ...words import number, whole
 from .files import RunTab
 
 MARKS = 40
@@ -40,7 +40,7 @@ class Charts(RunTab):
             return {self.options.group: hidden, self.notes: _not_yet(row), self.plot: plot}
         (axis,) = axes(query.get("x", "step"), [series.columns])
         titles, rest = charted(series.columns, query)
-        drawn = [
+        charts = [
             Chart(
                 title,
                 [line for name in names for line in _lines(name, names, series.columns[name], axis, smoothing(query))],
@@ -51,14 +51,14 @@ class Charts(RunTab):
         marks = [(step, f"attempt {one} started at step {step}") for one, step in series.starts.items() if one > 1]
         saved = [whole(place.name) for place in directory.checkpoints.glob("*")]
         marks += [(step, f"checkpoint of step {step}") for step in saved if step is not None]
-        placed = [Mark(float(axis.at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]]
+        placed = [Mark(float(axis.values_at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]]
         return {
             **self.options.fill([series.columns]),
             self.options.group: gr.update(visible=True),
             self.options.more: gr.update(info=f"{rest} more", visible=rest > 0),
-            self.notes: "\n".join(_notes(series.damaged, drawn, axis)),
+            self.notes: "\n".join(_notes(series.damaged, charts, axis)),
             self.plot: gr.update(
-                visible=True, value=figure(drawn, axis.name, 1 if is_narrow(query) else 2, placed, own_legends=True)
+                visible=True, value=figure(charts, axis.name, 1 if is_narrow(query) else 2, placed, own_legends=True)
             ),
         }
 
@@ -74,12 +74,12 @@ def _not_yet(row: Row) -> str:
 def _lines(name: str, names: Sequence[str], column: Columns, axis: Axis, weight: float) -> list[Line]:
     """The curve of a metric, with its last value in its name, behind it the unsmoothed one."""
     steps, values = column.arrays()
-    places, last = axis.at(steps), number(float(values[-1])) if np.isfinite(values[-1]) else "not finite"
+    places, last = axis.values_at(steps), number(float(values[-1])) if np.isfinite(values[-1]) else "not finite"
     trained = list(dict.fromkeys(one.removeprefix("eval/") for one in names))
-    own, is_held_out = name.removeprefix("eval/"), name.startswith("eval/")
-    called = own.rpartition("/")[2] if len(trained) > 1 else "" if is_held_out else own
+    base, is_held_out = name.removeprefix("eval/"), name.startswith("eval/")
+    called = base.rpartition("/")[2] if len(trained) > 1 else "" if is_held_out else base
     called = ", ".join(filter(None, (called, "held out" if is_held_out else "")))
-    colour = trained.index(own)
+    colour = trained.index(base)
     line = Line.of(f"{called} {last}", places, values, colour=colour, is_dashed=is_held_out, hover_name=called)
     if not weight or is_held_out:
         return [line]

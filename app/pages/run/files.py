@@ -11,13 +11,13 @@ import pandas as pd
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
+from ...formatting import local_time, size, whole
 from ...html import link
 from ...page import Part
 from ...processes.launch import tail
 from ...state import Site
 from ...store.index import Row
 from ...view import Query, Values, View
-from ...words import local_time, size, whole
 
 _WRONG = re.compile(r"\b\w*Error\b|Traceback|^refused")
 _STAMP = 22
@@ -98,15 +98,15 @@ class Samples(RunTab):
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
         """Shows prompts and answers of a step."""
-        found = directory.samples()
-        if not found:
+        samples = directory.samples()
+        if not samples:
             return {self.note: gr.update(visible=True)}
-        steps = sorted({sample["step"] for sample in found})
-        given = whole(query.get("step", ""))
-        step = given if given in steps else steps[-1]
+        steps = sorted({sample["step"] for sample in samples})
+        chosen_step = whole(query.get("step", ""))
+        step = chosen_step if chosen_step in steps else steps[-1]
         lines = [
             [str(sample.get(name) or "") for name in ("prompt", "policy", "reference")]
-            for sample in found
+            for sample in samples
             if sample["step"] == step
         ]
         frame = pd.DataFrame(lines[:SHOWN_SAMPLES], columns=["Prompt", "Policy", "Reference"])
@@ -161,21 +161,21 @@ class Events(RunTab):
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
         """Shows a row for each event and action."""
-        own = [(str(event.get("time")), "run", _event_text(event)) for event in directory.events()]
-        own += [
+        events = [(str(event.get("time")), "run", _event_text(event)) for event in directory.events()]
+        events += [
             (str(one.get("time")), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))
             for one in site.launcher.audited(row.id)
         ]
-        rows = sorted(own, key=lambda event: event[0], reverse=True)[:SHOWN_EVENTS]
+        rows = sorted(events, key=lambda event: event[0], reverse=True)[:SHOWN_EVENTS]
         frame = pd.DataFrame(rows, columns=["When", "Who", "What"])
         frame["When"] = [local_time(when, query.get("_zone", "")) for when in frame["When"]]
         return {self.table: gr.update(value=frame, label=f"{len(rows)} events, newest first")}
 
 
 def _event_text(event: dict[str, Any]) -> str:
-    given = {name: value for name, value in event.items() if name not in ("time", "event")}
+    fields = {name: value for name, value in event.items() if name not in ("time", "event")}
     # Counts of rows by reason, of which most are empty; lengths by column are the Data page's.
-    shown = {name: value for name, value in given.items() if value not in ({}, [], "", None) and name != "lengths"}
+    shown = {name: value for name, value in fields.items() if value not in ({}, [], "", None) and name != "lengths"}
     rest = ", ".join(
         f"{name} {', '.join(f'{key}: {one}' for key, one in value.items()) if isinstance(value, dict) else value}"
         for name, value in shown.items()

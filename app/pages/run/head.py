@@ -16,6 +16,7 @@ from nnxdsl.errors import RunError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
+from ...formatting import age, duration, local_time, number, parsed
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
@@ -23,7 +24,6 @@ from ...processes.launch import TRASH, Launch
 from ...state import Site
 from ...store.experiments import stored
 from ...store.index import Row, last_attempt
-from ...words import age, duration, local_time, number, parsed
 
 
 @attrs.frozen
@@ -88,14 +88,14 @@ def chosen(site: Site, run: str) -> Chosen:
             return Chosen(run, "missing", newest=newest, problem=f"{gone}.")
         return Chosen(run, state, newest=newest)
     try:
-        found = Chosen(run, row.state, row, newest, site.run(run), problem=row.problem or "")
+        choice = Chosen(run, row.state, row, newest, site.run(run), problem=row.problem or "")
     except RunError as error:
         return Chosen(run, "damaged", row, newest, problem=str(error))
-    if is_alive and not row.is_live and found.is_restarted:
-        return attrs.evolve(found, state="starting", row=attrs.evolve(row, metrics={}))
+    if is_alive and not row.is_live and choice.is_restarted:
+        return attrs.evolve(choice, state="starting", row=attrs.evolve(row, metrics={}))
     if is_alive and row.state in ("stopped", "failed"):  # final, but its process is still exiting: no resume yet
-        return attrs.evolve(found, state="stopping")
-    return found
+        return attrs.evolve(choice, state="stopping")
+    return choice
 
 
 def activity(site: Site, run: Chosen) -> str:
@@ -106,18 +106,18 @@ def activity(site: Site, run: Chosen) -> str:
         return _before(site, run)
     status, row = run.row.status, run.row
     step, total = status.get("step") or 0, status.get("total")
-    found: list[str] = []
+    parts: list[str] = []
     if run.state == "starting" and not row.is_live:
-        found.append("a new attempt is reading its data")
+        parts.append("a new attempt is reading its data")
     elif run.is_live and status.get("stage") and run.directory is not None:
-        found.append(_stage(run.directory, row))
+        parts.append(_stage(run.directory, row))
     if total:
-        found.append(f"step {step:,} of {total:,}")
+        parts.append(f"step {step:,} of {total:,}")
     if run.is_live and status.get("eta_seconds") is not None:
-        found.append(_time_left(site, row))
+        parts.append(_time_left(site, row))
     if run.is_live and row.quiet != float("inf"):
-        found.append(f"last heartbeat {age(row.quiet)}")
-    return plain(" · ".join(found))
+        parts.append(f"last heartbeat {age(row.quiet)}")
+    return plain(" · ".join(parts))
 
 
 def _before(site: Site, run: Chosen) -> str:
@@ -127,15 +127,15 @@ def _before(site: Site, run: Chosen) -> str:
     if run.state != "starting" or run.newest is None:
         return ""
     lasted = duration(max(0.0, time.time() - run.newest.began))
-    found = f"It reads and checks its data before it creates its directory ({lasted} so far)."
+    text = f"It reads and checks its data before it creates its directory ({lasted} so far)."
     experiment = stored(run.newest.directory / "experiment.json")
     weights = None if experiment is None else experiment.model.weights
     earlier = site.index.row(weights.experiment.id) if isinstance(weights, From) else None
     if earlier is None:
-        return found
+        return text
     linked, step = markdown_link(earlier.id, link("/run", id=earlier.id)), earlier.status.get("step") or 0
     return (
-        f"{found} It starts from the weights of another run, which runs first: {linked} ({earlier.state}, step {step})"
+        f"{text} It starts from the weights of another run, which runs first: {linked} ({earlier.state}, step {step})"
     )
 
 
@@ -194,9 +194,9 @@ def _refused(newest: Launch) -> Trouble:
     """Output of a process that ended before its run had a directory."""
     code, lines = newest.exit_code, [line for line in newest.output().splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if re.match(r"\w*Error: ", line)), max(0, len(lines) - 1))
-    how = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
+    exit_text = "" if code is None else f" (exit code {code})" if code >= 0 else f" by signal {-code}"
     verb = "was ended" if code is not None and code < 0 else "ended"
-    message = f"The process {verb}{how} before it created the run directory. Nothing was written."
+    message = f"The process {verb}{exit_text} before it created the run directory. Nothing was written."
     return Trouble(message, "\n".join(lines[first : first + 12]) or "No output.")
 
 

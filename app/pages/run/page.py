@@ -110,12 +110,12 @@ class Run(Page):
 
     def _add_buttons(self) -> dict[str, gr.Button]:
         """Adds the buttons, by what they do; those that write are not there in a read-only app."""
-        found: dict[str, gr.Button] = {}
+        buttons: dict[str, gr.Button] = {}
 
         def add(name: str, text: str, act: Callable[[Query], Done] | None = None, **more: Any) -> None:
-            found[name] = gr.Button(text, scale=0, min_width=90, visible=False, **more)
+            buttons[name] = gr.Button(text, scale=0, min_width=90, visible=False, **more)
             if act is not None:
-                self.view.on(found[name].click, act)
+                self.view.on(buttons[name].click, act)
 
         site, writes = self.site, not self.site.settings.read_only
         if writes:
@@ -131,7 +131,7 @@ class Run(Page):
         if writes:
             add("kill", "Kill", variant="stop")
             add("delete", "Delete", variant="stop")
-        return found
+        return buttons
 
     def _add_tagging(self) -> gr.Textbox:
         """Adds the field of the run's tags."""

@@ -14,7 +14,7 @@ from ...page import Part
 from ...processes.launch import SWEEPS
 from ...state import Site
 from ...store.experiments import stored
-from ...store.sweeps import Found, ask_to_stop, created, names, opened
+from ...store.sweeps import OpenedSweep, ask_to_stop, created, names, opened
 from ...view import Done, Query, Values, View
 
 COMBINED, ZIPPED = "Grid: every combination", "Zip: first values together, then second ones"
@@ -49,10 +49,10 @@ class Actions(Part):
         view.on(self._retry.click, partial(self._resumed, retry_failed=True), [parallel])
         view.on(self._stop.click, self._stopped)
 
-    def fill(self, found: Found | None) -> Values:
+    def fill(self, sweep: OpenedSweep | None) -> Values:
         """Shows which buttons a sweep has, and why its last start was refused; None for no sweep."""
-        points = () if found is None else found.points
-        start = None if found is None else self.site.launcher.newest(found.name, SWEEPS)
+        points = () if sweep is None else sweep.points
+        start = None if sweep is None else self.site.launcher.newest(sweep.name, SWEEPS)
         is_driven = start is not None and start.is_alive
         is_live = is_driven or any(point.row is not None and point.row.is_live for point in points)
         states = set() if is_live else {point.state for point in points}
@@ -61,7 +61,7 @@ class Actions(Part):
         return {
             self._stop: gr.update(visible=is_live),
             self._resume: gr.update(visible=bool(states - {"finished", "failed"})),
-            self._retry: gr.update(visible="failed" in states and found is not None and found.kind == "sweep"),
+            self._retry: gr.update(visible="failed" in states and sweep is not None and sweep.kind == "sweep"),
             self._refused: gr.update(value=f"**The last start was refused:** {output}", visible=is_refused),
             self._base: gr.update(choices=[row.id for row in self.site.index.rows()]),
         }
@@ -76,16 +76,16 @@ class Actions(Part):
         return Done(f"Started {path.name}.", query={"of": path.name})
 
     def _resumed(self, query: Query, parallel: int | None, *, retry_failed: bool = False) -> Done:
-        found = self._opened(query)
-        self.site.launcher.sweep(found.path, parallel=parallel or 1, retry_failed=retry_failed)
-        return Done(f"Resumed {found.name}.")
+        sweep = self._opened(query)
+        self.site.launcher.sweep(sweep.path, parallel=parallel or 1, retry_failed=retry_failed)
+        return Done(f"Resumed {sweep.name}.")
 
     def _stopped(self, query: Query) -> Done:
-        found = self._opened(query)
-        ask_to_stop(found)
-        self.site.launcher.audit("stop sweep", found.name)
+        sweep = self._opened(query)
+        ask_to_stop(sweep)
+        self.site.launcher.audit("stop sweep", sweep.name)
         return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
 
-    def _opened(self, query: Query) -> Found:
+    def _opened(self, query: Query) -> OpenedSweep:
         home = self.site.settings.home
         return opened(home, self.site.index, self.site.series, query.get("of") or next(iter(names(home)), ""))

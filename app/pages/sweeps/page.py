@@ -10,13 +10,13 @@ import pandas as pd
 
 from nnxdsl.errors import RunError
 
+from ...formatting import number, sentence
 from ...html import link
 from ...markdown import link as markdown_link
 from ...markdown import plain
 from ...page import Page
-from ...store.sweeps import Found, Point, names, opened
+from ...store.sweeps import OpenedSweep, Point, names, opened
 from ...view import Query, Values, if_any, is_narrow
-from ...words import number, sentence
 from .actions import Actions
 from .plots import best_so_far, curves, importance, parallel
 
@@ -54,43 +54,43 @@ class Sweeps(Page):
         """Shows the sweep of the query, or the newest one."""
         site, sweeps = self.site, names(self.site.settings.home)
         name = query.get("of") or next(iter(sweeps), "")
-        found = opened(site.settings.home, site.index, site.series, name) if name else None
-        values: dict[Any, Any] = {} if self.actions is None else {**self.actions.fill(found)}
-        if found is None:
+        sweep = opened(site.settings.home, site.index, site.series, name) if name else None
+        values: dict[Any, Any] = {} if self.actions is None else {**self.actions.fill(sweep)}
+        if sweep is None:
             results = (self.points, *self.plots, self.lacking)
             hidden = dict.fromkeys(results, gr.update(visible=False))
             return {**values, **hidden, self.sweep: gr.update(choices=[]), self.about: EMPTY}
-        metric = query["metric"] if query.get("metric") in found.metrics else next(iter(found.metrics), "")
-        field = query["by"] if query.get("by") in found.fields else next(iter(found.fields), "")
-        best, shares, lacking = found.ranked(metric), None, ""
+        metric = query["metric"] if query.get("metric") in sweep.metrics else next(iter(sweep.metrics), "")
+        field = query["by"] if query.get("by") in sweep.fields else next(iter(sweep.fields), "")
+        best, shares, lacking = sweep.ranked(metric), None, ""
         try:
-            shares = importance(found, metric)
+            shares = importance(sweep, metric)
         except RunError as error:  # its library is an extra
             lacking = plain(sentence(str(error)))
         columns = 1 if is_narrow(query) else 2
-        of_points = [parallel(found, metric), best_so_far(found, metric)] if best else [None, None]
-        drawn = [*of_points, shares, curves(site, found, metric, field, columns)]
-        points = _table(found, metric, best)
+        of_points = [parallel(sweep, metric), best_so_far(sweep, metric)] if best else [None, None]
+        plots = [*of_points, shares, curves(site, sweep, metric, field, columns)]
+        points = _table(sweep, metric, best)
         return {
             **values,
             self.sweep: gr.update(choices=sweeps, value=name),
-            self.metric: gr.update(choices=found.metrics, value=metric or None),
-            self.by: gr.update(choices=found.fields, value=field or None),
-            self.about: _about(found, metric),
+            self.metric: gr.update(choices=sweep.metrics, value=metric or None),
+            self.by: gr.update(choices=sweep.fields, value=field or None),
+            self.about: _about(sweep, metric),
             self.points: gr.update(value=points, datatype=_kinds(points), visible=True),
             self.lacking: if_any(lacking),
             **{
-                plot: gr.update(value=one, visible=one is not None) for plot, one in zip(self.plots, drawn, strict=True)
+                plot: gr.update(value=one, visible=one is not None) for plot, one in zip(self.plots, plots, strict=True)
             },
         }
 
 
-def _about(found: Found, metric: str) -> str:
+def _about(sweep: OpenedSweep, metric: str) -> str:
     """How many points have which state, and which is the best."""
-    states = Counter(point.state for point in found.points).most_common()
-    kind = "trials" if found.kind == "search" else "points"
-    parts = [f"{len(found.points)} {kind}: {', '.join(f'{count} {plain(state)}' for state, count in states)}"]
-    if best := found.ranked(metric):
+    states = Counter(point.state for point in sweep.points).most_common()
+    kind = "trials" if sweep.kind == "search" else "points"
+    parts = [f"{len(sweep.points)} {kind}: {', '.join(f'{count} {plain(state)}' for state, count in states)}"]
+    if best := sweep.ranked(metric):
         tied = [point for point in best if point.metrics[metric] == best[0].metrics[metric]]
         changes = ", ".join(f"{path}={value}" for path, value in best[0].changes.items())
         runs = ", ".join(_link(point.run) for point in tied[:COMPARED])
@@ -103,8 +103,8 @@ def _about(found: Found, metric: str) -> str:
     return "\n\n".join(parts)
 
 
-def _table(found: Found, metric: str, best: list[Point]) -> pd.DataFrame:
-    others = [point for point in found.points if point not in best]
+def _table(sweep: OpenedSweep, metric: str, best: list[Point]) -> pd.DataFrame:
+    others = [point for point in sweep.points if point not in best]
     values = [point.metrics[metric] for point in best]  # sorted: a tie has the rank of its first
     ranks = {
         point.run: f"{values.index(value) + 1}{' (tie)' if values.count(value) > 1 else ''}"
@@ -115,7 +115,7 @@ def _table(found: Found, metric: str, best: list[Point]) -> pd.DataFrame:
             {
                 "rank": ranks.get(point.run, ""),
                 "#": point.number,
-                **{path: point.changes.get(path, "") for path in found.fields},
+                **{path: point.changes.get(path, "") for path in sweep.fields},
                 metric or "metric": number(point.metrics.get(metric)),
                 "state": point.state,
                 "step": "" if point.row is None else point.row.status.get("step") or 0,

@@ -14,24 +14,24 @@ from nnxdsl.sweep.importance import LOG_RATIO, MIN_POINTS, importances, number_i
 from ...components.metrics import title_of
 from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
-from ...store.sweeps import Found
+from ...store.sweeps import OpenedSweep
 
 CURVES = 40
 """Most runs whose curves are drawn."""
 
 
-def parallel(found: Found, metric: str) -> go.Figure:
+def parallel(sweep: OpenedSweep, metric: str) -> go.Figure:
     """Parallel coordinates: an axis for each field in which points differ, and one for the metric, which colours."""
-    points = found.ranked(metric)
+    points = sweep.ranked(metric)
     values = [point.metrics[metric] for point in points]
-    axes = [_axis(path, [point.changes.get(path, "") for point in points]) for path in found.fields]
+    axes = [_axis(path, [point.changes.get(path, "") for point in points]) for path in sweep.fields]
     # Plotly widens the scale of one value, to values that no point has.
-    colours = {"colorscale": "Portland", "reversescale": found.is_minimized(metric), "showscale": len({*values}) > 1}
+    colours = {"colorscale": "Portland", "reversescale": sweep.is_minimized(metric), "showscale": len({*values}) > 1}
     dimensions = [*axes, {"label": metric, "values": values}]
-    drawn = styled(
+    plot = styled(
         go.Figure(go.Parcoords(dimensions=dimensions, line={"color": values, **colours}, labelangle=-10)), 380
     )
-    return drawn.update_layout(margin={"l": 90, "r": 60, "t": 80, "b": 30})
+    return plot.update_layout(margin={"l": 90, "r": 60, "t": 80, "b": 30})
 
 
 def _axis(path: str, texts: list[str]) -> dict[str, Any]:
@@ -49,45 +49,45 @@ def _axis(path: str, texts: list[str]) -> dict[str, Any]:
     return {"label": f"{path} (log)" if is_log else path, "values": places, **shown}
 
 
-def best_so_far(found: Found, metric: str) -> go.Figure:
+def best_so_far(sweep: OpenedSweep, metric: str) -> go.Figure:
     """The metric of each point in their order, and the best until then."""
-    points = sorted(found.ranked(metric), key=lambda point: point.number)
+    points = sorted(sweep.ranked(metric), key=lambda point: point.number)
     values = pd.Series([point.metrics[metric] for point in points])
-    best = values.cummin() if found.is_minimized(metric) else values.cummax()
+    best = values.cummin() if sweep.is_minimized(metric) else values.cummax()
     numbers, runs = [point.number for point in points], [point.run for point in points]
-    drawn = px.scatter(x=numbers, y=values, labels={"x": "point", "y": metric}, hover_name=runs)
-    drawn.update_traces(name=metric, showlegend=True, marker={"color": COLOURS[0], "size": 8})
-    drawn.add_scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"})
-    drawn.update_xaxes(tick0=0, dtick=max(1, -(-len(found.points) // 10)))  # points are counted in whole numbers
-    return styled(drawn)
+    plot = px.scatter(x=numbers, y=values, labels={"x": "point", "y": metric}, hover_name=runs)
+    plot.update_traces(name=metric, showlegend=True, marker={"color": COLOURS[0], "size": 8})
+    plot.add_scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"})
+    plot.update_xaxes(tick0=0, dtick=max(1, -(-len(sweep.points) // 10)))  # points are counted in whole numbers
+    return styled(plot)
 
 
-def importance(found: Found, metric: str) -> go.Figure | None:
+def importance(sweep: OpenedSweep, metric: str) -> go.Figure | None:
     """A bar for each field: how much it matters for the metric; None with too few points.
 
     Raises:
         RunError: Optuna is not installed.
     """
-    points = [(point.changes, point.metrics[metric]) for point in found.ranked(metric)]
-    if len(points) < MIN_POINTS or not (shares := importances(points, minimize=found.is_minimized(metric))):
+    points = [(point.changes, point.metrics[metric]) for point in sweep.ranked(metric)]
+    if len(points) < MIN_POINTS or not (shares := importances(points, minimize=sweep.is_minimized(metric))):
         return None
     labels = {"x": "importance (PED-ANOVA)", "y": ""}
-    drawn = px.bar(x=[*shares.values()][::-1], y=[*shares][::-1], labels=labels, range_x=[0, 1], orientation="h")
-    drawn.update_traces(marker={"color": COLOURS[0]}, hovertemplate="%{y}: %{x:.1%}<extra></extra>")
-    drawn.update_xaxes(tickformat=".0%")
-    drawn.update_yaxes(automargin=True)
-    return styled(drawn, 120 + 34 * len(shares))
+    plot = px.bar(x=[*shares.values()][::-1], y=[*shares][::-1], labels=labels, range_x=[0, 1], orientation="h")
+    plot.update_traces(marker={"color": COLOURS[0]}, hovertemplate="%{y}: %{x:.1%}<extra></extra>")
+    plot.update_xaxes(tickformat=".0%")
+    plot.update_yaxes(automargin=True)
+    return styled(plot, 120 + 34 * len(shares))
 
 
-def curves(site: Site, found: Found, metric: str, field: str, columns: int) -> go.Figure | None:
+def curves(site: Site, sweep: OpenedSweep, metric: str, field: str, columns: int) -> go.Figure | None:
     """The metric and the loss over steps, a curve for each run, coloured by a field; None without any."""
-    kinds = list(dict.fromkeys(point.changes.get(field, "") for point in found.points))
+    kinds = list(dict.fromkeys(point.changes.get(field, "") for point in sweep.points))
     lines: dict[str, list[Line]] = {name: [] for name in (metric, "loss", "eval/loss")}
-    for point in found.ranked(metric)[:CURVES]:
+    for point in sweep.ranked(metric)[:CURVES]:
         series = {} if point.row is None else site.series.of(point.row.path / "metrics.jsonl").columns
         kind = point.changes.get(field, "")
         for name in lines.keys() & series.keys():
             label = f"{field}={kind}" if field else point.run
             lines[name].append(Line.of(label, *series[name].arrays(), colour=kinds.index(kind)))
-    drawn = [Chart(title_of(name), each) for name, each in lines.items() if each]
-    return figure(drawn, "step", columns) if drawn else None
+    charts = [Chart(title_of(name), each) for name, each in lines.items() if each]
+    return figure(charts, "step", columns) if charts else None

@@ -213,5 +213,5 @@ def _padding(experiment: Experiment, dataset: Dataset) -> dict[str, Any] | None:
     )
     last = min(experiment.steps_for(len(dataset)), -(-len(dataset) // experiment.batch_size)) - 1
     steps = np.unique(np.linspace(0, last, PADDING_STEPS).astype(int)).tolist()
-    share = 1 - sum(non_padding_fraction(sampler.at(step)) for step in steps) / len(steps)
+    share = 1 - sum(non_padding_fraction(sampler.batch_at(step)) for step in steps) / len(steps)
     return {"share": share, "batch_size": experiment.batch_size, "batching": type(experiment.batching).__qualname__}

@@ -101,9 +101,9 @@ class OnPolicyDistill(Online):
     def _check_teacher(self) -> Iterable[Problem]:
         if self.teacher is not None:
             yield from check_weights(self.teacher)
-        given = (self.teacher is not None) + (self.teacher_server is not None) + (len(self.teacher_servers) > 0)
-        if given != 1:
-            number = ("there is none", "", "there are two", "there are three")[given]
+        count = (self.teacher is not None) + (self.teacher_server is not None) + (len(self.teacher_servers) > 0)
+        if count != 1:
+            number = ("there is none", "", "there are two", "there are three")[count]
             message = "give teacher=Model..., teacher_server=TeacherServer(url), or teacher_servers"
             yield Problem("teacher", f"{number}; {message}")
 

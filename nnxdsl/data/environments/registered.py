@@ -25,14 +25,14 @@ def class_of(spec: Environment) -> Callable[..., Any]:
         PlanError: It is not known, or has no `reset`, or neither `step` nor a tool.
     """
     try:
-        found = find_named(spec.name, environments, "environment", "class")
+        environment_class = find_named(spec.name, environments, "environment", "class")
     except ValueError as error:
         raise _refused(str(error)) from error
-    if not has_method(found, "reset"):
+    if not has_method(environment_class, "reset"):
         raise _refused(f"the class of '{spec.name}' has no method 'reset'")
-    if not has_method(found, "step") and not tool_names(found):
+    if not has_method(environment_class, "step") and not tool_names(environment_class):
         raise _refused(f"the class of '{spec.name}' has neither a method 'step' nor one that is a tool")
-    return found
+    return environment_class
 
 
 def has_method(cls: Any, name: str) -> bool:

@@ -67,8 +67,8 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
         return {"type": names[0] if len(names) == 1 else names, "enum": list(arguments)}
     if origin in (Union, types.UnionType):
         members = [_schema(member, where) for member in arguments if member is not type(None)]
-        found = members[0] if len(members) == 1 else _union(members)
-        return {**found, "nullable": True} if type(None) in arguments else found
+        schema = members[0] if len(members) == 1 else _union(members)
+        return {**schema, "nullable": True} if type(None) in arguments else schema
     if origin is list:
         return {"type": "array", **({"items": _schema(arguments[0], where)} if arguments else {})}
     if origin is dict:
@@ -86,22 +86,22 @@ def _union(members: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _sections(docstring: str) -> dict[str, str]:
     """The text of each section of a docstring by its heading; that before the first is under ""."""
-    found, heading = {"": list[str]()}, ""
+    sections, heading = {"": list[str]()}, ""
     for line in docstring.splitlines():
         if match := _SECTION.match(line):
             heading = match[1]
-            found[heading] = []
+            sections[heading] = []
         else:
-            found[heading].append(line)
-    return {name: textwrap.dedent("\n".join(lines)).strip() for name, lines in found.items()}
+            sections[heading].append(line)
+    return {name: textwrap.dedent("\n".join(lines)).strip() for name, lines in sections.items()}
 
 
 def _described(section: str) -> Mapping[str, str]:
     """The description of each parameter in a section `Args`."""
-    found, name = dict[str, str](), ""
+    descriptions, name = dict[str, str](), ""
     for line in filter(str.strip, section.splitlines()):
         if match := _PARAMETER.match(line):
-            name, found[match[1]] = match[1], match[2]
+            name, descriptions[match[1]] = match[1], match[2]
         elif name:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-    return found
+            descriptions[name] = f"{descriptions[name]} {line.strip()}".strip()
+    return descriptions

@@ -81,7 +81,9 @@ def load_feedback(
         raise DataError(
             f"{data.name}: all rows have the same prompt, so no completion can be paired with a mismatched one"
         )
-    of_others = {mine: _select(singles.parts[own], other) for own, mine in MISMATCHED.items() if own in singles.parts}
+    of_others = {
+        mine: _select(singles.parts[single], other) for single, mine in MISMATCHED.items() if single in singles.parts
+    }
     paired = singles.with_parts({**singles.parts, **of_others})
     require_pairs_fit(paired, max_position)
     pairs = Pairs(paired)

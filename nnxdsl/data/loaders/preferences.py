@@ -58,11 +58,11 @@ def load_preferences(
     encoder = Encoder.of(tokenizer, data, remedy="take it out, or give token ids")
 
     def convert(row: Fields) -> Example:
-        found = example(row, encoder, data, vocabulary)
+        converted = example(row, encoder, data, vocabulary)
         if data.margin is None:
-            return found
+            return converted
         margin = np.float32(read_number(row, data.margin)).tobytes()
-        return found._replace(parts={**found.parts, "margin": margin})
+        return converted._replace(parts={**converted.parts, "margin": margin})
 
     margin = () if data.margin is None else ("margin",)
     reads = {*COLUMNS, *IDS, *(() if data.margin is None else (data.margin,))}
@@ -83,7 +83,7 @@ def require_pairs_fit(rows: TokenizedRows, max_position: int | None) -> None:
     """`require_fit` of prompts with the longer of their completions."""
     prompt, chosen, rejected = (rows.parts[name].lengths for name in ("prompt", *SIDES))
     remedy = "lower data.max_prompt_length or data.max_completion_length"
-    require_fit(lambda at: prompt[at] + np.maximum(chosen[at], rejected[at]), rows, max_position, remedy)
+    require_fit(lambda index: prompt[index] + np.maximum(chosen[index], rejected[index]), rows, max_position, remedy)
 
 
 def example(row: Fields, encoder: Encoder, data: Preferences | Feedback, vocabulary: int | None) -> Example:

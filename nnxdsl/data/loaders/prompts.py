@@ -49,11 +49,11 @@ def load_prompts(
             if not prompt.strip():
                 raise RowError("empty prompt", "the prompt is empty")
         else:
-            prompt, own = encoder.guard.chat(value, "prompt", "user"), encoder.guard.tools(read_tools(row))
+            prompt, row_tools = encoder.guard.chat(value, "prompt", "user"), encoder.guard.tools(read_tools(row))
             require_prompt(prompt)
-            if own and tools:
+            if row_tools and tools:
                 raise RowError("two sets of tools", "field 'tools': the environment has its own tools; take it out")
-            schemas = tools or own
+            schemas = tools or row_tools
             odd = encoder.check_chat(prompt, schemas, is_prompt=True)
         whole = {"prompt": encoder.prompt(prompt, schemas)}
         if data.privileged_context is not None:
@@ -62,7 +62,9 @@ def load_prompts(
             context = encoder.guard.text(context, data.privileged_context)
             own_prompt = teacher_prompt(prompt, context, data.teacher_prompt_template)
             whole["teacher_prompt"] = encoder.prompt(own_prompt, schemas)
-        ids = {name: cut_left(found, data.max_prompt_length, tokenizer.bos_id) for name, found in whole.items()}
+        ids = {
+            name: cut_left(prompt_ids, data.max_prompt_length, tokenizer.bos_id) for name, prompt_ids in whole.items()
+        }
         cut = tuple(name for name in ids if len(ids[name]) < len(whole[name]))
         return Example(ids, cut, odd, isinstance(value, list), columns=dict(row))
 

@@ -109,14 +109,14 @@ def run_all(rewards: Sequence[BoundReward], sampled: Sampled) -> list[Outcome]:
         if reward.is_async
     }
     try:
-        found = {
+        results = {
             index: _in_thread(functools.partial(_called, reward, sampled, clock), reward, sampled, clock)
             for index, (reward, clock) in enumerate(zip(rewards, clocks, strict=True))
             if not reward.is_async
         }
         for index, future in waiting.items():
-            found[index] = _collected(future, rewards[index], sampled, clocks[index])
-        return [found[index] for index in range(len(rewards))]
+            results[index] = _collected(future, rewards[index], sampled, clocks[index])
+        return [results[index] for index in range(len(rewards))]
     finally:
         for future in waiting.values():
             future.cancel()
@@ -127,10 +127,10 @@ class _Clock:
     """When a call of a function last began or ended, and which completion it was for."""
 
     index: int = 0
-    at: float = attrs.field(factory=time.monotonic)
+    since: float = attrs.field(factory=time.monotonic)
 
     def tick(self, index: int) -> None:
-        self.index, self.at = index, time.monotonic()
+        self.index, self.since = index, time.monotonic()
 
 
 def _called(reward: BoundReward, sampled: Sampled, clock: _Clock) -> Outcome:
@@ -159,11 +159,11 @@ async def _awaited(reward: BoundReward, sampled: Sampled, clock: _Clock) -> Outc
 
     tasks = [asyncio.ensure_future(one(chosen)) for chosen in _calls(reward, sampled)]
     try:
-        found = await asyncio.gather(*tasks)
+        results = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return [value for values, _ in found for value in values], [log for _, log in found]
+    return [value for values, _ in results for value in values], [log for _, log in results]
 
 
 async def _within(
@@ -195,10 +195,10 @@ def _calls(reward: BoundReward, sampled: Sampled) -> list[slice]:
 def _prepared(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple[Callable[[], Any], Logged]:
     """A call for some completions, and where it will report."""
     log = Logged(len(sampled.texts[chosen]))
-    given = _given_to_all if reward.is_batch else _given_to_one
-    arguments, named = given(reward, sampled, chosen)
+    prepare = _given_to_all if reward.is_batch else _given_to_one
+    arguments, named = prepare(reward, sampled, chosen)
     logs = {"log_metric": log.log_metric, "log_extra": log.log_extra}
-    named |= {name: report for name, report in logs.items() if name in reward.given}
+    named |= {name: report for name, report in logs.items() if name in reward.arguments}
     return functools.partial(reward.function, *arguments, **named), log
 
 
@@ -206,7 +206,7 @@ def _given_to_one(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple
     """The arguments of a function of one completion, without and with a name."""
     index = chosen.start
     named = reward.columns(sampled.rows[index])
-    if "completion_ids" in reward.given:
+    if "completion_ids" in reward.arguments:
         named["completion_ids"] = list(sampled.ids[index])
     if reward.parameter != COMPLETION:
         return [sampled.texts[index]], named
@@ -217,11 +217,11 @@ def _given_to_all(reward: BoundReward, sampled: Sampled, chosen: slice) -> tuple
     """The arguments of a function of all completions, each a list; a column that a row lacks is None there."""
     rows = [reward.columns(row) for row in sampled.rows[chosen]]
     named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}
-    if "prompts" in reward.given:
+    if "prompts" in reward.arguments:
         named["prompts"] = [row["prompt"] for row in sampled.rows[chosen]]
-    if "completions" in reward.given:
+    if "completions" in reward.arguments:
         named["completions"] = _as_prompts(sampled, chosen)
-    if "completion_ids" in reward.given:
+    if "completion_ids" in reward.arguments:
         named["completion_ids"] = [list(ids) for ids in sampled.ids[chosen]]
     return [], named
 
@@ -308,10 +308,10 @@ def _waited(
 ) -> T:
     """A result, as long as calls begin and end within the limit."""
     while True:
-        left = None if limit is None else max(0.0, clock.at + limit - time.monotonic())
+        left = None if limit is None else max(0.0, clock.since + limit - time.monotonic())
         if concurrent.futures.wait([future], left).done:
             return future.result()
-        if limit is not None and time.monotonic() - clock.at >= limit:
+        if limit is not None and time.monotonic() - clock.since >= limit:
             raise _late(reward, sampled, clock.index)
 
 

@@ -73,7 +73,7 @@ class BoundReward:
         is_batch: Whether one call is for all completions.
         parameter: The parameter for the text of one completion: `completion`, at any position, else the first; empty
             if that has no name.
-        given: Which of `BATCH` and `LOGS` it gets.
+        arguments: Which of `BATCH` and `LOGS` it gets.
         reads: Columns that it has parameters for; None for all.
         needs: Those without a default.
     """
@@ -85,14 +85,14 @@ class BoundReward:
     is_async: bool
     is_batch: bool
     parameter: str
-    given: frozenset[str]
+    arguments: frozenset[str]
     reads: frozenset[str] | None
     needs: tuple[str, ...]
 
     @property
     def reserved(self) -> frozenset[str]:
         """Names that a column cannot have."""
-        return frozenset({COMPLETION, self.parameter, *self.given} - {""})
+        return frozenset({COMPLETION, self.parameter, *self.arguments} - {""})
 
     def columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Those columns of a row that it reads."""
@@ -120,9 +120,9 @@ def bound(reward: Reward, max_completion_length: int | None) -> BoundReward:
     names = {one.name for one in named}
     if is_batch and "prompt" in names:
         raise refused("name", f"the function of '{reward.name}' gets all prompts at once; name the parameter 'prompts'")
-    given = names.intersection((*BATCH, *LOGS) if is_batch else ("completion_ids", *LOGS))
+    arguments = names.intersection((*BATCH, *LOGS) if is_batch else ("completion_ids", *LOGS))
     if is_batch and takes_all:
-        given |= {*BATCH}
+        arguments |= {*BATCH}
     _check_concurrency(reward, is_async and not is_batch)
     return BoundReward(
         name=reward.name,
@@ -132,9 +132,9 @@ def bound(reward: Reward, max_completion_length: int | None) -> BoundReward:
         is_async=is_async,
         is_batch=is_batch,
         parameter=next((one.name for one in taken if one.kind is not one.POSITIONAL_ONLY), ""),
-        given=frozenset(given),
-        reads=None if takes_all else frozenset(names - given),
-        needs=tuple(one.name for one in named if one.default is one.empty and one.name not in given),
+        arguments=frozenset(arguments),
+        reads=None if takes_all else frozenset(names - arguments),
+        needs=tuple(one.name for one in named if one.default is one.empty and one.name not in arguments),
     )
 
 

@@ -88,7 +88,7 @@ def _repetition_penalty(reward: RepetitionPenalty, max_completion_length: int | 
     size = reward.ngram_size
 
     def repetition_penalty(completion: str, completion_ids: Sequence[int]) -> float:
-        ngrams = [tuple(completion_ids[at : at + size]) for at in range(len(completion_ids) - size + 1)]
+        ngrams = [tuple(completion_ids[start : start + size]) for start in range(len(completion_ids) - size + 1)]
         return reward.max_penalty * (1 - len(set(ngrams)) / len(ngrams)) + 0.0 if ngrams else 0.0  # not -0.0
 
     return repetition_penalty
@@ -117,8 +117,8 @@ def _environment(reward: Environment, max_completion_length: int | None) -> Scor
     return environment
 
 
-def _longest(given: int | None, max_completion_length: int | None) -> int:
-    longest = given or max_completion_length
+def _longest(max_length: int | None, max_completion_length: int | None) -> int:
+    longest = max_length or max_completion_length
     if longest is None:
         raise refused("max_length", "None stands for max_completion_length of the data, which is not known; set it")
     return longest

@@ -44,8 +44,8 @@ def main() -> None:
         gold = right(answer)
         if not gold:
             return None, "", ""
-        found = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=0)
-        return bool(verify(gold, found, timeout_seconds=0)), str(gold), str(found) if found else ""
+        parsed = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=0)
+        return bool(verify(gold, parsed, timeout_seconds=0)), str(gold), str(parsed) if parsed else ""
 
     for line in sys.stdin:
         completion, answer, seconds = json.loads(line)

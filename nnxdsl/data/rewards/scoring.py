@@ -86,11 +86,11 @@ class Rewards:
             RunError: A function raised, took longer than its time, or did not return a finite number or None for each
                 completion; names row, function and value.
         """
-        found = run_all(self._rewards, sampled)
-        values = [[values[index] for values, _ in found] for index in range(len(sampled.texts))]
+        scores = run_all(self._rewards, sampled)
+        values = [[values[index] for values, _ in scores] for index in range(len(sampled.texts))]
         metrics: dict[str, list[float]] = {}
         extra: dict[str, list[Any]] = {}
-        for _, logs in found:
+        for _, logs in scores:
             for log in logs:
                 for name, value in log.metrics:
                     metrics.setdefault(name, []).append(value)
@@ -111,15 +111,15 @@ class Rewards:
 
 def _each(items: Sequence[T], act: Callable[[T], U]) -> list[U]:
     """What `act` returns for each; a PlanError with the problems of all, by their place among the rewards."""
-    found, problems = list[U](), list[Problem]()
+    results, problems = list[U](), list[Problem]()
     for index, one in enumerate(items):
         try:
-            found.append(act(one))
+            results.append(act(one))
         except PlanError as error:
             problems += [problem.under(f"objective.rewards.{index}") for problem in error.problems]
     if problems:
         raise PlanError(problems, "rewards")
-    return found
+    return results
 
 
 def _columns(logs: Sequence[Logged]) -> dict[str, list[Any]]:

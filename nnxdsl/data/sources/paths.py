@@ -101,12 +101,14 @@ def _with_literal_start(place: Path) -> str:
 def _in_folder(path: str, place: Path) -> list[DataFile]:
     """The files of rows right below a folder: of one format, and of no more than one split by their names."""
     entries = sorted(entry for entry in place.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    formats = {entry: found for entry in entries if (found := named_format(entry.name)) is not None}
+    formats = {entry: file_format for entry in entries if (file_format := named_format(entry.name)) is not None}
     base = path.rstrip("/")
     if not formats:
         has = ", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing"
         raise DataError(f"{path}: the folder has no rows (.jsonl, .json, .csv, .parquet, .arrow); it has: {has}")
-    _require_one(path, "formats", {file: (found.name, f"*{file.suffix}") for file, found in formats.items()})
+    _require_one(
+        path, "formats", {file: (file_format.name, f"*{file.suffix}") for file, file_format in formats.items()}
+    )
     splits = {file: split for file in formats if (split := _split_name(file.name))}
     _require_one(path, "splits", {file: (split, f"{split}*") for file, split in splits.items()})
     return [DataFile(f"{base}/{file.name}", file) for file in formats]

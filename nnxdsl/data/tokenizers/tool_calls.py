@@ -67,8 +67,8 @@ def _in_json(match: re.Match[str], arguments: str) -> Iterator[ToolCall]:
         value = None
     for one in value if isinstance(value, list) else [value]:
         call = one if isinstance(one, Mapping) else {}
-        name, given = call.get("name"), call.get(arguments)
-        readable = dict(given) if isinstance(given, Mapping) else None
+        name, call_arguments = call.get("name"), call.get(arguments)
+        readable = dict(call_arguments) if isinstance(call_arguments, Mapping) else None
         yield ToolCall(name if isinstance(name, str) else "", readable, match.start())
 
 

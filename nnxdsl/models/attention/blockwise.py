@@ -94,8 +94,8 @@ def attend_in_blocks(
     blocks = blocks_of(row, window, queries)
     rows = jnp.transpose(query.reshape(batch, length, -1, groups, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     key, value = (jnp.swapaxes(part, 1, 2) for part in (key, value))  # [B, K, T, H]
-    found: Any = _attend(rows, key, value, places, selected, _Static(blocks, window, scale, soft_cap, is_chunked))
-    mixed, log_sum = found
+    attended: Any = _attend(rows, key, value, places, selected, _Static(blocks, window, scale, soft_cap, is_chunked))
+    mixed, log_sum = attended
     if sinks is not None:
         mixed = apply_sinks(mixed, log_sum, sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1)
@@ -211,10 +211,10 @@ def _of(x: jax.Array, ranges: tuple[Range, ...], axis: int) -> jax.Array:
 
 def _added(total: jax.Array, more: jax.Array, ranges: tuple[Range, ...]) -> jax.Array:
     """Adds `more` `[B, K, s, H]` to ranges of the slots of `total` `[B, K, T, H]`."""
-    at = 0
+    begin = 0
     for start, stop in ranges:
-        total = total.at[:, :, start:stop].add(more[:, :, at : at + stop - start])
-        at += stop - start
+        total = total.at[:, :, start:stop].add(more[:, :, begin : begin + stop - start])
+        begin += stop - start
     return total
 
 

@@ -60,11 +60,11 @@ def context(
                 before = ring_positions(cache, cache.layers[config.layers.kinds.index(kind)].key.shape[-2])
             keys = concat_positions(before, positions)
         is_chunked = layer.window is not None and config.window_kind == "chunks"
-        own = attrs.evolve(method, window=layer.window, is_chunked=is_chunked)
-        mask = attention_mask(positions, keys, own.window, is_chunked=is_chunked) if uses_mask else None
+        layer_method = attrs.evolve(method, window=layer.window, is_chunked=is_chunked)
+        mask = attention_mask(positions, keys, layer_method.window, is_chunked=is_chunked) if uses_mask else None
         rope = (nothing, nothing)
         if layer.rope is not None:
             rope = rope_tables(positions.positions, config.of(kind).head_dim, layer.rope, length)
-        return View(own, positions, mask, rope, prefix=prefix)
+        return View(layer_method, positions, mask, rope, prefix=prefix)
 
     return Context({kind: view(kind, layer) for kind, layer in config.specs.items()})

@@ -138,11 +138,11 @@ def _causal(
 
 def _parts(x: jax.Array, row: RowLayout) -> list[jax.Array]:
     """The parts of a row's slots `[B, T, ...]`."""
-    found, start = [], 0
+    parts, start = [], 0
     for size in row.parts:
-        found.append(x[:, start : start + size])
+        parts.append(x[:, start : start + size])
         start += size
-    return found
+    return parts
 
 
 def _two_rows(x: jax.Array, row: RowLayout) -> jax.Array:

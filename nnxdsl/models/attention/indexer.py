@@ -88,12 +88,12 @@ class Indexer(nnx.Module):
             # Every device scores its tokens with all heads, whose scores are added up: the columns are not sharded.
             return nnx.Param(values.astype(param_dtype), axes=(axis, None))
 
-        own = config.indexer
-        self.config = own
-        self.query = weight(config.q_lora_rank, own.num_heads * own.head_dim, "latent")
-        self.key = weight(embed_dim, own.head_dim, "embed")
-        self.key_norm = LayerNorm(own.head_dim, axis="norm", eps=KEY_NORM_EPS, param_dtype=param_dtype)
-        self.weights = weight(embed_dim, own.num_heads, "embed")
+        indexer = config.indexer
+        self.config = indexer
+        self.query = weight(config.q_lora_rank, indexer.num_heads * indexer.head_dim, "latent")
+        self.key = weight(embed_dim, indexer.head_dim, "embed")
+        self.key_norm = LayerNorm(indexer.head_dim, axis="norm", eps=KEY_NORM_EPS, param_dtype=param_dtype)
+        self.weights = weight(embed_dim, indexer.num_heads, "embed")
 
     def __call__(self, x: jax.Array, compressed: jax.Array, view: View) -> Index:
         """Queries, keys and weights of tokens; no gradient goes to the inputs.
@@ -147,7 +147,7 @@ def select_tokens(
     if not selects:
         return view, scores
     masks, detached = _masks(view, blocks), jax.lax.stop_gradient(scores)
-    seen = tuple(largest(own, mask, topk) for own, mask in zip(detached, masks, strict=True))
+    seen = tuple(largest(row_scores, mask, topk) for row_scores, mask in zip(detached, masks, strict=True))
     if view.mask is not None:
         return view._replace(mask=seen[0]), scores
     return view._replace(selected=seen), scores
@@ -169,9 +169,9 @@ def largest(scores: jax.Array, allowed: jax.Array, count: int) -> jax.Array:
         return allowed
     scores = jnp.where(allowed, scores, -jnp.inf)
     last = jax.lax.top_k(scores, count)[0][..., -1:]  # -inf where fewer are allowed
-    above, equal = scores > last, (scores == last) & allowed
-    room = count - jnp.sum(above, axis=-1, keepdims=True)
-    return above | (equal & (jnp.cumsum(equal, axis=-1) <= room))
+    greater, equal = scores > last, (scores == last) & allowed
+    room = count - jnp.sum(greater, axis=-1, keepdims=True)
+    return greater | (equal & (jnp.cumsum(equal, axis=-1) <= room))
 
 
 def record_indexer_loss(
@@ -202,9 +202,9 @@ def indexer_stats(
     total = jnp.zeros((), jnp.float32)
     # Of each block only the inputs are saved for the backward pass: its scores are those of all heads.
     divergence = jax.checkpoint(_divergence, static_argnums=(4,))
-    for block, own, mask in zip(blocks, scores, seen, strict=True):
+    for block, block_scores, mask in zip(blocks, scores, seen, strict=True):
         queries, keys = _of(query, (block.queries,), 1), _of(key, block.keys, 1)
-        each = divergence(queries, keys, own, mask, scale)  # [B, t]
+        each = divergence(queries, keys, block_scores, mask, scale)  # [B, t]
         total = total + jnp.sum(jnp.where(_of(is_real, (block.queries,), 1), each, 0.0))
     return IndexerStats(total, jnp.sum(is_real, dtype=jnp.float32))
 
@@ -215,8 +215,8 @@ def _divergence(query: jax.Array, key: jax.Array, scores: jax.Array, seen: jax.A
     heads = jax.nn.softmax(jnp.where(seen[:, None], attention, MASK_VALUE), axis=-1)
     target = jnp.where(seen, jnp.mean(heads, axis=1), 0.0)  # [B, t, s]
     log_target = jnp.log(jnp.where(target > 0, target, 1.0))
-    own = jax.nn.log_softmax(jnp.where(seen, scores, MASK_VALUE), axis=-1)
-    return jnp.sum(jnp.where(target > 0, target * (log_target - own), 0.0), axis=-1)
+    index_logps = jax.nn.log_softmax(jnp.where(seen, scores, MASK_VALUE), axis=-1)
+    return jnp.sum(jnp.where(target > 0, target * (log_target - index_logps), 0.0), axis=-1)
 
 
 def _scores(index: Index, block: Block, cached: jax.Array | None) -> jax.Array:

@@ -28,8 +28,8 @@ def find_kernel(name: str) -> AttentionKernel:
 
 @lru_cache
 def _imported(name: str) -> AttentionKernel:
-    found = import_name(name)
-    kernel = found() if isinstance(found, type) else None
+    module = import_name(name)
+    kernel = module() if isinstance(module, type) else None
     if isinstance(kernel, AttentionKernel):
         return kernel
     raise ValueError(f"'{name}' is no subclass of {AttentionKernel.__module__}.{AttentionKernel.__qualname__}")

@@ -102,7 +102,7 @@ class Cache(NamedTuple):
         if self.prefixes is None:
             return self.layers
         pairs = zip(self.layers, self.prefixes.layers, strict=True)
-        return tuple(own if prefix is None else PrefixedKV(own.key, own.value, prefix) for own, prefix in pairs)
+        return tuple(kv if prefix is None else PrefixedKV(kv.key, kv.value, prefix) for kv, prefix in pairs)
 
 
 class CacheUpdate(NamedTuple):
@@ -136,9 +136,9 @@ def init_cache(
     """
 
     def empty(kind: LayerKind, prefix: KV | None) -> Any:
-        layer, own = config.layer(kind), length - (0 if prefix is None or prefixes is None else prefixes.size)
+        layer, room = config.layer(kind), length - (0 if prefix is None or prefixes is None else prefixes.size)
         # A dropped token has replaced one that had left the window before, so that none is missing then.
-        slots = own if layer.window is None else min(layer.window + spare, length)
+        slots = room if layer.window is None else min(layer.window + spare, length)
         return layer.mixer and mixer_class(layer.mixer).init_cache(config.of(kind), batch, slots, dtype)
 
     kinds = config.layers.kinds[: config.layers.own_layers]
@@ -188,8 +188,8 @@ def _no_positions(batch: int, length: int) -> TokenPositions:
 
 def shared_past(config: DecoderConfig, cache: Cache) -> dict[LayerKind, KV | PrefixedKV]:
     """The caches that the layers of `kv_shared` read, by kind: those of the last layer of their kind before them."""
-    own = zip(config.layers.kinds, cache.pasts(), strict=False)  # in their order: the last one of a kind stays
-    return {kind: kv for kind, kv in own if kind in config.layers.kv_shared}
+    pasts = zip(config.layers.kinds, cache.pasts(), strict=False)  # in their order: the last one of a kind stays
+    return {kind: kv for kind, kv in pasts if kind in config.layers.kv_shared}
 
 
 def ring_positions(cache: Cache, size: int) -> TokenPositions:
@@ -197,9 +197,9 @@ def ring_positions(cache: Cache, size: int) -> TokenPositions:
     newest = cache.length - 1 if cache.length.ndim == 0 else cache.length[:, None] - 1
     # [ring] or [B, ring], negative where nothing was written
     number = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size
-    at = jnp.maximum(number, 0)
-    take = partial(jnp.take if at.ndim == 1 else jnp.take_along_axis, axis=1)
-    ring = TokenPositions(*(take(part, at) for part in cache.positions))
+    index = jnp.maximum(number, 0)
+    take = partial(jnp.take if index.ndim == 1 else jnp.take_along_axis, axis=1)
+    ring = TokenPositions(*(take(part, index) for part in cache.positions))
     return ring._replace(segment_ids=jnp.where(number >= 0, ring.segment_ids, 0))
 
 
@@ -251,7 +251,7 @@ def rewind(cache: Cache, length: jax.Array) -> Cache:
 def attention_with_cache(
     query: jax.Array,
     past: KV | IndexedKV | PrefixedKV,
-    own: KV,
+    new_kv: KV,
     mask: jax.Array,
     scale: float,
     soft_cap: float | None = None,
@@ -265,7 +265,7 @@ def attention_with_cache(
     Args:
         query: `[B, T, N, H]`.
         past: keys and values of the cache, `[B, K, S, H]`.
-        own: keys and values of the call's tokens, `[B, K, T, H]`.
+        new_kv: keys and values of the call's tokens, `[B, K, T, H]`.
         mask: `[B, T, S + T]` bool, True where the query attends to the key.
         scale: factor of the scores.
         soft_cap: bounds scores, see `apply_soft_cap`.
@@ -280,19 +280,19 @@ def attention_with_cache(
     rows = jnp.transpose(query.reshape(batch, length, kv_heads, -1, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     rows = rows.reshape(batch, kv_heads, -1, width)
     mask = jnp.tile(mask, (1, heads // kv_heads, 1))[:, None]  # [B, 1, G T, S + T]
-    found = _joined(
+    attended = _joined(
         _softmax_sums(rows, KV(past.key, past.value), mask[..., :slots], scale, soft_cap),
-        _softmax_sums(rows, own, mask[..., slots:], scale, soft_cap),
+        _softmax_sums(rows, new_kv, mask[..., slots:], scale, soft_cap),
     )
     if isinstance(past, PrefixedKV):
         assert prefix is not None  # the view of a cache with prefixes has them
         count, places = prefix.rows.shape
-        together = jnp.moveaxis(rows[prefix.rows], 2, 1).reshape(count, kv_heads, -1, width)  # [U, K, rows of it, H]
-        sums = _softmax_sums(together, past.prefix, prefix.is_token[:, None, None], scale, soft_cap)
-        found = _joined(found, jax.tree.map(lambda part: _rows_of(part, places)[prefix.at], sums))
-    mixed = (found.total / found.weight).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
+        prefix_keys = jnp.moveaxis(rows[prefix.rows], 2, 1).reshape(count, kv_heads, -1, width)  # [U, K, rows of it, H]
+        sums = _softmax_sums(prefix_keys, past.prefix, prefix.is_token[:, None, None], scale, soft_cap)
+        attended = _joined(attended, jax.tree.map(lambda part: _rows_of(part, places)[prefix.place], sums))
+    mixed = (attended.total / attended.weight).reshape(batch, kv_heads, -1, length, past.value.shape[-1])
     if sinks is not None:
-        log_sum = found.largest + jnp.log(found.weight)
+        log_sum = attended.largest + jnp.log(attended.weight)
         mixed = apply_sinks(mixed, log_sum.reshape(mixed.shape[:-1]), sinks)
     return jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(batch, length, heads, -1).astype(query.dtype)
 

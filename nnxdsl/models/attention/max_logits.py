@@ -47,17 +47,17 @@ def max_logits(query: jax.Array, key: jax.Array, view: View, scale: float) -> ja
     if view.mask is not None:
         return _largest(rows, keys, view.mask & is_real[:, :, None], scale).reshape(heads)
     assert method.row is not None  # the decoder refuses other kernels without a layout of the row
-    found = []
+    largest = []
     for number, block in enumerate(blocks_of(method.row, method.window, method.queries)):
         queries, others = (_of_slots(positions, ranges) for ranges in ((block.queries,), block.keys))
         if view.selected is None:
             seen = attention_mask(queries, others, method.window, is_chunked=method.is_chunked)
         else:
             seen = view.selected[number]
-        own = jax.lax.slice_in_dim(rows, *block.queries, axis=3)
+        block_rows = jax.lax.slice_in_dim(rows, *block.queries, axis=3)
         seen = seen & (queries.segment_ids > 0)[:, :, None]
-        found.append(_largest(own, _slots(keys, block.keys, 2), seen, scale))
-    return jnp.max(jnp.stack(found), axis=0).reshape(heads)
+        largest.append(_largest(block_rows, _slots(keys, block.keys, 2), seen, scale))
+    return jnp.max(jnp.stack(largest), axis=0).reshape(heads)
 
 
 def _largest(rows: jax.Array, keys: jax.Array, seen: jax.Array, scale: float) -> jax.Array:

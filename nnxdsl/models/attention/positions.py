@@ -32,12 +32,12 @@ class PrefixRows(NamedTuple):
 
     Attributes:
         rows: of each prefix its rows, `[U, G]`; where it has fewer, any others.
-        at: of each row, its place in `rows.reshape(-1)`, `[B]`.
+        place: of each row, its place in `rows.reshape(-1)`, `[B]`.
         is_token: of each prefix, which of its slots have a token `[U, P]` bool; padding has none.
     """
 
     rows: jax.Array
-    at: jax.Array
+    place: jax.Array
     is_token: jax.Array
 
 

@@ -114,20 +114,20 @@ class AttentionMethod:
 def _blocks(row: RowLayout, window: int | None, block: int) -> tuple[Block, ...]:
     reach = row.size if window is None or row.packed else window - 1
     first = row.parts[0]
-    found: list[Block] = []
+    blocks: list[Block] = []
     start = 0
     for index, size in enumerate((*row.parts, row.size - sum(row.parts))):
         number = -(-size // block)
         for turn in range(number):
             low, high = size * turn // number, size * (turn + 1) // number
-            own = max(low - reach, 0)
-            keys = [(start + own, start + high)] if row.in_order else [(0, row.size)]
+            first_key = max(low - reach, 0)
+            keys = [(start + first_key, start + high)] if row.in_order else [(0, row.size)]
             # For a part that continues the first, the first part's last slot is at distance 1 of its own first slot.
             before = max(first + low - reach, 0)
             if row.in_order and 0 < index < len(row.parts) and before < first:
                 keys.insert(0, (before, first))
             if len(keys) == 2 and keys[0][1] == keys[1][0]:
                 keys = [(keys[0][0], keys[1][1])]
-            found.append(Block((start + low, start + high), tuple(keys)))
+            blocks.append(Block((start + low, start + high), tuple(keys)))
         start += size
-    return tuple(found)
+    return tuple(blocks)

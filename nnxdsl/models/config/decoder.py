@@ -221,9 +221,9 @@ class DecoderConfig:
             shares_kv: whether they are among those of `layers.kv_shared`.
         """
         if self.layers.num_kv_shared_layers:
-            own = self.with_fields({"layers.num_kv_shared_layers": 0}).of(kind)
+            resolved = self.with_fields({"layers.num_kv_shared_layers": 0}).of(kind)
             sharing = {"attention.values": "shared", "mlp.dim": self.mlp.kv_shared_dim or self.mlp.dim}
-            return own.with_fields(sharing) if shares_kv else own
+            return resolved.with_fields(sharing) if shares_kv else resolved
         if kind == "shared_index" and self.mla is not None and self.mla.indexer is not None:
             return attrs.evolve(self, mla=attrs.evolve(self.mla, indexer=None)).of(kind)
         if kind == "nope" and self.attention.query_key_norm == "rotated":
@@ -234,8 +234,8 @@ class DecoderConfig:
         if kind != "global" or self.global_heads is None:
             return self
         heads = self.global_heads
-        own = {"head_dim": heads.head_dim, "num_kv_heads": heads.num_kv_heads, "attention.values": heads.values}
-        return self.with_fields({**own, "global_heads": None})
+        resolved = {"head_dim": heads.head_dim, "num_kv_heads": heads.num_kv_heads, "attention.values": heads.values}
+        return self.with_fields({**resolved, "global_heads": None})
 
     def layer(self, kind: LayerKind, *, dense: bool = False) -> LayerSpec:
         """What a layer of this kind is.
@@ -244,11 +244,11 @@ class DecoderConfig:
             kind: of the layer.
             dense: whether it has the MLP, whatever `feed_forward` is.
         """
-        feed_forward, own = self.mlp if dense else self.feed_forward or self.mlp, self.of(kind)
+        feed_forward, config = self.mlp if dense else self.feed_forward or self.mlp, self.of(kind)
         is_alone = self.layers.sublayers == "one" and kind != "none"
         placement = (self.norm.linear_placement if kind == "linear" else None) or self.norm.placement
         parts = {"feed_forward": None if is_alone else feed_forward, "norms": placement}
-        attention = own.mla or GQAConfig()
+        attention = config.mla or GQAConfig()
         match kind:
             case "local":
                 rope = self.rope_local or self.rope_global

@@ -52,12 +52,12 @@ class GQAConfig(MixerConfig):
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
         attention = decoder.attention
         missing = (*_WITHOUT[attention.values], *(() if attention.output_gate == "own" else ("attention.output_gate",)))
-        own = {ours: theirs for ours, theirs in _LINEARS.items() if ours not in missing}
+        projections = {ours: theirs for ours, theirs in _LINEARS.items() if ours not in missing}
         scales = {ours: theirs for ours, theirs in _NORMS.items() if ours not in missing}
         biased = list(_LINEARS)[: _BIASED[attention.bias]]
         return {
-            **linears(own),
-            **biases({ours: theirs for ours, theirs in own.items() if ours in biased}),
+            **linears(projections),
+            **biases({ours: theirs for ours, theirs in projections.items() if ours in biased}),
             **({"attention.sinks": TensorSource(("self_attn.sinks",))} if attention.sinks else {}),
             **(norms(scales) if attention.query_key_norm in ("head", "row") else {}),
         }

@@ -36,8 +36,8 @@ class IndexerConfig:
         """Sources of the arrays of one layer's indexer in a checkpoint of the Hub."""
         ours, theirs = "attention.indexer", "self_attn.indexer"
         return {
-            **{f"{ours}.{own}": TensorSource((f"{theirs}.{name}.weight",), transposed=True)
-               for own, name in _WEIGHTS.items()},
+            **{f"{ours}.{array}": TensorSource((f"{theirs}.{name}.weight",), transposed=True)
+               for array, name in _WEIGHTS.items()},
             **norms({f"{ours}.key_norm": f"{theirs}.k_norm"}),
             f"{ours}.key_norm.bias": TensorSource((f"{theirs}.k_norm.bias",)),
         }  # fmt: skip

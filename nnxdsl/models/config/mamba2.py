@@ -67,15 +67,15 @@ class Mamba2Config(MixerConfig):
 
     def tensors(self, decoder: DecoderConfig) -> dict[str, TensorSource]:
         """Sources of the arrays of one layer in a checkpoint of the Hub."""
-        own = {"attention.conv.weight": "conv1d.weight", "attention.a_log": "A_log"}
-        own |= {"attention.dt_bias": "dt_bias", "attention.skip": "D"}
-        own |= {"attention.conv.bias": "conv1d.bias"} if self.conv_bias else {}
+        arrays = {"attention.conv.weight": "conv1d.weight", "attention.a_log": "A_log"}
+        arrays |= {"attention.dt_bias": "dt_bias", "attention.skip": "D"}
+        arrays |= {"attention.conv.bias": "conv1d.bias"} if self.conv_bias else {}
         names = {"attention.inputs": "mixer.in_proj", "attention.output": "mixer.out_proj"}
         return {
             **linears(names),
             **(biases(names) if self.proj_bias else {}),
             **norms({"attention.norm": "mixer.norm"}),
-            **{ours: TensorSource((f"mixer.{theirs}",)) for ours, theirs in own.items()},
+            **{ours: TensorSource((f"mixer.{theirs}",)) for ours, theirs in arrays.items()},
         }
 
     def divided(self, parts: int) -> Self:

@@ -199,24 +199,24 @@ def moe_tensors(
     names = dict(zip(("gate", "up", "down"), matrices, strict=True))
     if not decoder.mlp.gate:
         del names["gate"]
-    found = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
+    sources = {"mlp.router.weight": TensorSource((f"{router}.weight",))}
     if config.e_score_correction_bias:
-        found["mlp.router.correction"] = TensorSource((f"{router}.e_score_correction_bias",))
+        sources["mlp.router.correction"] = TensorSource((f"{router}.e_score_correction_bias",))
     if config.router_norm:
-        found["mlp.router.scale"] = TensorSource((f"{router}.scale",))
+        sources["mlp.router.scale"] = TensorSource((f"{router}.scale",))
     if config.per_expert_scale:
-        found["mlp.router.expert_scale"] = TensorSource((f"{router}.per_expert_scale",))
+        sources["mlp.router.expert_scale"] = TensorSource((f"{router}.per_expert_scale",))
     plain: dict[str, str] = {}  # linear layers that are no experts
     if config.shared_expert_dim is not None:
         shared = "mlp.shared_expert" if config.shared_expert_gate else "mlp.shared_experts"
         plain |= {f"mlp.shared.{ours}": f"{shared}.{theirs}" for ours, theirs in names.items()}
     if config.shared_expert_gate:
-        found["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
+        sources["mlp.shared.weight"] = TensorSource(("mlp.shared_expert_gate.weight",), unit=True)
     if config.latent_dim is not None:
         plain |= {"mlp.latent_down": "mlp.fc1_latent_proj", "mlp.latent_up": "mlp.fc2_latent_proj"}
-    found |= linears(plain) | (biases(plain) if decoder.mlp.bias else {})
+    sources |= linears(plain) | (biases(plain) if decoder.mlp.bias else {})
     count = config.num_experts
     for ours, theirs in names.items():
         each = tuple(f"{experts}.{expert}.{theirs}.weight" for expert in range(count))
-        found[f"mlp.{ours}.kernel"] = TensorSource(each, (count,), transposed=True)
-    return found
+        sources[f"mlp.{ours}.kernel"] = TensorSource(each, (count,), transposed=True)
+    return sources

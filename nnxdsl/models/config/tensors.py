@@ -54,11 +54,11 @@ def joined(name: str, widths: Mapping[str, int], *, transposed: bool = True) -> 
         widths: by our path of each array, in the order of the file: the length of its last axis.
         transposed: see `TensorSource`.
     """
-    found, start, total = {}, 0, sum(widths.values())
+    parts, start, total = {}, 0, sum(widths.values())
     for path, width in widths.items():
-        found[path] = TensorSource((name,), transposed=transposed, columns=(start, start + width, total))
+        parts[path] = TensorSource((name,), transposed=transposed, columns=(start, start + width, total))
         start += width
-    return found
+    return parts
 
 
 def biases(names: Mapping[str, str]) -> dict[str, TensorSource]:

@@ -108,8 +108,8 @@ class GatedDeltaNet(nnx.Module):
         """A gated DeltaNet of this decoder."""
         delta = config.linear_attention
         assert isinstance(delta, GatedDeltaNetConfig)  # it names this class
-        given = {"norm_eps": config.norm.eps, "activation": config.mlp.activation}
-        return cls(config.embed_dim, delta, **given, rngs=rngs, param_dtype=param_dtype)
+        options = {"norm_eps": config.norm.eps, "activation": config.mlp.activation}
+        return cls(config.embed_dim, delta, **options, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> RecurrentState:

@@ -133,12 +133,12 @@ class _Chunk(NamedTuple):
 def _through_chunk(memory: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
     """The memories `[B, K, G, M, H, V]` after a chunk, and the outputs of its tokens `[B, K, G, C, V]`."""
 
-    def given(x: jax.Array) -> jax.Array:  # values read from the memories before the chunk
-        found = jnp.einsum("bkid,bkgmdv->bkgmiv", x, memory)
-        return jnp.sum(chunk.entering[..., None] * found, axis=3)
+    def read(x: jax.Array) -> jax.Array:  # values read from the memories before the chunk
+        values = jnp.einsum("bkid,bkgmdv->bkgmiv", x, memory)
+        return jnp.sum(chunk.entering[..., None] * values, axis=3)
 
-    change = chunk.solved @ (chunk.rate[..., None] * (chunk.value - given(chunk.key)))  # [B, K, G, C, V]
-    out = given(chunk.query) + chunk.read @ change
+    change = chunk.solved @ (chunk.rate[..., None] * (chunk.value - read(chunk.key)))  # [B, K, G, C, V]
+    out = read(chunk.query) + chunk.read @ change
     lasting = jnp.sum(chunk.lasting[..., None, None] * memory[:, :, :, None], axis=4)
     added = jnp.einsum("bkjd,bkgmjv->bkgmdv", chunk.key, chunk.leaving[..., None] * change[:, :, :, None])
     return lasting + added, out
@@ -170,21 +170,21 @@ def _inverse(below: jax.Array) -> jax.Array:
     return jnp.concatenate([upper, jnp.concatenate([low, second], axis=-1)], axis=-2)
 
 
-def _with_row(below: jax.Array, number: jax.Array, found: jax.Array) -> jax.Array:
+def _with_row(below: jax.Array, number: jax.Array, inverse: jax.Array) -> jax.Array:
     """Computes one more row of the inverse `[..., C, C]` from those before it."""
     row = jax.lax.dynamic_index_in_dim(below, number, axis=-2, keepdims=False)
     unit = (jnp.arange(row.shape[-1]) == number).astype(row.dtype)
-    row = unit - jnp.sum(row[..., :, None] * found, axis=-2)
-    return jax.lax.dynamic_update_index_in_dim(found, row, number, axis=-2)
+    row = unit - jnp.sum(row[..., :, None] * inverse, axis=-2)
+    return jax.lax.dynamic_update_index_in_dim(inverse, row, number, axis=-2)
 
 
 def _inverse_forward(below: jax.Array) -> tuple[jax.Array, jax.Array]:
-    found = _inverse(below)
-    return found, found
+    inverse = _inverse(below)
+    return inverse, inverse
 
 
-def _inverse_backward(found: jax.Array, toward: jax.Array) -> tuple[jax.Array]:
-    turned = jnp.swapaxes(found, -1, -2)
+def _inverse_backward(inverse: jax.Array, toward: jax.Array) -> tuple[jax.Array]:
+    turned = jnp.swapaxes(inverse, -1, -2)
     product = partial(jnp.matmul, precision=_EXACT)
     return (-jnp.tril(product(product(turned, toward), turned), -1),)
 

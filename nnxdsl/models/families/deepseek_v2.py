@@ -84,9 +84,9 @@ class _Experts(Experts):
         return {**super().write(config), **groups, "topk_method": method}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        found = super().expected(config)["feed_forward"]
-        moe = config.moe or found
-        return {"feed_forward": attrs.evolve(found, n_group=moe.n_group, topk_group=moe.topk_group)}
+        experts = super().expected(config)["feed_forward"]
+        moe = config.moe or experts
+        return {"feed_forward": attrs.evolve(experts, n_group=moe.n_group, topk_group=moe.topk_group)}
 
 
 class _MLA(MLA):

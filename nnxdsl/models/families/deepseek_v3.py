@@ -166,8 +166,8 @@ class MLA(Fields):
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
-        own = attrs.asdict(config.mla, recurse=False)
-        return {name: value for name, value in own.items() if name not in ("norm_eps", "indexer")}
+        numbers = attrs.asdict(config.mla, recurse=False)
+        return {name: value for name, value in numbers.items() if name not in ("norm_eps", "indexer")}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         mla = config.mla or DEEPSEEK_V3["671b"].mla
@@ -180,13 +180,13 @@ class MLARope(SharedRope):
     decides: ClassVar[tuple[str, ...]] = ("rope_global", "attention.query_scale")
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().read(file, decoder)
-        rope: Rope = found["rope_global"]
+        fields = super().read(file, decoder)
+        rope: Rope = fields["rope_global"]
         entry = file.fields.get("rope_parameters") or file.fields.get("rope_scaling") or {}
         is_yarn = isinstance(entry, Mapping) and isinstance(rope.scaling, Yarn)
         mscale = entry.get("mscale_all_dim") or 0.0 if is_yarn else 0.0
         width = file.numbers["qk_nope_head_dim"] + file.numbers["qk_rope_head_dim"]
-        return {**found, "attention.query_scale": score_scale(width, rope.factor, mscale)}
+        return {**fields, "attention.query_scale": score_scale(width, rope.factor, mscale)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
@@ -271,23 +271,23 @@ class TypedExperts(Experts):
     )
 
     def read(self, file: ConfigFile, decoder: Mapping[str, Any]) -> dict[str, Any]:
-        layers, found = file.numbers["num_hidden_layers"], super().read(file, decoder)
-        dense = min(found["layers.dense_layers"], layers) if self.counts_dense else 1
+        layers, fields = file.numbers["num_hidden_layers"], super().read(file, decoder)
+        dense = min(fields["layers.dense_layers"], layers) if self.counts_dense else 1
         types = file.fields.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (layers - dense)
         if not isinstance(types, Sequence) or len(types) != layers or any(one not in tuple(_TYPES) for one in types):
             file.problems.append(f"mlp_layer_types: expected {layers} of 'dense' and 'sparse', got {types!r}")
-            return found
+            return fields
         if "sparse" not in types:
             file.problems.append("mlp_layer_types: expected a layer that is 'sparse'")
-            return found
+            return fields
         pattern = decoder["layers.pattern"]
         kinds: list[LayerKind] = [pattern[layer % len(pattern)] for layer in range(layers)]
-        return found | dense_fields(kinds, [_TYPES[name] for name in types])
+        return fields | dense_fields(kinds, [_TYPES[name] for name in types])
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        found = super().write(config)
-        del found["first_k_dense_replace"]  # the types are read first
-        return {**found, "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in config.dense]}
+        fields = super().write(config)
+        del fields["first_k_dense_replace"]  # the types are read first
+        return {**fields, "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in config.dense]}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         if all(config.dense):

@@ -73,18 +73,23 @@ class SparseMLA(MLA):
         kinds = file.fields.get("layer_types")
         if kinds is not None and kinds != ["indexed_attention"] * file.numbers["num_hidden_layers"]:
             file.problems.append(f"layer_types: expected 'indexed_attention' for each layer, got {kinds!r}")
-        found, numbers = super().read(file, decoder), {ours: file.numbers[name] for name, ours in NUMBERS.items()}
+        decoder_fields, numbers = (
+            super().read(file, decoder),
+            {ours: file.numbers[name] for name, ours in NUMBERS.items()},
+        )
         indexer = file.part(IndexerConfig, **numbers, rope_interleave=self.interleaves)
-        if found["mla"] is None or indexer is None:
-            return found
-        return found | {"mla": file.part(lambda **fields: attrs.evolve(found["mla"], **fields), indexer=indexer)}
+        if decoder_fields["mla"] is None or indexer is None:
+            return decoder_fields
+        return decoder_fields | {
+            "mla": file.part(lambda **fields: attrs.evolve(decoder_fields["mla"], **fields), indexer=indexer)
+        }
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        mla, found = config.mla, super().write(config)
+        mla, fields = config.mla, super().write(config)
         assert mla is not None  # or the decoder is refused
         assert mla.indexer is not None
-        del found["rope_interleave"]  # which transformers does not have here
-        return found | {theirs: getattr(mla.indexer, ours) for theirs, ours in NUMBERS.items()}
+        del fields["rope_interleave"]  # which transformers does not have here
+        return fields | {theirs: getattr(mla.indexer, ours) for theirs, ours in NUMBERS.items()}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         mla = config.mla or DEEPSEEK_V32["671b"].mla

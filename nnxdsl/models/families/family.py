@@ -238,11 +238,11 @@ class Family:
         names = {name for part in self._parts for name in part.reads()}
         others = names.union(self.ignored)
         file = ConfigFile(self.title, self.prepare(fields), self.defaults, self.fixed, others, self.spellings)
-        found: dict[str, Any] = {**CHOICES, **self.choices}
+        decoder_fields: dict[str, Any] = {**CHOICES, **self.choices}
         for part in self._parts:
-            found |= part.read(file, found)
+            decoder_fields |= part.read(file, decoder_fields)
         numbers = {ours: file.numbers[theirs] for theirs, ours in NUMBERS.items()}
-        return file.decoder({**numbers, **found})
+        return file.decoder({**numbers, **decoder_fields})
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         """The fields of `config.json` for a decoder without `differences`."""

@@ -132,13 +132,13 @@ class _Heads(Fields):
 
     @staticmethod
     def _by_layer(file: ConfigFile, pattern: tuple[LayerKind, ...]) -> Mapping[str, Any]:
-        found, layers = file.fields["per_layer_config"], range(file.numbers["num_hidden_layers"])
+        overrides, layers = file.fields["per_layer_config"], range(file.numbers["num_hidden_layers"])
         wanted = {str(layer) for layer in layers if pattern[layer % len(pattern)] == "global"}
-        entries = list(found.values()) if isinstance(found, Mapping) else []
+        entries = list(overrides.values()) if isinstance(overrides, Mapping) else []
         # Of ten layers and more, transformers writes "02".
-        named = {str(layer).lstrip("0") or "0" for layer in found} if isinstance(found, Mapping) else None
+        named = {str(layer).lstrip("0") or "0" for layer in overrides} if isinstance(overrides, Mapping) else None
         if named != wanted or any(entry != entries[0] or not isinstance(entry, Mapping) for entry in entries):
-            file.problems.append(f"per_layer_config: expected one entry for all global layers, got {found!r}")
+            file.problems.append(f"per_layer_config: expected one entry for all global layers, got {overrides!r}")
             return {}
         if not set(entries[0]) <= {"head_dim", "num_key_value_heads"}:
             file.problems.append(f"per_layer_config: expected head_dim and num_key_value_heads, got {entries[0]!r}")

@@ -78,11 +78,14 @@ class IndexShare(SparseMLA):
         return super().read(file, decoder) | {"layers.pattern": tuple(_TYPES[one] for one in types)}
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
-        found, letters = super().write(config), ["S" if kind == "shared_index" else "F" for kind in config.layers.kinds]
+        fields, letters = (
+            super().write(config),
+            ["S" if kind == "shared_index" else "F" for kind in config.layers.kinds],
+        )
         if "S" not in letters:
-            return found
+            return fields
         # vLLM and SGLang read the letters, transformers the types.
-        return found | {"indexer_types": [_LETTERS[one] for one in letters], "index_topk_pattern": "".join(letters)}
+        return fields | {"indexer_types": [_LETTERS[one] for one in letters], "index_topk_pattern": "".join(letters)}
 
 
 def _indexer_types(file: ConfigFile) -> tuple[str, Any]:

@@ -106,9 +106,9 @@ class _Experts(MoE):
         return super().write(config) | {name: getattr(config.moe, name) for name in _SWIGLU}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        moe, found = config.moe, super().expected(config)["feed_forward"]
+        moe, expected = config.moe, super().expected(config)["feed_forward"]
         numbers = {name: (moe and getattr(moe, name)) or default for name, default in _SWIGLU.items()}
-        return {"feed_forward": attrs.evolve(found, **numbers)}
+        return {"feed_forward": attrs.evolve(expected, **numbers)}
 
 
 def _with_rope(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -116,8 +116,8 @@ class ConfigFile:
         self._spellings = spellings or {}
         common = {theirs: usual for usual, theirs in self._spellings.items()}
         foreign = {name: value for name, value in fields.items() if name in self._spellings}
-        own = {common.get(name, name): value for name, value in fields.items() if name not in foreign}
-        self.fields: Mapping[str, Any] = own
+        common_fields = {common.get(name, name): value for name, value in fields.items() if name not in foreign}
+        self.fields: Mapping[str, Any] = common_fields
         self.problems = [
             f"{name}={value!r}: this family has {self._spellings[name]}" for name, value in foreign.items()
         ]
@@ -264,7 +264,7 @@ def _quantization_problem(value: Any) -> str | None:
     if method != "compressed-tensors":
         read = "only quant_method 'mxfp4', 'fp8' and 'compressed-tensors' are read"
         return f"{read}, got {method or value!r}; convert the weights to bfloat16"
-    found = [f"{name}: expected none, got {value[name]!r}" for name in ("transform_config",) if value.get(name)]
+    problems = [f"{name}: expected none, got {value[name]!r}" for name in ("transform_config",) if value.get(name)]
     groups = value.get("config_groups")
     for name, group in groups.items() if isinstance(groups, Mapping) else ():
         group = group if isinstance(group, Mapping) else {}
@@ -276,5 +276,7 @@ def _quantization_problem(value: Any) -> str | None:
             or weights.get("actorder") in _ORDERS
         ):
             got = {"format": form, **kind, "actorder": weights.get("actorder")}
-            found.append(f"{name}: only symmetric integers of 4 or 8 bits, pack-quantized or int-quantized, got {got}")
-    return f"{'; '.join(found)}; convert the weights to bfloat16" if found else None
+            problems.append(
+                f"{name}: only symmetric integers of 4 or 8 bits, pack-quantized or int-quantized, got {got}"
+            )
+    return f"{'; '.join(problems)}; convert the weights to bfloat16" if problems else None

@@ -192,12 +192,14 @@ def _long_attention_factor(extension: float, original: int) -> float:
     return 1.0 if extension <= 1 or original <= 1 else math.sqrt(1 + math.log(extension) / math.log(original))
 
 
-def _attention_factor(factor: float, given: float | None, mscale: float | None, mscale_all_dim: float | None) -> float:
+def _attention_factor(
+    factor: float, configured: float | None, mscale: float | None, mscale_all_dim: float | None
+) -> float:
     """The factor of sines and cosines under YaRN, by transformers' formula."""
 
     def by(part: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
 
-    if given is not None:
-        return float(given)
+    if configured is not None:
+        return float(configured)
     return by(mscale) / by(mscale_all_dim) if mscale and mscale_all_dim else by(1.0)

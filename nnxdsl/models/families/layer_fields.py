@@ -58,16 +58,16 @@ class LayerFields(Fields):
         def flag(name: str, default: bool) -> bool:
             return default if file.fields.get(name) is None else file.flag(name, default)
 
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.attention_bias is not None:
             is_biased = flag("attention_bias", decoder["attention.bias"] != "none")
-            found["attention.bias"] = self.attention_bias if is_biased else "none"
+            fields["attention.bias"] = self.attention_bias if is_biased else "none"
         if self.mlp_bias:
-            found["mlp.bias"] = flag("mlp_bias", decoder["mlp.bias"])
+            fields["mlp.bias"] = flag("mlp_bias", decoder["mlp.bias"])
         name = next((name for name in self.activation if file.fields.get(name) is not None), None)
         if name is not None:
-            found["mlp.activation"] = _activation(file, name, decoder["mlp.activation"])
-        return found
+            fields["mlp.activation"] = _activation(file, name, decoder["mlp.activation"])
+        return fields
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}

@@ -149,12 +149,12 @@ class _Layers(Fields):
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
         norm, temperature = config.attention.query_key_norm, config.attention.query_temperature
-        found: dict[str, Any] = {"attention.query_key_norm": "none" if norm == "none" else "rotated"}
+        expected: dict[str, Any] = {"attention.query_key_norm": "none" if norm == "none" else "rotated"}
         if temperature is not None:
-            found["attention.query_temperature"] = attrs.evolve(temperature, offset=1, layers="nope")
+            expected["attention.query_temperature"] = attrs.evolve(temperature, offset=1, layers="nope")
         if "linear" in config.layers.pattern:
-            found["layers.pattern"] = _PATTERN
-        return found
+            expected["layers.pattern"] = _PATTERN
+        return expected
 
 
 class _Experts(Fields):
@@ -209,14 +209,16 @@ def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:
     def named(name: str) -> str:
         return name.replace("mlp.shared_experts.", "feed_forward.shared_expert.").replace("mlp.", "feed_forward.")
 
-    found = {path: attrs.evolve(one, names=tuple(map(named, one.names))) for path, one in tensors.items()}
-    if "mlp.router.weight" in found:
+    renamed = {path: attrs.evolve(one, names=tuple(map(named, one.names))) for path, one in tensors.items()}
+    if "mlp.router.weight" in renamed:
         assert config.moe is not None  # it is theirs
         width, experts = config.moe.mlp_dim, "feed_forward.experts"
-        found["mlp.router.weight"] = TensorSource(("feed_forward.router.weight",))
-        found |= joined(f"{experts}.gate_up_proj", {"mlp.gate.kernel": width, "mlp.up.kernel": width}, transposed=False)
-        found["mlp.down.kernel"] = TensorSource((f"{experts}.down_proj",))
-    return found
+        renamed["mlp.router.weight"] = TensorSource(("feed_forward.router.weight",))
+        renamed |= joined(
+            f"{experts}.gate_up_proj", {"mlp.gate.kernel": width, "mlp.up.kernel": width}, transposed=False
+        )
+        renamed["mlp.down.kernel"] = TensorSource((f"{experts}.down_proj",))
+    return renamed
 
 
 FAMILY = register(

@@ -56,14 +56,14 @@ MINIMAX_M2 = {
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields with the spellings that transformers writes in place of those of the published file."""
-    found = dict(fields)
-    types = found.get("attn_type_list") or []
+    prepared = dict(fields)
+    types = prepared.get("attn_type_list") or []
     if isinstance(types, list) and all(kind == 1 for kind in types):  # softmax attention in all layers
-        found.pop("attn_type_list", None)
-    rotary, width = found.pop("rotary_dim", None), found.get("head_dim", 128)
+        prepared.pop("attn_type_list", None)
+    rotary, width = prepared.pop("rotary_dim", None), prepared.get("head_dim", 128)
     if isinstance(rotary, int) and isinstance(width, int) and width:
-        found.setdefault("partial_rotary_factor", rotary / width)
-    return found
+        prepared.setdefault("partial_rotary_factor", rotary / width)
+    return prepared
 
 
 def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:

@@ -82,9 +82,13 @@ class Temperature(Fields):
         return {"attention.query_temperature": file.part(QueryTemperature, beta=float(beta), length=int(length))}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        scaling, own = config.rope_global.scaling, config.attention.query_temperature
+        scaling, temperature = config.rope_global.scaling, config.attention.query_temperature
         length = scaling.original_max_position_embeddings if isinstance(scaling, Yarn) else 16_384
-        return {"attention.query_temperature": QueryTemperature(beta=own.beta if own else 0.1, length=length)}
+        return {
+            "attention.query_temperature": QueryTemperature(
+                beta=temperature.beta if temperature else 0.1, length=length
+            )
+        }
 
 
 class NestedRope(SharedRope):
@@ -99,14 +103,14 @@ def nested(rope: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
     temperature = config.attention.query_temperature
     assert temperature is not None  # or the decoder is refused
     scaling = {"rope_type": "default", **(rope["rope_scaling"] or {})}
-    own = {"original_max_position_embeddings": temperature.length, BETA: temperature.beta}
-    return {"rope_parameters": {**scaling, "rope_theta": rope["rope_theta"], **own}}
+    parameters = {"original_max_position_embeddings": temperature.length, BETA: temperature.beta}
+    return {"rope_parameters": {**scaling, "rope_theta": rope["rope_theta"], **parameters}}
 
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields with transformers' rotary positions where a file has none."""
-    given = fields.get("rope_parameters") or fields.get("rope_scaling")
-    return fields if given else {**fields, "rope_parameters": _DEFAULT}
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling")
+    return fields if parameters else {**fields, "rope_parameters": _DEFAULT}
 
 
 FAMILY = register(

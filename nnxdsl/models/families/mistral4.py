@@ -75,20 +75,20 @@ class _Rope(MLARope):
 
     def write(self, config: DecoderConfig) -> dict[str, Any]:
         assert config.mla is not None  # or the decoder is refused
-        found, width = nested(super().write(config), config)["rope_parameters"], config.mla.qk_head_dim
+        parameters, width = nested(super().write(config), config)["rope_parameters"], config.mla.qk_head_dim
         partial = {_PARTIAL: config.mla.qk_rope_head_dim / width}
-        return {"rope_parameters": {**found, **partial}, "head_dim": width}
+        return {"rope_parameters": {**parameters, **partial}, "head_dim": width}
 
 
 def _prepared(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields with transformers' rotary positions, and without a head's width and rotary part, which follow."""
-    given = fields.get("rope_parameters") or fields.get("rope_scaling")
-    found = {**fields} if given else {**fields, "rope_parameters": _DEFAULT}
-    widths = [found.get(name, 64) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling")
+    prepared = {**fields} if parameters else {**fields, "rope_parameters": _DEFAULT}
+    widths = [prepared.get(name, 64) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if all(isinstance(width, int) and width > 0 for width in widths):
         following = {"head_dim": sum(widths), _PARTIAL: widths[1] / sum(widths)}
-        found = {name: value for name, value in found.items() if value != following.get(name)}
-    return found
+        prepared = {name: value for name, value in prepared.items() if value != following.get(name)}
+    return prepared
 
 
 def _tensors(config: DecoderConfig, tensors: Tensors) -> Tensors:

@@ -226,12 +226,12 @@ class _Layers(MoE):
         mamba, moe = config.linear_attention, config.moe
         if mamba is not None and not isinstance(mamba, Mamba2Config):
             mamba = NEMOTRON_H["3-nano-30b-a3b"].linear_attention
-        found = {**_layers(_letters(config)), "linear_attention": mamba, "feed_forward": None}
+        expected = {**_layers(_letters(config)), "linear_attention": mamba, "feed_forward": None}
         if moe is not None:
             wanted: MoEConfig = super().expected(config)["feed_forward"]
             width, factor = moe.shared_expert_dim or moe.mlp_dim, moe.routed_scaling_factor
-            found["feed_forward"] = attrs.evolve(wanted, shared_expert_dim=width, routed_scaling_factor=factor)
-        return found
+            expected["feed_forward"] = attrs.evolve(wanted, shared_expert_dim=width, routed_scaling_factor=factor)
+        return expected
 
 
 def _read_letters(file: ConfigFile) -> str:

@@ -73,9 +73,9 @@ class _Mixers(Fields):
             numbers[name] = numbers[name] or numbers["num_attention_heads"]
         key = numbers["linear_key_head_dim"] or int(0.75 * numbers["hidden_size"] / numbers["linear_num_key_heads"])
         numbers |= {"linear_key_head_dim": key, "linear_value_head_dim": numbers["linear_value_head_dim"] or 2 * key}
-        own = {ours: numbers[theirs] for theirs, ours in _NUMBERS.items()}
+        sizes = {ours: numbers[theirs] for theirs, ours in _NUMBERS.items()}
         scale = 2.0 if file.flag("linear_allow_neg_eigval", True) else 1.0
-        delta = file.part(GatedDeltaNetConfig, **own, rate_scale=scale, **_DELTA)
+        delta = file.part(GatedDeltaNetConfig, **sizes, rate_scale=scale, **_DELTA)
         pattern = file.pattern(_PATTERN, LINEAR_KINDS)
         if "linear" not in pattern:
             file.problems.append("layer_types: expected a layer that is 'linear_attention'")

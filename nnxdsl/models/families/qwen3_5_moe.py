@@ -63,8 +63,8 @@ class _Experts(MoE):
         return {**super().read(file, decoder), "mlp.dim": file.numbers["moe_intermediate_size"]}
 
     def expected(self, config: DecoderConfig) -> dict[str, Any]:
-        found = super().expected(config)
-        return {**found, "mlp.dim": found["feed_forward"].mlp_dim}
+        expected = super().expected(config)
+        return {**expected, "mlp.dim": expected["feed_forward"].mlp_dim}
 
 
 FAMILY = register(

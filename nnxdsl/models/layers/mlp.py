@@ -46,10 +46,10 @@ class MLP(nnx.Module):
 
     def __init__(self, embed_dim: int, config: MLPConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> None:
         self.activation: Activation = config.activation
-        given: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": config.bias}
-        self.gate = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **given) if config.gate else None
-        self.up = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **given)
-        self.down = Linear(config.dim, embed_dim, axes=("mlp", "embed"), **given)
+        options: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype, "bias": config.bias}
+        self.gate = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **options) if config.gate else None
+        self.up = Linear(embed_dim, config.dim, axes=("embed", "mlp"), **options)
+        self.down = Linear(config.dim, embed_dim, axes=("mlp", "embed"), **options)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:

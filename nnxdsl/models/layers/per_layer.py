@@ -52,14 +52,14 @@ class LayerEmbedding(nnx.Module):
             `[B, T, L, P]` in the dtype of `embedded`.
         """
         split = (*tokens.shape, -1, self.dim)
-        found = jnp.take(self.embedding[...], constrain(tokens, None, None), axis=0)  # [B, T, L * P]
+        embeddings = jnp.take(self.embedding[...], constrain(tokens, None, None), axis=0)  # [B, T, L * P]
         # In two steps, of which XLA makes collectives of parts; in one it would gather all on each device.
         for columns in ("per_layer_embed", "activation_per_layer"):
-            found = constrain(found, None, None, columns)
-        found = constrain(found, "batch", "length", None)
-        found = found.astype(embedded.dtype).reshape(split) * jnp.asarray(self.dim**0.5, embedded.dtype)
+            embeddings = constrain(embeddings, None, None, columns)
+        embeddings = constrain(embeddings, "batch", "length", None)
+        embeddings = embeddings.astype(embedded.dtype).reshape(split) * jnp.asarray(self.dim**0.5, embedded.dtype)
         projected = self.projection(embedded) * jnp.asarray(self.embed_dim**-0.5, embedded.dtype)
-        both = self.norm(projected.reshape(split)) + found
+        both = self.norm(projected.reshape(split)) + embeddings
         return constrain(both * jnp.asarray(2**-0.5, embedded.dtype), "batch", "length", None, None)
 
 
@@ -80,7 +80,7 @@ class LayerEmbeddingGate(nnx.Module):
         self.output = Linear(dim, embed, axes=("per_layer", "embed"), rngs=rngs, param_dtype=param_dtype)
         self.norm = norm_of(config, embed, "norm", param_dtype)
 
-    def __call__(self, x: jax.Array, own: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         """`[B, T, D]` and the layer's vectors `[B, T, P]` to `[B, T, D]`."""
-        hidden = activate(self.activation, rows_of(own), self.gate(rows_of(x)))
+        hidden = activate(self.activation, rows_of(embedding), self.gate(rows_of(x)))
         return self.norm(self.output(hidden).reshape(x.shape))

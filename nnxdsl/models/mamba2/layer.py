@@ -48,12 +48,12 @@ class Mamba2(nnx.Module):
         param_dtype: DTypeLike,
         chunk: int = CHUNK,
     ) -> None:
-        given = {"rngs": rngs, "param_dtype": param_dtype}
+        options = {"rngs": rngs, "param_dtype": param_dtype}
         self.config, self.chunk, self.norm_eps = config, chunk, norm_eps
         heads, inner, channels = config.num_heads, config.inner_dim, sum(config.conv_widths)
         width, bias = inner + channels + heads, config.proj_bias
-        self.inputs = Linear(embed_dim, width, axes=("embed", "heads"), bias=bias, **given)
-        self.conv = Conv(channels, config.conv_kernel, bias=config.conv_bias, **given)
+        self.inputs = Linear(embed_dim, width, axes=("embed", "heads"), bias=bias, **options)
+        self.conv = Conv(channels, config.conv_kernel, bias=config.conv_bias, **options)
         # Initial values of the paper's code: A uniform in [1, 16], time steps log-uniform in [0.001, 0.1].
         rate = jax.random.uniform(rngs.params(), (heads,), jnp.float32, 1.0, 16.0)
         first = jnp.exp(jax.random.uniform(rngs.params(), (heads,), jnp.float32, jnp.log(1e-3), jnp.log(0.1)))
@@ -61,14 +61,14 @@ class Mamba2(nnx.Module):
         self.dt_bias = nnx.Param((first + jnp.log(-jnp.expm1(-first))).astype(param_dtype), axes=("heads",))
         self.skip = nnx.Param(jnp.ones((heads,), param_dtype), axes=("heads",))
         self.norm = GroupScale(inner, param_dtype=param_dtype)
-        self.output = Linear(inner, embed_dim, axes=("heads", "embed"), bias=bias, **given)
+        self.output = Linear(inner, embed_dim, axes=("heads", "embed"), bias=bias, **options)
 
     @classmethod
     def build(cls, config: DecoderConfig, *, rngs: nnx.Rngs, param_dtype: DTypeLike) -> Self:
         """A Mamba-2 mixer of this decoder."""
-        own = config.linear_attention
-        assert isinstance(own, Mamba2Config)  # it names this class
-        return cls(config.embed_dim, own, norm_eps=config.norm.eps, rngs=rngs, param_dtype=param_dtype)
+        mamba = config.linear_attention
+        assert isinstance(mamba, Mamba2Config)  # it names this class
+        return cls(config.embed_dim, mamba, norm_eps=config.norm.eps, rngs=rngs, param_dtype=param_dtype)
 
     @classmethod
     def init_cache(cls, config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> RecurrentState:

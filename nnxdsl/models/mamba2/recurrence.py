@@ -88,7 +88,7 @@ class _Chunk(NamedTuple):
         c: `[B, K, C, N]`.
         b: `[B, K, C, N]`.
         value: `[B, K, G, C, P]`, inputs times their time steps.
-        own: `[B, K, G, C, P]`, what the tokens read of those of the same chunk.
+        within: `[B, K, G, C, P]`, what the tokens read of those of the same chunk.
         entering: `[B, K, G, M, C]`, see `Decays`, as are the next two.
         leaving: `[B, K, G, M, C]`.
         lasting: `[B, K, G, M, M]`.
@@ -97,7 +97,7 @@ class _Chunk(NamedTuple):
     c: jax.Array
     b: jax.Array
     value: jax.Array
-    own: jax.Array
+    within: jax.Array
     entering: jax.Array
     leaving: jax.Array
     lasting: jax.Array
@@ -105,10 +105,10 @@ class _Chunk(NamedTuple):
 
 def _through_chunk(memory: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
     """The memories `[B, K, G, M, N, P]` after a chunk, and the outputs of its tokens `[B, K, G, C, P]`."""
-    found = jnp.einsum("bkid,bkgmdp->bkgmip", chunk.c, memory)
+    values = jnp.einsum("bkid,bkgmdp->bkgmip", chunk.c, memory)
     entering = chunk.entering[..., None]
     # Not `jnp.sum` over the memories: XLA for CPUs crashes with it in the stages of a pipeline (jax 0.10.2).
-    out = chunk.own + sum(entering[:, :, :, part] * found[:, :, :, part] for part in range(found.shape[3]))
+    out = chunk.within + sum(entering[:, :, :, part] * values[:, :, :, part] for part in range(values.shape[3]))
     lasting = jnp.sum(chunk.lasting[..., None, None] * memory[:, :, :, None], axis=4)
     added = jnp.einsum("bkjd,bkgmjp->bkgmdp", chunk.b, chunk.leaving[..., None] * chunk.value[:, :, :, None])
     return lasting + added, out

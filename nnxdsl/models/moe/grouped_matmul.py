@@ -71,8 +71,8 @@ def _forward(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> tuple[jax.Arr
 
 def _backward(residuals: tuple[jax.Array, ...], change: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, kernel, sizes = residuals
-    own = jnp.arange(len(x)) < jnp.sum(sizes)
-    to_x = jnp.where(own[:, None], _product(change, jnp.swapaxes(kernel, 1, 2), sizes), 0)
+    is_in_group = jnp.arange(len(x)) < jnp.sum(sizes)
+    to_x = jnp.where(is_in_group[:, None], _product(change, jnp.swapaxes(kernel, 1, 2), sizes), 0)
     return to_x, _outer(x, change, sizes).astype(kernel.dtype), None
 
 
@@ -137,8 +137,10 @@ def _outer_in_blocks(x: jax.Array, change: jax.Array, sizes: jax.Array) -> jax.A
     x, change = (jnp.pad(array, ((0, block), (0, 0))) for array in (x, change))
 
     def step(out: jax.Array, group: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
-        own = (start + jnp.arange(block) < end)[:, None]
-        one, other = (jnp.where(own, jax.lax.dynamic_slice_in_dim(rows, start, block), 0) for rows in (x, change))
+        is_in_group = (start + jnp.arange(block) < end)[:, None]
+        one, other = (
+            jnp.where(is_in_group, jax.lax.dynamic_slice_in_dim(rows, start, block), 0) for rows in (x, change)
+        )
         product = jax.lax.dot_general(one, other, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
         so_far = jax.lax.dynamic_index_in_dim(out, group)
         return jax.lax.dynamic_update_slice_in_dim(out, so_far + product[None], group, axis=0)

@@ -125,8 +125,8 @@ class ExpertMLP(nnx.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         def linear(in_features: int, out_features: int, axes: tuple[str, str]) -> ExpertLinear:
-            given = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
-            return ExpertLinear(experts.num_experts, in_features, out_features, **given)
+            options = {"axes": axes, "bias": experts.expert_bias, "rngs": rngs, "param_dtype": param_dtype}
+            return ExpertLinear(experts.num_experts, in_features, out_features, **options)
 
         self.activation: Activation = mlp.activation
         self.router = Router(embed_dim, experts, rngs=rngs, param_dtype=param_dtype, norm_eps=norm_eps)

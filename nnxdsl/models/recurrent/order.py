@@ -135,22 +135,22 @@ class _Paths(NamedTuple):
 def _paths(segment: jax.Array, branch: jax.Array | None) -> _Paths:
     """How the tokens of chunks `[n, B, C]` follow each other."""
     last = _last(segment)  # of each chunk [n, B]: the last real token up to its end
-    segment_after = jnp.where(last.found, last.of(segment), 1)
+    segment_after = jnp.where(last.exists, last.of(segment), 1)
     segment_before = jnp.concatenate([jnp.ones_like(segment_after[:1]), segment_after[:-1]])
     follows = jnp.tril(segment[..., :, None] == segment[..., None, :])
     enters, ends = segment == segment_before[..., None], segment == segment_after[..., None]
     lasts = segment_after == segment_before
     if branch is None:
         return _Paths(follows, enters[:, :, None], ends[:, :, None], lasts[..., None, None])
-    branch_after = jnp.where(last.found, last.of(branch), 0)
+    branch_after = jnp.where(last.exists, last.of(branch), 0)
     branch_before = jnp.concatenate([jnp.zeros_like(branch_after[:1]), branch_after[:-1]])
     follows &= _sees(branch[..., :, None], branch[..., None, :])
-    own, own_after = _sees(branch, branch_before[..., None]), _sees(branch_after, branch_before)
+    same, own_after = _sees(branch, branch_before[..., None]), _sees(branch_after, branch_before)
     # Within the prompt both memories are equal, so the prompt's memory depends on itself only.
     of_prompt = jnp.stack([jnp.zeros_like(own_after), jnp.ones_like(own_after)], axis=-1)
     return _Paths(
         follows,
-        jnp.stack([enters & own, enters & ~own], axis=2),
+        jnp.stack([enters & same, enters & ~same], axis=2),
         jnp.stack([ends & _sees(branch_after[..., None], branch), ends & (branch == 0)], axis=2),
         lasts[..., None, None] & jnp.stack([jnp.stack([own_after, ~own_after], axis=-1), of_prompt], axis=-2),
     )
@@ -166,7 +166,7 @@ class _Last(NamedTuple):
     slot: jax.Array
 
     @property
-    def found(self) -> jax.Array:  # [n, B]
+    def exists(self) -> jax.Array:  # [n, B]
         return (self.slot >= 0).T
 
     def of(self, x: jax.Array) -> jax.Array:

@@ -107,9 +107,9 @@ def _branches(
 
     after, _ = recurrence(jax.tree.map(rows, *parts), jax.tree.map(lambda x: rows(*[x] * len(others)), state))
     after = after.reshape(len(out), len(others), *after.shape[1:])
-    found = [out, *(after[:, number, :size] for number, size in enumerate(others))]
+    branches = [out, *(after[:, number, :size] for number, size in enumerate(others))]
     unused = jnp.zeros((len(out), row.size - sum(row.parts), *out.shape[2:]), out.dtype)
-    return jnp.concatenate([*found, unused], axis=1), state
+    return jnp.concatenate([*branches, unused], axis=1), state
 
 
 def short_conv(
@@ -136,7 +136,7 @@ def short_conv(
     tail = conv_state.astype(mixed.dtype).reshape(batch, len(kernel), -1, size - 1)
     inputs_before = jnp.concatenate([jnp.moveaxis(tail, -1, 1), mixed], axis=1)  # [B, size - 1 + T, K, W]
     window, kernel = _conv_inputs(mixed, inputs_before, inputs, size), kernel.astype(jnp.float32)
-    total: Any = sum(x.astype(jnp.float32) * kernel[..., at] for at, x in enumerate(window))
+    total: Any = sum(x.astype(jnp.float32) * kernel[..., offset] for offset, x in enumerate(window))
     total = total if bias is None else total + bias.astype(jnp.float32)
     # The inputs at the last slots up to the last real token; the old ones precede the first token.
     used = jnp.max(jnp.where(real, jnp.arange(1, length + 1), 0), axis=1)  # [B]
@@ -158,24 +158,24 @@ def _conv_inputs(mixed: jax.Array, inputs_before: jax.Array, inputs: Inputs, siz
             jax.lax.cummax(jnp.where(where, slots, -1), axis=1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1
         )
 
-    def at(x: jax.Array, slot: jax.Array) -> jax.Array:
+    def at_slot(x: jax.Array, slot: jax.Array) -> jax.Array:
         return jnp.where(slot >= 0, jnp.take_along_axis(x, jnp.maximum(slot, 0), axis=1), -1)
 
     real, branch = inputs.segment > 0, inputs.branch
     neighbour, prompt = latest(real), latest(real & (branch == 0))
-    follows = (at(branch, neighbour) == branch) | (at(branch, neighbour) == 0)
+    follows = (at_slot(branch, neighbour) == branch) | (at_slot(branch, neighbour) == 0)
     before = jnp.where(follows, neighbour, prompt)
-    before = jnp.where(real & (at(inputs.segment, before) == inputs.segment), before, -1)  # [B, T]
-    found, slot = [mixed], before
+    before = jnp.where(real & (at_slot(inputs.segment, before) == inputs.segment), before, -1)  # [B, T]
+    windows, slot = [mixed], before
     for _ in range(size - 1):
-        found.insert(0, jnp.where((slot >= 0)[:, :, None, None], _take_slots(mixed, jnp.maximum(slot, 0)), 0))
-        slot = at(before, slot)
-    return found
+        windows.insert(0, jnp.where((slot >= 0)[:, :, None, None], _take_slots(mixed, jnp.maximum(slot, 0)), 0))
+        slot = at_slot(before, slot)
+    return windows
 
 
 def _take_slots(x: jax.Array, slots: jax.Array) -> jax.Array:
     """`[B, S, ...]`: slots `[B, S]` of `[B, T, ...]`."""
-    return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, slots)
+    return jax.vmap(lambda row, index: jnp.take(row, index, axis=0, mode="clip"))(x, slots)
 
 
 def by_group(channels: jax.Array, widths: Sequence[int], groups: int) -> jax.Array:

@@ -96,9 +96,9 @@ class RolloutKind(BatchKind[RolloutBatch]):
 
 def rollout_outputs(stats: TokenStats, batch: RolloutBatch | GroupBatch) -> tuple[RolloutOutputs, TokenStats]:
     """The inputs of the loss of `[B, R]` tokens, and statistics without completions of weight 0."""
-    given = batch.advantages, batch.max_completion_length, batch.old_logps, batch.sampler_logps
+    values = batch.advantages, batch.max_completion_length, batch.old_logps, batch.sampler_logps
     chosen = None if batch.entropy_mask is None else jnp.asarray(batch.entropy_mask, jnp.float32)
-    outputs = RolloutOutputs(stats, *given, chosen)
+    outputs = RolloutOutputs(stats, *values, chosen)
     return outputs, weighted_stats(stats, batch.weight)
 
 

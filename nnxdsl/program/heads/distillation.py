@@ -54,9 +54,9 @@ class Distillation(Head):
         if teacher is None:
             return output
         features = self.features(targets, teacher) if self.objective.feature_weight else None
-        found = DistillationInputs(stats, self.divergence(inputs, targets, stats, teacher), features)
+        distillation = DistillationInputs(stats, self.divergence(inputs, targets, stats, teacher), features)
         rows = inputs.batch.weight.size  # of a group, a row for each completion
-        return output._replace(loss_inputs=jax.tree.map(lambda x: x.reshape(rows, -1), found))
+        return output._replace(loss_inputs=jax.tree.map(lambda x: x.reshape(rows, -1), distillation))
 
     def features(self, targets: Targets, teacher: TeacherOutputs) -> jax.Array:
         """The distance of hidden states, `[B, N]`."""

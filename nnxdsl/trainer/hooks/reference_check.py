@@ -36,7 +36,7 @@ class ReferenceCheck(Hook):
         """Compares them at step 0."""
         if metrics.step == 0:
             cache = self.attempt.directory.path.parent / REFERENCE
-            for warning in reference_mismatch(trainer.program, self.sampler.at(0), metrics.values, cache):
+            for warning in reference_mismatch(trainer.program, self.sampler.batch_at(0), metrics.values, cache):
                 self.attempt.reporter.event(warning)
 
 

@@ -35,7 +35,7 @@ class RolloutWriter(Hook):
         step, steps = trainer.step, self.rollouts.objective.num_iterations
         if step % steps:
             return
-        rollout = self.rollouts.at(step, trainer.state)
+        rollout = self.rollouts.rollout_at(step, trainer.state)
         self._report_unscored(rollout)
         self._report_missing(rollout)
         if self.log.every_steps is None or -step % self.log.every_steps >= steps:
@@ -56,10 +56,10 @@ class RolloutWriter(Hook):
         """Says how many groups dynamic sampling has not found."""
         objective = self.rollouts.objective
         groups = len(rollout.rows) // objective.num_generations
-        found = int(rollout.metrics.get("sampling/num_groups", groups))
-        if found < groups:
+        complete = int(rollout.metrics.get("sampling/num_groups", groups))
+        if complete < groups:
             batches = f"{objective.max_num_gen_batches} batches of prompts (objective.max_num_gen_batches)"
-            self._report("missing", f"{found} of {groups} groups have different rewards after {batches}", rollout)
+            self._report("missing", f"{complete} of {groups} groups have different rewards after {batches}", rollout)
 
     def _report(self, kind: str, message: str, rollout: Rollout) -> None:
         """Says something of its kind on the terminal for the first time, then in the log."""

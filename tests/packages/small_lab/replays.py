@@ -65,12 +65,12 @@ def steps(case: dict[str, Any]) -> list[dict[str, float]]:
     first = first._replace(step=first.step.copy(), trainable={p: x.copy() for p, x in first.trainable.items()})
     rows = load(experiment.data, BytesTokenizer(), vocabulary=320)
     batches = BatchSampler(rows, batch_size=4, seed=0, order=experiment.data.order)
-    found = []
+    result = []
     for step, expected in enumerate(case["steps"]):
-        batch = batches.at(step)
+        batch = batches.batch_at(step)
         if experiment.reference_mode == "cached":
             batch = precomputed.with_reference_logps(program, first, batch)
         state, metrics = program.step(state, batch)
-        found.append({key: float(metrics[key]) for key in expected})
-    assert np.isfinite(found[-1]["loss"])
-    return found
+        result.append({key: float(metrics[key]) for key in expected})
+    assert np.isfinite(result[-1]["loss"])
+    return result

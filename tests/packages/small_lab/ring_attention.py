@@ -60,7 +60,7 @@ def ring(
     query: jax.Array, key: jax.Array, value: jax.Array, *places: jax.Array, view: View, scores: ScoreOptions
 ) -> jax.Array:
     """One device's queries `[B, t, N, H]`, with keys and values `[B, t, K, H]` of one device after another."""
-    devices, own, theirs = axis_size(AXIS), TokenPositions(*places), TokenPositions(*places)
+    devices, ours, theirs = axis_size(AXIS), TokenPositions(*places), TokenPositions(*places)
     grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[-1]).astype(jnp.float32)
     highest = jnp.full((*grouped.shape[:-1],), MASK_VALUE, jnp.float32)  # [B, t, K, G]
     total, mixed = jnp.zeros_like(highest), jnp.zeros((*highest.shape, value.shape[-1]), jnp.float32)
@@ -68,7 +68,7 @@ def ring(
         products = jnp.einsum("btkgh,bskh->btkgs", grouped, key.astype(jnp.float32)) * scores.scale
         if scores.soft_cap is not None:
             products = apply_soft_cap(products, scores.soft_cap)
-        seen = attention_mask(own, theirs, view.method.window, is_chunked=view.method.is_chunked)
+        seen = attention_mask(ours, theirs, view.method.window, is_chunked=view.method.is_chunked)
         products = jnp.where(seen[:, :, None, None], products, MASK_VALUE)
         top = jnp.maximum(highest, jnp.max(products, axis=-1))
         weights, factor = jnp.exp(products - top[..., None]), jnp.exp(highest - top)

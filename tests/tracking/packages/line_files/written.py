@@ -50,7 +50,7 @@ class Written:
             self.directory.append_metrics({"step": step, "attempt": attempt, "loss": loss, "steps/s": attempt})
 
 
-def end(process: TrackingProcess, how: End, seconds: float = HANG_SECONDS) -> list[str]:
+def end(process: TrackingProcess, mode: End, seconds: float = HANG_SECONDS) -> list[str]:
     """Ends a process and waits for it; its warnings."""
-    process.end(how)
+    process.end(mode)
     return list(process.wait(seconds))
