@@ -25,7 +25,7 @@ from nnxdsl.program.activation_sharding import Flow, flows
 from nnxdsl.program.auto_remat import REMAT_POLICIES, resolve_remat, with_remat
 from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import Blueprint, build_blueprint
-from nnxdsl.program.memory import Part, activations, memory, rows_of, top_bytes
+from nnxdsl.program.memory import Part, activations, memory, reward_memory, rows_of, top_bytes
 from nnxdsl.sharding.hardware import Device
 from nnxdsl.sharding.layout import Layout, Placed, starred
 from nnxdsl.sharding.mesh_candidates import divisors
@@ -84,9 +84,12 @@ def plan(experiment: Experiment, platform: str = "cpu", device: Device | None = 
 
 
 def warnings(blueprint: Blueprint) -> list[layout_warnings.Warning]:
-    """Parts of a layout that work and are probably not intended."""
+    """Parts of a layout that work and are probably not intended, and what is missing in the plan."""
     experiment, heads = blueprint.experiment, (blueprint.config.num_heads, blueprint.config.num_kv_heads)
-    return layout_warnings.warnings(blueprint.layout, experiment.rows_at_once, lengths(experiment.data).trunk, heads)
+    length = lengths(experiment.data).trunk
+    found = layout_warnings.warnings(blueprint.layout, experiment.rows_at_once, length, heads)
+    _, unknown = reward_memory(blueprint)
+    return found + [layout_warnings.Warning("memory", one.path, f"not counted: {one.message}") for one in unknown]
 
 
 def describe(layout: Layout) -> dict[str, Any]:

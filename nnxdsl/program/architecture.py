@@ -52,7 +52,7 @@ def reward_network(place: weights.Weights) -> DecoderConfig:
     """The network of a reward model, as that of its experiment, its run, or its `config.json`.
 
     Raises:
-        WeightsError: There is no such model, or its `config.json` is not supported.
+        NnxdslError: There is no such model, or its experiment or `config.json` cannot be read.
     """
     if isinstance(place, weights.From):
         return _trained_network(place.experiment)

@@ -31,7 +31,7 @@ class Warning:
     """A setting that works, and is probably not what was meant.
 
     Attributes:
-        kind: "replicated", "rule", "axis", "batch", "indivisible", "heads", "workers" or "stage".
+        kind: "replicated", "rule", "axis", "batch", "indivisible", "heads", "workers", "stage" or "memory".
         path: A field of the experiment, or a mesh axis.
         message: The finding, and what could be done.
     """

@@ -21,7 +21,7 @@ from nnxdsl.config.adapter import Adapter
 from nnxdsl.config.data import Data
 from nnxdsl.config.objectives import reward_library
 from nnxdsl.config.objectives.online import Online
-from nnxdsl.errors import PlanError, Problem, WeightsError
+from nnxdsl.errors import NnxdslError, PlanError, Problem
 from nnxdsl.losses.lm_head.token_stats import ShardContext, tiles
 from nnxdsl.models.attention import row_layout as rows
 from nnxdsl.models.attention.kernels import find_kernel
@@ -149,7 +149,7 @@ def _reward_models(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
 
     They are on the first device of the first process, which has more to hold than the others.
     """
-    usages = reward_memory(blueprint)
+    usages, _ = reward_memory(blueprint)
     weights, most = sum(usage.weights for usage in usages), max((usage.workspace for usage in usages), default=0)
     explanation = f"a batch of completions, {most / 2**20:,.1f} MiB, beyond memory that is free between steps"
     return [
@@ -513,23 +513,20 @@ class RewardMemory:
     workspace: int
 
 
-def reward_memory(blueprint: Blueprint) -> list[RewardMemory]:
-    """Memory of each reward model of an experiment; its tokenizer is taken to make as many tokens as the policy's.
+def reward_memory(blueprint: Blueprint) -> tuple[list[RewardMemory], list[Problem]]:
+    """Memory of the reward models of an experiment, and a problem for each whose network is not known here.
 
-    Raises:
-        PlanError: The network of one is not known.
+    Their tokenizers are taken to make as many tokens as the policy's.
     """
-    experiment, models = blueprint.experiment, list[RewardMemory]()
-    rewards = experiment.objective.rewards if isinstance(experiment.objective, Online) else ()
-    for index, reward in enumerate(rewards):
+    objective, length = blueprint.experiment.objective, power_of_two(lengths(blueprint.experiment.data).trunk)
+    models, problems = list[RewardMemory](), list[Problem]()
+    for index, reward in enumerate(objective.rewards if isinstance(objective, Online) else ()):
         if isinstance(reward, reward_library.Model):
             try:
-                config = reward_network(reward.weights)
-            except WeightsError as error:
-                problem = Problem(f"objective.rewards.{index}.weights", str(error))
-                raise PlanError([problem], f"Experiment '{experiment.name}'") from error
-            models.append(_reward_memory(config, reward, power_of_two(lengths(experiment.data).trunk)))
-    return models
+                models.append(_reward_memory(reward_network(reward.weights), reward, length))
+            except NnxdslError as error:  # the files are needed where it runs
+                problems.append(Problem(f"objective.rewards.{index}.weights", str(error)))
+    return models, problems
 
 
 def _reward_memory(config: DecoderConfig, reward: reward_library.Model, length: int) -> RewardMemory:
