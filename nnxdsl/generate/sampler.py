@@ -532,7 +532,7 @@ class _Queue:
             prefix=prefix,
             prefix_prompt=prefix_prompt,
             rows=members,
-            at=table.place.copy(),
+            place=table.place.copy(),
         )
 
 
