@@ -66,6 +66,7 @@ def loaded() -> tuple[DecoderConfig, params.AbstractModel, dict[str, jax.Array]]
 )
 @example(([True, True, False] * 3, [True] + [False] * 9))
 @example(([True, True, True], [False] * 4))
+@example(([False, True, False, False], [False] * 3 + [True] * 2))
 def test_every_list_of_layers_is_what_is_built_and_written(lists: tuple[list[bool], list[bool]]) -> None:
     later, dense = lists
     types = ["full", *("shared" if is_shared else "full" for is_shared in later)]

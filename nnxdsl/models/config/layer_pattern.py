@@ -69,7 +69,7 @@ def dense_fields(kinds: Sequence[LayerKind], dense: Sequence[bool]) -> dict[str,
     splits: list[tuple[int, int, tuple[tuple[LayerKind, bool], ...]]] = []
     for lead in range(len(layers) if shares_index else first + 1):
         period = period_of(layers[lead:])
-        may_lead = kinds[lead] != "shared_index" and not any(dense[first:lead])
+        may_lead = kinds[lead] != "shared_index" and not any(dense[first:lead]) and not all(dense[lead:])
         if may_lead if shares_index else _begins(period, kinds[:lead]):
             splits.append((lead + len(period) + (len(layers) - lead) % len(period), lead, period))
     _, lead, period = min(splits, key=lambda split: split[:2])
