@@ -212,13 +212,13 @@ class Lab:
         return "\n".join(lines[starts[-1] :]) if starts else said
 
 
-def make(place: Path, nursery: Nursery) -> Lab:
-    """A lab in a new directory."""
+def make(place: Path, nursery: Nursery, recipe: str = RECIPE) -> Lab:
+    """A lab in a new directory; its recipe's experiment has the name "tiny"."""
     place.mkdir(parents=True, exist_ok=True)
     for name, count in (("texts", 23), ("held_out", 5)):
         rows = [{"text": f"{name} row {number}: {'ab' * (number % 7)}"} for number in range(count)]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (place / "tiny.py").write_text(RECIPE, encoding="utf-8")
+    (place / "tiny.py").write_text(recipe, encoding="utf-8")
     return Lab(place, nursery)
 
 
@@ -229,12 +229,14 @@ class Whole:
     Attributes:
         rows: Of metrics.jsonl, without what goes by the clock.
         samples: Of samples.jsonl, likewise.
+        rollouts: Of rollouts.jsonl, likewise.
         arrays: Digests of all arrays, by step and name.
         metas: What was saved beside them.
     """
 
     rows: list[dict[str, Any]]
     samples: list[dict[str, Any]]
+    rollouts: list[dict[str, Any]]
     arrays: dict[int, dict[str, str]]
     metas: dict[int, Any]
 
@@ -245,7 +247,8 @@ class Whole:
             steps = checkpoints.steps()
             arrays = {step: digests(checkpoints, step) for step in steps}
             metas = {step: checkpoints.meta(step) for step in steps}
-        return cls(without_times(rows(directory)), without_times(directory.samples()), arrays, metas)
+        metrics, samples = without_times(rows(directory)), without_times(directory.samples())
+        return cls(metrics, samples, without_times(directory.rollouts()), arrays, metas)
 
     def check_saved(self, run: Path, *, at_least: int = 0) -> int:
         """The newest step, which must be whole and what it should be, as must those before it.
@@ -269,12 +272,13 @@ class Whole:
         return newest
 
     def check_ended(self, run: Path) -> None:
-        """Figures, answers and weights are those of the undisturbed run, to the bit; none twice, none missing."""
+        """Figures, completions and weights are those of the undisturbed run, to the bit; none twice, none missing."""
         directory = RunDirectory(run)
         result = without_times(rows(directory))
         assert [key(row) for row in result] == [key(row) for row in self.rows]
         assert result == self.rows
         assert without_times(directory.samples()) == self.samples
+        assert without_times(directory.rollouts()) == self.rollouts
         assert self.check_saved(run) == max(self.arrays)
         status = directory.status()
         assert (status.get("state"), status.get("step"), status.get("exit_code")) == ("finished", max(self.arrays), 0)

@@ -24,7 +24,7 @@ import attrs
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_lab import STEPS, Lab, Nursery, Whole, environment, make, steps_done
+from fault_lab import RECIPE, STEPS, Lab, Nursery, Whole, environment, make, steps_done
 
 from nnxdsl.runs.run_dir import RunDirectory
 
@@ -57,26 +57,26 @@ class Soak:
     training: float = 0.0
 
 
-def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = None) -> Soak:
-    """Kills so many times.
+def soak(place: Path, nursery: Nursery, *, kills: int, seed: int, tell: Any = None, recipe: str = RECIPE) -> Soak:
+    """Kills runs of a recipe so many times.
 
     Raises:
         AssertionError: something that was saved is lost or wrong, or a run ended otherwise than an undisturbed one.
     """
     seeded, seen, began = random.Random(seed), Soak(seed), time.monotonic()
-    reference = make(place / "whole", nursery)
+    reference = make(place / "whole", nursery, recipe)
     for name in ("cold", "whole"):  # the first fills the compile cache, the second is as quick as those to be killed
-        lab = make(place / name, nursery)
-        index = time.monotonic()
+        lab = make(place / name, nursery, recipe)
+        started = time.monotonic()
         child = lab.start("checkpoint.every_steps=1", "checkpoint.keep=100")
         child.until(lambda lab=lab: is_training(lab, 1))
         first = time.monotonic()
         assert child.wait() == 0, child.said()
-        seen.whole, seen.training = time.monotonic() - index, time.monotonic() - first
+        seen.whole, seen.training = time.monotonic() - started, time.monotonic() - first
     shutil.rmtree(place / "cold")
     whole = Whole.of(reference.run)
     while seen.kills < kills:
-        lab = make(place / f"run-{seen.runs}", nursery)
+        lab = make(place / f"run-{seen.runs}", nursery, recipe)
         before, is_killed = 0, True
         while is_killed:
             is_killed = seen.kills < kills and one(lab, before, seeded, seen)

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from fault_lab import Lab, Nursery, Whole
+from fault_lab import Lab, Nursery, Whole, make, rows
+from online import POLICY, online_recipe
 from soak import soak
 
 from nnxdsl.runs.run_dir import RunDirectory
@@ -100,6 +101,28 @@ def test_kills_at_random_instants_of_saves(tmp_path: Path, nursery: Nursery) -> 
     assert seen.runs >= 2
     assert seen.fresh < 35  # they came further
     assert sum(count for where, count in seen.where.items() if "step" in where) >= 3, seen.where
+
+
+@pytest.fixture(scope="module")
+def policy(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run from whose weights those that sample begin."""
+    lab = make(tmp_path_factory.mktemp("policy"), nursery, POLICY)
+    lab.finish()
+    return lab.run
+
+
+@pytest.mark.parametrize("environment", ["counter", "asks again"], ids=["tools", "environment"])
+def test_kills_while_episodes_are_sampled_and_learned_from(
+    tmp_path: Path, nursery: Nursery, policy: Path, environment: str
+) -> None:
+    """Six each: episodes of several turns, dynamic sampling, two updates for each rollout."""
+    seen = soak(tmp_path / "soak", nursery, kills=6, seed=21, recipe=online_recipe(policy, environment))
+    assert seen.kills == 6
+    assert seen.runs >= 1
+    assert seen.fresh < 6  # they came further
+    steps = [row for row in rows(Lab(tmp_path / "soak" / "whole", nursery).directory) if "loss" in row]
+    assert max(row["environment/mean_turns"] for row in steps) > 1.5
+    assert any(row.get("tools/call_frequency", 0) > 0.5 for row in steps) == (environment == "counter")
 
 
 def test_each_point_is_killed_at() -> None:
