@@ -292,7 +292,7 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     problems += qk_clip.problems(experiment.optimizer, config, trainable)
     learning_rate = schedules.curve(experiment, steps)
     update = _update(experiment, learning_rate, trainable)
-    teacher = _teacher(experiment, config, frozen_dtype, problems)
+    teacher = _teacher(experiment, config, frozen_dtype, frozen, problems)
     arrays = _arrays(frozen, trainable, reference.arrays, {} if teacher is None else teacher.arrays, update)
     workers = 1 if experiment.outer is None else experiment.outer.workers
     layout = Layout(experiment.mesh, arrays, experiment.memory.offload, workers)
@@ -317,7 +317,11 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
 
 
 def _teacher(
-    experiment: Experiment, config: DecoderConfig, frozen_dtype: DTypeLike, problems: list[Problem]
+    experiment: Experiment,
+    config: DecoderConfig,
+    frozen_dtype: DTypeLike,
+    frozen: Mapping[str, ParamSpec],
+    problems: list[Problem],
 ) -> Teacher | None:
     """The teacher, or None; its problems are appended to `problems`."""
     teacher_experiment = teacher_of(experiment)
@@ -337,7 +341,7 @@ def _teacher(
         message = f"top_k={objective.teacher_top_k:,} exceeds the teacher's vocab_size {teacher.vocab_size:,}"
         problems.append(Problem("objective.top_k", message))
     problems += _length_problems(experiment, teacher_experiment.model, teacher)
-    return build_teacher(objective, teacher, abstract_decoder(teacher, frozen_dtype))
+    return build_teacher(experiment, teacher, abstract_decoder(teacher, frozen_dtype), frozen)
 
 
 def dtypes(experiment: Experiment, platform: str) -> tuple[jnp.dtype, jnp.dtype]:

@@ -90,7 +90,9 @@ class PolicyLoss:
         Raises:
             ValueError: the teacher is precomputed, `reference` is not None, and the batch carries no top-k.
         """
-        teacher = None if self.teacher is None or reference is None else self.teacher.outputs(reference, batch)
+        teacher = None
+        if self.teacher is not None and reference is not None:
+            teacher = self.teacher.outputs(self.teacher.leaves(frozen, reference), batch)
 
         def forward(leaves: Leaves, is_policy: jax.Array | bool = True) -> ForwardOutput:
             return self._forward({**frozen, **leaves}, batch, teacher, keys, is_policy)

@@ -10,7 +10,6 @@ import jax
 
 from nnxdsl.config.data import Data
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.sft import SFT
 from nnxdsl.config.optimizer import SGD
 from nnxdsl.config.precision import Precision
@@ -64,6 +63,10 @@ class Teacher:
         """Its leaves that are part of the state."""
         return self.base
 
+    def leaves(self, frozen: Leaves, reference: Leaves) -> Leaves:
+        """Its leaves among those that a state has frozen or holds for reference."""
+        return reference
+
     def map_forward(self, change: Callable[[Forward], Forward]) -> Teacher:
         """The teacher with a changed forward pass."""
         return self if self.forward is None else attrs.evolve(self, forward=change(self.forward))
@@ -77,6 +80,20 @@ class Teacher:
         assert self.forward is not None
         batch = kind_of(batch).for_teacher(batch)
         return jax.lax.stop_gradient(self.forward.read(self.forward.model(self.template, leaves), batch).loss_inputs)
+
+
+@attrs.frozen(eq=False)
+class BaseTeacher(Teacher):
+    """The policy without its adapter, of which it shares the frozen weights: self-distillation."""
+
+    @property
+    def arrays(self) -> Mapping[str, ParamSpec]:
+        """Empty: its weights are the policy's."""
+        return {}
+
+    def leaves(self, frozen: Leaves, reference: Leaves) -> Leaves:
+        """The frozen leaves of the policy's base."""
+        return {path: frozen[path] for path in self.base}
 
 
 @attrs.frozen(eq=False)
@@ -102,11 +119,26 @@ class PrecomputedTeacher(Teacher):
         return top_k
 
 
-def build_teacher(objective: Objective, config: DecoderConfig, template: AbstractModel) -> Teacher:
-    """The teacher of an objective."""
-    head = build_head(objective).of_teacher()
-    kind = Teacher if objective.teacher_top_k is None else PrecomputedTeacher
-    return kind(config, template, head)
+def build_teacher(
+    experiment: Experiment, config: DecoderConfig, template: AbstractModel, frozen: Mapping[str, ParamSpec]
+) -> Teacher:
+    """The teacher of an experiment.
+
+    Args:
+        experiment: Its objective has a teacher.
+        config: The teacher's network.
+        template: The same.
+        frozen: The policy's frozen leaves.
+    """
+    objective = experiment.objective
+    is_base = objective.teacher == experiment.model and experiment.quantization is None
+    if objective.teacher_top_k is not None:
+        kind = PrecomputedTeacher
+    elif is_base and template.variables.items() <= frozen.items():
+        kind = BaseTeacher
+    else:
+        kind = Teacher
+    return kind(config, template, build_head(objective).of_teacher())
 
 
 def teacher_of(experiment: Experiment) -> Experiment | None:

@@ -81,7 +81,7 @@ def resume_or_init(prepared: Prepared, attempt: Attempt) -> Start:
     teacher = program.blueprint.teacher
     with attempt.display.phase("computing the digest of the weights"):
         if teacher is not None and not teacher.is_precomputed and (saved is None or "teacher" in saved["identity"]):
-            provenance.record(teacher=digest(state.reference))
+            provenance.record(teacher=digest(teacher.leaves(state.frozen, state.reference)))
         provenance.record(
             frozen=digest({**state.frozen, **{f"reference.{path}": leaf for path, leaf in reference.items()}})
         )

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 import numpy as np
 import pytest
 from small_lab.model import Small
 
 from nnxdsl import (
+    Adapter,
     Data,
     DataError,
     Distance,
@@ -20,6 +22,7 @@ from nnxdsl import (
     Objective,
     Order,
     Precision,
+    Quantization,
     Reward,
     SpecError,
     TeacherServer,
@@ -33,6 +36,7 @@ from nnxdsl.data.loaders.build import load
 from nnxdsl.data.prompts import Prompts
 from nnxdsl.planning.flops import work
 from nnxdsl.program.blueprint import build_blueprint
+from nnxdsl.program.memory import memory
 from nnxdsl.rollouts.served_teacher import ServedTeacher
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
@@ -108,6 +112,26 @@ def test_each_step_equals_that_of_trl(name: str) -> None:
         for key, value in figures.items():
             # Early gradients of a teacher that is the student are small; those of a step go through all before.
             assert float(metrics[key]) == pytest.approx(value, rel=2e-4, abs=2e-6), (step, key)
+
+
+def test_a_teacher_that_is_the_model_has_the_frozen_weights_of_an_adapter() -> None:
+    path = REFERENCE / "replay" / ".." / "replay" / "model"  # the same weights, and another model
+    steps, adapter = [], Adapter.LoRA(rank=2)
+    for teacher in (MODEL, attrs.evolve(MODEL, weights=Weights.HF(str(path)))):
+        program = compile(experiment(objective=Objective.OnPolicyDistill(teacher=teacher), adapter=adapter))
+        state = program.init()
+        assert (not state.reference) == (teacher is MODEL)
+        assert any(part.name == "teacher" for part in memory(program.blueprint)) == (teacher is not MODEL)
+        state, first = program.step(state, completions(0, 4))
+        _, second = program.step(state, completions(4, 4))
+        steps.append([float(one[key]) for one in (first, second) for key in ("loss", "grad_norm", "entropy")])
+    assert steps[0][0] > 0
+    assert steps[0] == pytest.approx(steps[1], rel=1e-6)
+    full, quantized = experiment(), experiment(adapter=adapter, quantization=Quantization.NF4(block_size=8))
+    for one in (full, quantized):  # weights that are trained, or not those of the model
+        teacher = build_blueprint(one).teacher
+        assert teacher is not None
+        assert teacher.arrays
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:
