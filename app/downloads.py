@@ -74,7 +74,7 @@ class Downloads:
         try:
             if scope["method"] != "GET":
                 raise RunError(REFUSAL)
-            name, kind, content = await asyncio.to_thread(self._prepared, query)
+            name, kind, content = await asyncio.to_thread(self._file, query)
         except (RunError, OSError) as error:
             await PlainTextResponse(f"{error if 'outputs' in query else REFUSAL}\n", 404)(scope, receive, send)
             return

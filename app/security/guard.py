@@ -142,7 +142,7 @@ class Guard:
         try:
             if is_form:
                 body = await Request(scope, _limited(receive, sign_in.MOST_BYTES)).body()
-                secret, here = sign_in.submitted(body)
+                secret, here = sign_in.credentials(body)
                 is_right, is_signed_in = await self.access.is_secret(secret, address), False
             else:
                 is_right = any(map(self.access.is_token, tokens))

@@ -54,7 +54,7 @@ def page(status: int, has_password: bool, root: str, next_url: str, *, again: bo
 </main></body></html>"""
 
 
-def password_in(body: bytes) -> tuple[str, str]:
+def credentials(body: bytes) -> tuple[str, str]:
     """Parses a submitted form: the secret, and the path to open, which is below this app's root."""
     fields = parse_qs(body.decode("utf-8", errors="replace"))
     path, _, query = fields.get("next", ["/"])[-1].partition("?")

@@ -87,9 +87,9 @@ def warnings(blueprint: Blueprint) -> list[layout_warnings.Warning]:
     """Parts of a layout that work and are probably not intended, and what is missing in the plan."""
     experiment, heads = blueprint.experiment, (blueprint.config.num_heads, blueprint.config.num_kv_heads)
     length = lengths(experiment.data).trunk
-    found = layout_warnings.warnings(blueprint.layout, experiment.rows_at_once, length, heads)
+    misplaced = layout_warnings.warnings(blueprint.layout, experiment.rows_at_once, length, heads)
     _, unknown = reward_memory(blueprint)
-    return found + [layout_warnings.Warning("memory", one.path, f"not counted: {one.message}") for one in unknown]
+    return misplaced + [layout_warnings.Warning("memory", one.path, f"not counted: {one.message}") for one in unknown]
 
 
 def describe(layout: Layout) -> dict[str, Any]:

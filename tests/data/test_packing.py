@@ -263,7 +263,9 @@ def test_what_does_not_say_how_it_is_packed_is_refused() -> None:
     for batching, method in ((Batching.Packed(), "packing_lengths"), (Batching.Bucketed(), "axis_lengths")):
         with pytest.raises(DataError) as error:
             batches(dataset, batching, 1)
-        assert str(error.value) == f"batching: Own of rows.jsonl does not implement {method}(); use Batching.Padded()"
+        assert (
+            str(error.value) == f"batching: Custom of rows.jsonl does not implement {method}(); use Batching.Padded()"
+        )
 
 
 def test_a_way_of_another_package() -> None:

@@ -25,7 +25,7 @@ def test_descriptions_of_parameters_may_be_missing() -> None:
         """Finds."""
 
     parameters = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-    schema = {"name": "found", "description": "Finds.", "parameters": parameters, "return": {"type": "null"}}
+    schema = {"name": "check", "description": "Finds.", "parameters": parameters, "return": {"type": "null"}}
     assert tool_schema(check) == {"type": "function", "function": schema}
 
 
