@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -45,14 +46,14 @@ def test_fields_that_not_all_points_have_are_left_out() -> None:
         importances(points(3), minimize=True)
 
 
-def test_the_page_draws_a_bar_for_each(tmp_path: object) -> None:
+def test_the_page_draws_a_bar_for_each(tmp_path: Path) -> None:
     rows = [
-        Point(n, f"run-{n}", changes, "finished", metrics={"loss": value})
+        Point(n, f"run-{n}", changes, "finished", None, {"loss": value})
         for n, (changes, value) in enumerate(points(30))
     ]
-    actual = OpenedSweep("sweep", tmp_path, "sweep", rows)  # type: ignore[arg-type]
+    actual = OpenedSweep(tmp_path, "sweep", rows, "", "")
     rendered = importance(actual, "loss")
     assert rendered is not None
     (bars,) = rendered.data
     assert bars.y[-1] == "lr"
-    assert importance(OpenedSweep("sweep", tmp_path, "sweep", rows[:3]), "loss") is None  # type: ignore[arg-type]
+    assert importance(OpenedSweep(tmp_path, "sweep", rows[:3], "", ""), "loss") is None
