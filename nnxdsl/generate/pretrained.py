@@ -28,6 +28,7 @@ from nnxdsl.formats.hf_download import locate
 from nnxdsl.generate.sampler import Sampler
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
+from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.families.registry import text_fields
 from nnxdsl.models.params import AbstractModel
@@ -284,7 +285,7 @@ class Pretrained:
 
     def _forward_rewards(self, leaves: dict[str, jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         decoder: Any = self._template.merge(leaves)
-        hidden = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=self.dtype).hidden
+        hidden = self._hidden(decoder, tokens, lengths)
         last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
         return decoder.logits(last)[:, 0, 0]
 
@@ -292,7 +293,7 @@ class Pretrained:
         self, leaves: dict[str, jax.Array], tokens: jax.Array, lengths: jax.Array, temperature: jax.Array, top: int
     ) -> TokenLogps:
         decoder: Any = self._template.merge(leaves)
-        hidden = decoder(tokens, positions_right_padded(lengths, tokens.shape[1]), dtype=self.dtype).hidden[0, :-1]
+        hidden = self._hidden(decoder, tokens, lengths)[0, :-1]
 
         def of(place: tuple[jax.Array, jax.Array]) -> TokenLogps:
             state, token = place
@@ -301,6 +302,12 @@ class Pretrained:
             return TokenLogps(logps[token], ids, most)
 
         return jax.lax.map(of, (hidden, tokens[0, 1:]), batch_size=64)  # logits of all places may not fit
+
+    def _hidden(self, decoder: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The states of right-padded rows; attention is in blocks, so that long rows fit."""
+        size = tokens.shape[1]
+        method = AttentionMethod("chunked", sequence(size))
+        return decoder(tokens, positions_right_padded(lengths, size), dtype=self.dtype, method=method).hidden
 
     def _forward(self, leaves: dict[str, jax.Array], tokens: jax.Array, places: TokenPositions) -> jax.Array:
         decoder: Any = self._template.merge(leaves)

@@ -533,8 +533,9 @@ def _reward_memory(config: DecoderConfig, reward: reward_library.Model, length: 
     dtype = jnp.dtype(reward.dtype)
     weights = sum(math.prod(leaf.shape) for leaf in _network(config, dtype, None).variables.values())
     tokens, heads = reward.batch_size * length, config.num_heads
-    # Scores of dense attention and their softmax, in float32; or the two factors of the gated MLP.
-    scores = 2 * 4 * tokens * heads * length + 2 * tokens * heads * config.head_dim * dtype.itemsize
+    # Scores of a block of queries and their softmax, in float32; or the two factors of the gated MLP.
+    block = reward.batch_size * min(rows.QUERIES, length)
+    scores = 2 * 4 * block * heads * length + 2 * tokens * heads * config.head_dim * dtype.itemsize
     mlp = 2 * tokens * config.mlp.dim * dtype.itemsize
     hidden = 2 * tokens * config.embed_dim * dtype.itemsize
     return RewardMemory(weights * dtype.itemsize, hidden + max(scores, mlp))
