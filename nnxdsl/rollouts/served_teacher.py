@@ -127,46 +127,28 @@ class ServedTeacher:
         """Ends requests."""
         self._client.close()
 
-    def logps(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-probability of each token of each completion, at temperature 1.
-
-        Raises:
-            RunError: The server does not answer, refuses, has another tokenizer, or answers without log-probabilities.
-        """
-        answers = self._answers(prompts, completions, {"logprobs": 0})
-        return [
-            self._read(answer, len(prompt) + len(completion), len(completion))
-            for answer, prompt, completion in zip(answers, prompts, completions, strict=True)
-        ]
-
-    def top_logps(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> list[tuple[list[list[int]], list[list[float]]]]:
-        """The most likely tokens where each token of a completion is, and their log-probabilities at temperature 1.
+    def scores(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[Any]:
+        """What it gives for the tokens of each completion, at temperature 1.
 
         Returns:
-            Of each completion `[n, k]` token ids, and `[n, k + 1]` log-probabilities, the last of all other tokens.
+            Of each completion the log-probability of each of its tokens `[n]`; with a `top_k` the most likely token ids
+            where each of them is, `[n, k]`, and log-probabilities `[n, k + 1]`, the last of all other tokens.
 
         Raises:
-            RunError: As of `logps`; or an id is none of the student's vocabulary.
+            RunError: The server does not answer, refuses, has another tokenizer, or answers without log-probabilities;
+                or an id is none of the student's vocabulary.
         """
-        answers = self._answers(prompts, completions, {"prompt_logprobs": self.top_k})
-        return [
-            self._read_top(answer, len(prompt) + len(completion), len(completion))
-            for answer, prompt, completion in zip(answers, prompts, completions, strict=True)
-        ]
-
-    def scores(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Sequence[Any]:
-        """`logps`, or `top_logps` where these are read."""
-        return (self.logps if self.top_k is None else self.top_logps)(prompts, completions)
-
-    def _answers(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], fields: Mapping[str, Any]
-    ) -> list[Any]:
         if self._model is None:
             self._model = self._checked_model()
+        read, fields = self._read, {"logprobs": 0}
+        if self.top_k is not None:
+            read, fields = self._read_top, {"prompt_logprobs": self.top_k}
         whole = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        return self._client.post_each("/v1/completions", [self._request(ids, fields) for ids in whole])
+        answers = self._client.post_each("/v1/completions", [self._request(ids, fields) for ids in whole])
+        return [
+            read(answer, len(ids), len(completion))
+            for answer, ids, completion in zip(answers, whole, completions, strict=True)
+        ]
 
     def _request(self, prompt: Sequence[int] | str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Asks for log-probabilities of a prompt, and for no completion."""

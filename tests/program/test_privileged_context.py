@@ -247,11 +247,11 @@ def test_a_run_learns_what_its_teacher_is_told(tmp_path: Path) -> None:
 def test_a_server_is_sent_the_prompts_of_the_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def logps(self: ServedTeacher, before: list[list[int]], completions: list[list[int]]) -> list[list[float]]:
+    def scores(self: ServedTeacher, before: list[list[int]], completions: list[list[int]]) -> list[list[float]]:
         seen.extend(self.tokenizer.decode(ids, skip_special=True) for ids in before)
         return [[-1.0] * len(ids) for ids in completions]
 
-    monkeypatch.setattr(ServedTeacher, "logps", logps)
+    monkeypatch.setattr(ServedTeacher, "scores", scores)
     server, distance = TeacherServer("http://localhost:1"), Distance.SampledReverseKL()
     objective = Objective.OnPolicyDistill(teacher_server=server, distance=distance)
     asked = experiment(prompts(write(tmp_path / "rows.jsonl", *TEXTS)), objective=objective, steps=1)

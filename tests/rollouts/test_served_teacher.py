@@ -362,28 +362,28 @@ class OtherTokenizer:
 def test_what_a_teacher_answers_is_checked(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer: Any = nnxdsl.load(served.model).tokenizer
     prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
-    logps = ServedTeacher(TeacherServer(served.url), tokenizer).logps(prompts, completions)
+    logps = ServedTeacher(TeacherServer(served.url), tokenizer).scores(prompts, completions)
     model = nnxdsl.load(served.model)
     for actual, prompt, completion in zip(logps, prompts, completions, strict=True):
         expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     settings = TeacherServer(served.url)
-    found_top = ServedTeacher(settings, tokenizer, top_k=3, vocab_size=320).top_logps(prompts, completions)
+    found_top = ServedTeacher(settings, tokenizer, top_k=3, vocab_size=320).scores(prompts, completions)
     for (ids, logps), prompt, completion in zip(found_top, prompts, completions, strict=True):
         _, top_ids, top_logps = model.token_logps([*prompt, *completion], 3)
         np.testing.assert_array_equal(ids, top_ids[-len(completion) :])
         np.testing.assert_allclose(np.array(logps)[:, :3], top_logps[-len(completion) :], rtol=0, atol=1e-5)
         np.testing.assert_allclose(np.exp(logps).sum(axis=1), 1, rtol=0, atol=1e-6)
     with pytest.raises(RunError, match=r"objective.teacher_server: the server at .* has another vocabulary: token id "):
-        ServedTeacher(settings, tokenizer, top_k=3, vocab_size=3).top_logps(prompts, completions)
+        ServedTeacher(settings, tokenizer, top_k=3, vocab_size=3).scores(prompts, completions)
     other: Any = OtherTokenizer()
     with pytest.raises(RunError, match=r"objective.teacher_server: the server at .* has another tokenizer: it splits"):
-        ServedTeacher(TeacherServer(served.url), other).logps(prompts, completions)
+        ServedTeacher(TeacherServer(served.url), other).scores(prompts, completions)
     with pytest.raises(RunError, match=r"answers 404: .*nobody"):
-        ServedTeacher(TeacherServer(served.url, model="nobody"), tokenizer).logps(prompts, completions)
+        ServedTeacher(TeacherServer(served.url, model="nobody"), tokenizer).scores(prompts, completions)
     monkeypatch.setenv("NNXDSL_API_KEY", "another key")
     with pytest.raises(RunError, match="answers 401: the key is not that of the server"):
-        ServedTeacher(TeacherServer(served.url), tokenizer).logps(prompts, completions)
+        ServedTeacher(TeacherServer(served.url), tokenizer).scores(prompts, completions)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_requests_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher = ServedTeacher(TeacherServer("http://localhost:1"), tokenizer)
     teacher.close()
     with pytest.raises(RunError, match="is no longer needed: the run ends"):
-        teacher.logps([[5]], [[6]])
+        teacher.scores([[5]], [[6]])
     assert isinstance(teacher._client, Client)
 
 

@@ -99,7 +99,7 @@ def test_it_gives_the_log_probabilities_of_a_teacher(served: Served) -> None:
     load_base(served, served.rollouts(served.experiment()))
     model = nnxdsl.load(served.model)
     prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
-    logps = ServedTeacher(TeacherServer(served.url), model.tokenizer).logps(prompts, completions)
+    logps = ServedTeacher(TeacherServer(served.url), model.tokenizer).scores(prompts, completions)
     for actual, prompt, completion in zip(logps, prompts, completions, strict=True):
         expected = model.token_logps([*prompt, *completion]).logps[-len(completion) :]
         np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
@@ -111,7 +111,7 @@ def test_it_gives_the_top_k_of_a_teacher(served: Served) -> None:
     prompts, completions = [[5, 6, 7], [9]], [[8], [10, 11, 12]]
     teacher = ServedTeacher(TeacherServer(served.url), model.tokenizer, top_k=4, vocab_size=model.config.vocab_size)
     for (ids, logps), prompt, completion in zip(
-        teacher.top_logps(prompts, completions), prompts, completions, strict=True
+        teacher.scores(prompts, completions), prompts, completions, strict=True
     ):
         _, top_ids, top_logps = model.token_logps([*prompt, *completion], 4)
         assert np.array_equal(ids, top_ids[-len(completion) :])
