@@ -13,7 +13,7 @@ PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 SCRIPTS = sorted(PICTURES.glob("draw_*.py"))
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_picture_is_what_its_script_draws(script: Path, tmp_path: Path) -> None:
     rendered = tmp_path / "drawn.svg"

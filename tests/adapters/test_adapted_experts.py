@@ -142,7 +142,7 @@ def test_the_backward_pass_keeps_no_unpacked_kernel() -> None:
     assert (COUNT, IN, OUT) not in kept
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
 @pytest.mark.parametrize("quantization", [None, QUANTIZATIONS["nf4"]], ids=["lora", "qlora"])
 def test_a_decoder_with_experts_has_adapters_exactly_at_the_targets(quantization: Any) -> None:

@@ -88,6 +88,7 @@ def test_numbers_and_methods_are_those_that_are_chosen(site: Any, files: Path) -
     assert all(f"[{name} from my file]" in basics.templates() for name in basics.METHODS)
 
 
+@pytest.mark.default_variants(4)
 @pytest.mark.parametrize(
     ("query", "message"),
     [

@@ -96,6 +96,7 @@ def kept(blocks: gr.Blocks) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.default_variants(6)
 @pytest.mark.parametrize("name", members(Objective))
 def test_another_objective_brings_its_own_fields(name: str) -> None:
     texts = {**form_texts.texts_of(MADE["plain"]), "objective.type": name}

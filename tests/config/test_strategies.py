@@ -28,6 +28,7 @@ RARE = {"Reward", "Distance", "Outer"}
 """Few experiments have one: it takes long to come upon one."""
 
 
+@pytest.mark.default_variants(6)
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in RARE else f for f in FAMILIES])
 def test_experiments_hold_every_family(family: str) -> None:
     tags = tuple(f'"type": "{tag}"' for tag, cls in CLASSES.items() if cls.family.__name__ == family)

@@ -220,6 +220,7 @@ def test_what_a_model_cannot_do_is_refused(sampler: Sampler, leaves: Leaves) -> 
     assert sampler(leaves, [], Sampling(1)) == []
 
 
+@pytest.mark.extended
 @pytest.mark.gpu
 def test_draws_follow_the_softmax(sampler: Sampler, leaves: Leaves, last_logits: Callable[..., np.ndarray]) -> None:
     temperature, rows = 2.0, 4000

@@ -58,6 +58,7 @@ def test_the_token_that_crosses_the_bound_is_of_the_set() -> None:
     assert counts == {0.5: 1, 0.51: 2, 0.75: 2, 0.76: 3}
 
 
+@pytest.mark.default_variants(2)
 @pytest.mark.parametrize("size", [12, 2 * BLOCK + 12])
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (5, 0.7)])
 def test_draws_follow_the_softmax_of_who_may_be_drawn(top_k: int | None, top_p: float | None, size: int) -> None:

@@ -141,6 +141,7 @@ def program_of(experiment: Callable[..., Experiment], **fields: Any) -> Program:
     return compile(experiment(objective=Objective.KTO(beta=0.5), **{**small, **fields}))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ["known", pytest.param("asked", marks=pytest.mark.slow)])
 def test_it_trains(
     way: str,

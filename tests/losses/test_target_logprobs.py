@@ -127,7 +127,7 @@ def test_gradients_of_hidden_states_and_head(
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(hidden, head), for_hidden, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("limit", [1, 2 * B, 1000])
 def test_a_limit_on_tokens_changes_nothing(limit: int) -> None:
     args = inputs()

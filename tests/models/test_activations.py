@@ -116,7 +116,7 @@ def test_a_sharding_constraint_changes_no_number_and_stands_in_the_program() -> 
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:The 'm.iter_modules:DeprecationWarning")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_adapters_find_all_layers_under_a_constraint(name: str) -> None:

@@ -33,7 +33,7 @@ def step(config: DecoderConfig, template: params.AbstractModel) -> Step:
     return run
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "counts",
     [

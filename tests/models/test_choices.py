@@ -94,6 +94,7 @@ def outputs(config: DecoderConfig, arrays: Arrays) -> np.ndarray:
     return np.asarray(network(jnp.asarray(TOKENS), places, dtype=jnp.float32).hidden[0])
 
 
+@pytest.mark.default_variants(4)
 @pytest.mark.parametrize("name", ["none", *CHOICES, "all"])
 def test_a_choice_is_its_formula(name: str) -> None:
     every = {field: value for choice in CHOICES.values() for field, value in choice.items()}

@@ -52,7 +52,7 @@ def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
     assert difference(*stored) == pytest.approx(0, abs=3e-5)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("left_out", ["per_layer.embedding", "per_layer.projection.kernel", "per_layer.output.kernel"])
 def test_each_part_of_the_embeddings_counts(stored: tuple[DecoderConfig, Leaves], left_out: str) -> None:
     config, leaves = stored

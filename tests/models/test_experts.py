@@ -89,6 +89,7 @@ def random_leaves(template: params.AbstractModel, seed: int = 0) -> dict[str, ja
     }
 
 
+@pytest.mark.extended
 def test_limits_of_gpt_oss_are_those_of_its_settings() -> None:
     """Of two equal experts, whose weights add up to 1."""
     limits = {"swiglu_limit": 0.5, "swiglu_alpha": 1.2}
@@ -295,6 +296,7 @@ def test_layers_in_a_scan_with_rematerialisation() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted)
 
 
+@pytest.mark.extended
 def test_layers_side_by_side() -> None:
     """As the stages of a pipeline run: each layer with its own weights."""
     one, weights, x = stacked_layers(2)

@@ -86,6 +86,7 @@ def close(got: jax.Array, wanted: jax.Array | np.ndarray) -> None:
     np.testing.assert_allclose(got, wanted, atol=TOLERANCE * float(np.abs(wanted).max()), rtol=0)
 
 
+@pytest.mark.default_variants(10)
 @pytest.mark.gpu
 def test_logits_with_padding_on_either_side(loaded: Loaded) -> None:
     tokens, lengths, wanted = (loaded.expected[name] for name in ("tokens", "lengths", "logits"))

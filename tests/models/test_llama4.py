@@ -79,7 +79,7 @@ def test_all_ingredients_together(stored: tuple[DecoderConfig, Leaves]) -> None:
     assert difference(*stored) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_each_ingredient_counts(stored: tuple[DecoderConfig, Leaves], left_out: str) -> None:
     config, leaves = stored

@@ -110,6 +110,7 @@ def test_generation_on_either_side_of_the_short_length(
     assert answer == tokens[prompt:]
 
 
+@pytest.mark.extended
 def test_generation_across_the_short_length_is_refused(reader: hf.HubReader, leaves: dict[str, jax.Array]) -> None:
     template = abstract(lambda: Decoder(reader.config, rngs=nnx.Rngs(0)))
     sampler = Sampler(template, reader.config, jnp.float32, ())

@@ -80,7 +80,7 @@ LEFT_OUT: dict[str, Callable[[DecoderConfig], DecoderConfig]] = {
 }
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_each_ingredient_counts(left_out: str) -> None:
     config, leaves = read("nemotron_h")

@@ -225,7 +225,7 @@ def unstacked(path: str, leaf: Any) -> list[Any]:
     return list(np.asarray(leaf).reshape(-1, *leaf.shape[leaf.ndim - fields :]))
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("scale", ["weights", "one"])
 def test_adafactor_is_that_of_optax_for_each_weight_of_a_stack(scale: Any) -> None:
     params, roles = many()

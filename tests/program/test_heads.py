@@ -117,6 +117,7 @@ def test_an_objective_with_a_scalar_head_trains_from_one_file(
     assert not {"entropy", "mean_token_accuracy", "logps/chosen"} & actual[0].keys()
 
 
+@pytest.mark.default_variants(1)
 @pytest.mark.parametrize("fields", [{"microbatch_size": 2}, {"adapter": Adapter.LoRA(rank=2)}], ids=str)
 def test_a_scalar_head_under_micro_batches_and_beside_an_adapter(
     fields: dict[str, Any], ranking: Callable[..., Experiment], pairs: Callable[..., PairBatch],

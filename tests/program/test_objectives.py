@@ -57,6 +57,7 @@ def program_of(objective: Any, experiment: Callable[..., Experiment]) -> Program
     return compile(experiment(objective=objective, **fields))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [n if n == "Sum" else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_it_trains(
     name: str,

@@ -126,7 +126,7 @@ def test_a_margin_is_a_finite_number(value: str, tmp_path: Path) -> None:
         load(attrs.evolve(PAIRS, path=str(path), margin="by"), BytesTokenizer())
 
 
-@pytest.mark.default_variants(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("fields", [{"batching": Batching.Packed(length=64)}, {"microbatch_size": 2}], ids=str)
 def test_packed_pairs_and_micro_batches_have_the_same_first_step(fields: dict[str, Any], tmp_path: Path) -> None:
     figures = []

@@ -54,6 +54,7 @@ from nnxdsl.program.memory import memory
 SHALLOW = Small(layers=2, pattern=1)
 
 
+@pytest.mark.extended
 def test_simpo_trains(
     experiment: Callable[..., Experiment], pairs: Callable[..., PairBatch], trained: Callable[..., TrainState]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_batch_has_groups_with_a_spread(program: Program, prompts: Prompts) ->
     assert made.state(6)["extra_batches"] == sum(sampled) - len(sampled)
 
 
+@pytest.mark.extended
 def test_a_resumed_run_samples_the_same(program: Program, prompts: Prompts) -> None:
     state, whole = program.init(), Rollouts.of(program, prompts, BytesTokenizer())
     whole.rollout_at(0, state)

@@ -314,6 +314,7 @@ def test_each_step_has_an_adapter_of_a_new_name(served: Served) -> None:
     assert client.models() == ["tiny"]
 
 
+@pytest.mark.extended
 def test_another_model_is_refused_before_anything_is_learned(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = served.experiment({"engine": Engine.Server(served.url, weights_directory=str(served.weights))})
     made = served.rollouts(experiment)

@@ -470,6 +470,7 @@ print(checkpoints.wait(), checkpoints.latest_good())
 """
 
 
+@pytest.mark.extended
 def test_a_full_disk_is_said_and_the_last_step_stays(tmp_path: Path) -> None:
     process = child(FULL, str(tmp_path))
     said, errors = process.communicate()
@@ -644,6 +645,7 @@ print("rank", rank, checkpoints.steps(), same)
 """
 
 
+@pytest.mark.extended
 def test_two_processes_save_one_checkpoint(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

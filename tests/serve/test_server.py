@@ -99,6 +99,7 @@ def test_what_a_trainer_sends(post: Callable[..., Any], model: Pretrained) -> No
         assert choice["logprobs"]["top_logprobs"] is None
 
 
+@pytest.mark.extended
 def test_what_an_evaluation_sends(post: Callable[..., Any], model: Pretrained) -> None:
     """The request of lm-eval's local-completions: log-probabilities of the prompt, and whether each token is greedy."""
     rows = [[97, 32, 119, 111, 114, 100], [98, 98, 98]]

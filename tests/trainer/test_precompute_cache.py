@@ -237,6 +237,7 @@ def test_other_weights_settings_and_rows_are_other_questions(kind: Kind, ask: As
         ask(digest="of another", compute=asked_again)
 
 
+@pytest.mark.extended
 def test_only_what_is_missing_is_asked(ask: Ask) -> None:
     some = ask([1, 2, 3])
     assert are_known(some) == [False, True, True, True] + [False] * 6
