@@ -225,19 +225,17 @@ class DecodeLoop:
             empty_slots if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), empty_slots), models
         )
 
-    def grown(self, slots: Slots, *, room: int, models: int, prefixes: tuple[int, int, int]) -> Slots:
-        """The slots with caches of `room` tokens; other arguments as of `empty`."""
+    def grown(self, state: Slots, *, models: int, slots: int, room: int, prefixes: tuple[int, int, int]) -> Slots:
+        """The state with more slots, which are empty, or with larger caches; other arguments as of `empty`."""
 
         def pad(part: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
             sizes = zip(part.shape[-wanted.ndim :], wanted.shape, strict=True)
             before = ((0, 0),) * (part.ndim - wanted.ndim)
             return jnp.pad(part, (*before, *((0, new - old) for old, new in sizes)))
 
-        drafts, rows = slots.drafts.shape[-1], slots.length.shape[-1]
-        sizes = {"room": room, "new_tokens": slots.out.shape[-1], "drafts": drafts, "slots": rows, "models": 1}
-        wanted = jax.eval_shape(partial(self.empty, **sizes, prefixes=prefixes))
-        caches = jax.tree.map(pad, (slots.cache, slots.mtp_cache), (wanted.cache, wanted.mtp_cache))
-        return slots._replace(cache=caches[0], mtp_cache=caches[1])
+        sizes = {"room": room, "new_tokens": state.out.shape[-1], "drafts": state.drafts.shape[-1], "slots": slots}
+        padded = jax.tree.map(pad, state, jax.eval_shape(partial(self.empty, **sizes, models=1, prefixes=prefixes)))
+        return padded._replace(done=padded.done | (jnp.arange(slots) >= state.done.shape[-1]))
 
     def shrunk(self, slots: Slots, rows: jax.Array, prefixes: jax.Array, *, models: int) -> Slots:
         """The slots of these numbers with the prefixes of these numbers; the next fill says whose they are."""

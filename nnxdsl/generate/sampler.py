@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -64,6 +64,24 @@ class Piece(NamedTuple):
     is_done: bool
 
 
+class NewRow(NamedTuple):
+    """A row that joins those that are decoded.
+
+    Attributes:
+        prompt: Token ids.
+        limit: Most tokens of the completion, at most `max_new_tokens`.
+        numbers: RNG stream numbers `[2]`.
+    """
+
+    prompt: tuple[int, ...]
+    limit: int
+    numbers: Sequence[int]
+
+
+Join = Callable[[int], Sequence[NewRow]]
+"""Returns the rows that join those that are decoded; called with the most tokens that their prompts may have."""
+
+
 class _Progress(NamedTuple):
     """The slots between two calls of the loop.
 
@@ -123,7 +141,7 @@ class Sampler:
         self._loop, self._unstacked = loop, jit(unstacked)
         self._prefill = jit(loop.prefill, static_argnames=("drafts",))
         self._empty = jit(loop.empty, static_argnames=("models", "slots", "room", "new_tokens", "drafts", "prefixes"))
-        self._grown = jit(loop.grown, static_argnames=("room", "models", "prefixes"))
+        self._grown = jit(loop.grown, static_argnames=("models", "slots", "room", "prefixes"))
         self._shrunk = jit(loop.shrunk, static_argnames=("models",))
         self._advance = jit(
             loop.advance,
@@ -212,6 +230,7 @@ class Sampler:
         limits: Sequence[int] | None = None,
         numbers: np.ndarray | None = None,
         is_unwanted: Callable[[int], bool] = lambda row: False,
+        join: Join | None = None,
     ) -> Iterator[list[Piece]]:
         """Generate completions as `stream` does, with their log-probabilities.
 
@@ -224,6 +243,8 @@ class Sampler:
             limits: See `complete`.
             numbers: RNG stream numbers of each row, `[B, 2]` uint32; None for those of `numbers_of`.
             is_unwanted: Called for each row after each yield: whether it is decoded no further.
+            join: Called between two yields, for rows that have the next numbers after those of `prompts`. Numbers of
+                slots and of prompts are powers of two then, as each is compiled once.
 
         Yields:
             Pieces of the rows that are in slots.
@@ -233,14 +254,16 @@ class Sampler:
         """
         if every < 1:
             raise ValueError(f"every: expected at least 1, got {every}")
-        seen = np.zeros(len(prompts), np.int64)
-        for now in self._decode([leaves], prompts, sampling, prompt_length, limits, every, numbers):
+        seen = defaultdict[int, int](int)
+        for now in self._decode([leaves], prompts, sampling, prompt_length, limits, every, numbers, join):
             out, logps, *_ = (part[0] for part in now.read())
             pieces = list[Piece]()
             for slot in np.flatnonzero(now.rows >= 0):
-                row, length = int(now.rows[slot]), now.length[0, slot]
+                row, length, is_done = int(now.rows[slot]), int(now.length[0, slot]), bool(now.done[0, slot])
                 new, seen[row] = slice(seen[row], length), length
-                pieces.append(Piece(row, out[slot, new].tolist(), logps[slot, new], bool(now.done[0, slot])))
+                pieces.append(Piece(row, out[slot, new].tolist(), logps[slot, new], is_done))
+                if is_done:
+                    del seen[row]
             yield pieces
             now.drop([piece.row for piece in pieces if is_unwanted(piece.row)])
 
@@ -301,40 +324,42 @@ class Sampler:
         limits: Sequence[int] | None,
         every: int,
         numbers: np.ndarray | None = None,
+        join: Join | None = None,
     ) -> Iterator[_Progress]:
         """Decodes all rows, and yields each time after `every` passes."""
-        queue = self._queue(prompts, sampling, prompt_length, limits, numbers)
+        queue = self._queue(prompts, sampling, prompt_length, limits, numbers, joins=join is not None)
         if not prompts:
             return
         first, *others = models
         shared = {path: leaf for path, leaf in first.items() if all(leaf is other[path] for other in others)}
         per_model = [{path: leaf for path, leaf in model.items() if path not in shared} for model in models]
         weights, selection = self._unstacked(shared, per_model), Selection.of(sampling)
-        drafts, count, settings = (
-            sampling.num_speculative_tokens,
-            min(len(prompts), self._slots),
-            {"models": len(models)},
-        )
-        table = _Table.of(count, queue.group_size, len(queue.waiting), len(models))
-        size, at_once = queue.tokens.shape[1], min(count, self._prompts)
-        most, room = sampling.max_new_tokens + drafts, 0
+        drafts, settings = sampling.num_speculative_tokens, {"models": len(models)}
+        count = min(power_of_two(len(prompts)) if join else len(prompts), self._slots)
+        table = _Table.of(count, queue.group_size, None if join else len(queue.waiting), len(models))
+        most, room, width = sampling.max_new_tokens + drafts, 0, 0
         slots: Slots | None = None
         prefilled: Prefilled | None = None
-        block: int | None = None
         chosen = {"is_greedy": sampling.temperature == 0.0, "top_k": sampling.top_k}
-        while queue.can_fill(table) or table.is_busy:
-            if queue.can_fill(table) and not queue.group and queue.next_block(at_once) != block:
-                block = queue.next_block(at_once)
-                prefilled = self._prefill(shared, per_model, *queue.block(block, at_once), drafts=drafts)
-            fill = queue.take(table, block, at_once)
+        while True:
+            if join is not None:
+                queue.add(join(queue.length))
+                table.grow(min(power_of_two(table.busy + queue.rows_waiting), self._slots))
+            if not queue.can_fill(table) and not table.is_busy:
+                return
+            if queue.can_fill(table) and queue.needs_prompts:
+                prefilled = self._prefill(shared, per_model, *queue.take_prompts(), drafts=drafts)
+            fill = queue.take(table)
             needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
-            prefixes = (*table.members.shape, size)
             if needed > room and room < most:
                 room = min(most, max(LEAST_ROOM, power_of_two(needed)))
-                shape = {"room": room + size - 1, "prefixes": prefixes, **settings}
-                new = {"slots": count, "new_tokens": sampling.max_new_tokens, "drafts": drafts}
+                width = 0
+            if width != len(table.rows):
+                width, prefixes = len(table.rows), (*table.members.shape, queue.length)
+                shape = {"slots": width, "room": room + queue.length - 1, "prefixes": prefixes, **settings}
+                new = {"new_tokens": sampling.max_new_tokens, "drafts": drafts}
                 slots = self._grown(slots, **shape) if slots else self._empty(**shape, **new)
-            passes = np.int32(0 if queue.can_fill(table) else every)  # first all free slots, of several blocks
+            passes = np.int32(0 if queue.can_fill(table) else every)  # first all free slots, of several prefills
             slots, flags = self._advance(weights, selection, slots, prefilled, fill, passes, **chosen, **settings)
             if not passes:
                 continue
@@ -345,8 +370,9 @@ class Sampler:
             yield _Progress(table.rows.copy(), table.length.copy(), done, read, dropped.update)
             table.end(np.logical_and.reduce(done) | np.isin(table.rows, list(dropped)))
             wanted = max(self._least_slots, power_of_two(table.busy))
-            if not queue.waiting and not queue.group and wanted <= len(table.rows) // 2:
+            if not queue.rows_waiting and wanted <= len(table.rows) // 2:
                 slots = self._shrunk(slots, *table.shrink(wanted), **settings)
+                width = wanted
 
     def _arrays(self, slots: Slots, models: int) -> list[np.ndarray]:
         arrays = map(np.asarray, self._read(slots))
@@ -359,6 +385,8 @@ class Sampler:
         prompt_length: int | None,
         limits: Sequence[int] | None,
         numbers: np.ndarray | None,
+        *,
+        joins: bool,
     ) -> _Queue:
         """The rows to decode.
 
@@ -383,7 +411,11 @@ class Sampler:
         longest = max(map(len, truncated), default=1)
         length = min(max(rooms, default=1), padded(max(longest, prompt_length or 1)))
         numbers = numbers_of(truncated) if numbers is None else numbers
-        return _Queue.of(truncated, length, limits, numbers, self._slots)
+        different = len(set(truncated))
+        prompts_at_once = min(self._prompts, self._slots if joins else min(len(prompts), different))
+        queue = _Queue(length, group_size(len(prompts), different or 1, self._slots), prompts_at_once, joins)
+        queue.add([NewRow(*each) for each in zip(truncated, limits, numbers, strict=True)])
+        return queue
 
 
 @attrs.define
@@ -405,10 +437,21 @@ class _Table:
     places: int
 
     @classmethod
-    def of(cls, slots: int, places: int, groups: int, models: int) -> _Table:
-        """Empty slots, with prefixes of `places` rows for at most so many groups."""
+    def of(cls, slots: int, places: int, groups: int | None, models: int) -> _Table:
+        """Empty slots, with prefixes of `places` rows for at most so many groups; None for any number of them."""
         zeros, left = np.zeros(slots, np.int32), np.zeros(most_prefixes(slots, places, groups), np.int64)
         return cls(zeros - 1, np.zeros((models, slots), np.int64), zeros, left, places)
+
+    def grow(self, slots: int) -> None:
+        """Adds slots until there are so many, with prefixes for any number of groups."""
+        if slots <= len(self.rows):
+            return
+        models, more = len(self.length), slots - len(self.rows)
+        added = _Table.of(more, self.places, None, models)
+        self.rows, self.place = np.append(self.rows, added.rows), np.append(self.place, added.place)
+        self.length = np.append(self.length, added.length, axis=1)
+        prefixes = most_prefixes(slots, self.places, None)
+        self.left = np.append(self.left, np.zeros(max(prefixes - len(self.left), 0), np.int64))
 
     @property
     def is_busy(self) -> bool:
@@ -450,84 +493,93 @@ class _Queue:
     """Rows to decode, those of equal prompts one after another.
 
     Attributes:
-        tokens: Different prompts `[U, P]`, padded on the left.
-        lengths: Their tokens `[U]`.
-        prompt: The prompt of each row.
-        numbers: RNG stream numbers of each row, from `numbers_of`.
-        limits: Most tokens of each row's completion.
+        length: Tokens of a prompt with its padding.
         group_size: Most rows of a group.
+        prompts_at_once: Prompts that are computed at one time.
+        joins: Whether rows are added later; then as many prompts are computed as wait, up to a power of two.
         waiting: The groups of rows that are not taken yet, each of one prompt, in their order.
         group: The rows left of the group that was taken last.
         prefix: The prefix of that group.
+        computed: The prompts that were computed last, and the number of each among them.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    prompt: np.ndarray
-    numbers: np.ndarray
-    limits: np.ndarray
+    length: int
     group_size: int
-    waiting: deque[deque[int]]
-    group: deque[int] = attrs.field(factory=deque)
+    prompts_at_once: int
+    joins: bool
+    waiting: deque[deque[tuple[int, NewRow]]] = attrs.field(factory=deque)
+    group: deque[tuple[int, NewRow]] = attrs.field(factory=deque)
     prefix: int = 0
+    computed: dict[tuple[int, ...], int] = attrs.field(factory=dict)
+    _rows: int = 0
 
-    @classmethod
-    def of(
-        cls, prompts: Sequence[tuple[int, ...]], length: int, limits: Sequence[int], numbers: np.ndarray, slots: int
-    ) -> _Queue:
-        """The rows of these prompts, in groups of the power of two that is not above the mean number of their rows."""
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            rows.setdefault(prompt, []).append(row)
-        tokens = np.zeros((len(rows), length), np.int32)
-        for prompt, line in zip(rows, tokens, strict=True):
-            line[length - len(prompt) :] = prompt
-        size = group_size(len(prompts), len(rows), slots)
-        groups = deque(
-            deque(each[start : start + size]) for each in rows.values() for start in range(0, len(each), size)
-        )
-        place = {prompt: index for index, prompt in enumerate(rows)}
-        lengths, prompt = np.array([len(one) for one in rows], np.int32), np.array([place[one] for one in prompts])
-        return cls(tokens, lengths, prompt, numbers, np.array(limits, np.int32), size, groups)
+    def add(self, rows: Sequence[NewRow]) -> None:
+        """Adds rows at the end."""
+        by_prompt = defaultdict[tuple[int, ...], list[tuple[int, NewRow]]](list)
+        for number, row in enumerate(rows, self._rows):
+            by_prompt[row.prompt].append((number, row))
+        self._rows += len(rows)
+        for each in by_prompt.values():
+            self.waiting += (deque(each[at : at + self.group_size]) for at in range(0, len(each), self.group_size))
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that have no slot yet."""
+        return len(self.group) + sum(map(len, self.waiting))
 
     def can_fill(self, table: _Table) -> bool:
         """Whether a row waits for a slot that is free, and has a prefix or can get one."""
         has_prefix = bool(self.group) or (bool(self.waiting) and bool((table.left == 0).any()))
         return has_prefix and bool((table.rows < 0).any())
 
-    def next_block(self, size: int) -> int:
-        """The block of prompts, of `size` each, that the next group's prompt is in."""
-        return int(self.prompt[self.waiting[0][0]]) // size
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether the prompt of the next group is to be computed."""
+        return not self.group and self._next_prompt not in self.computed
 
-    def block(self, block: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prompts that are computed together, `[size, P]`, or all of them where they are fewer, and their lengths."""
-        rows = np.arange(block * size, block * size + min(size, len(self.tokens))) % len(self.tokens)
-        return self.tokens[rows], self.lengths[rows]
+    @property
+    def _next_prompt(self) -> tuple[int, ...]:
+        return self.waiting[0][0][1].prompt
 
-    def take(self, table: _Table, block: int | None, size: int) -> Fill:
-        """Takes rows of one block for slots that are free."""
-        taken, prefixes = list[tuple[int, int]](), list[tuple[int, int]]()
+    def take_prompts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The next prompts, padded on the left `[U, P]`, and their tokens `[U]`; the last is there again to fill U."""
+        different = dict.fromkeys(group[0][1].prompt for group in self.waiting)
+        prompts = list(different)[: self.prompts_at_once]
+        self.computed = {prompt: number for number, prompt in enumerate(prompts)}
+        size = min(power_of_two(len(prompts)), self.prompts_at_once) if self.joins else self.prompts_at_once
+        prompts += prompts[-1:] * (size - len(prompts))
+        tokens = np.zeros((size, self.length), np.int32)
+        for prompt, line in zip(prompts, tokens, strict=True):
+            line[self.length - len(prompt) :] = prompt
+        return tokens, np.array([len(prompt) for prompt in prompts], np.int32)
+
+    def take(self, table: _Table) -> Fill:
+        """Takes rows whose prompts are computed for slots that are free."""
+        taken, prefixes = list[tuple[int, NewRow]](), list[tuple[int, int]]()
         for slot in np.flatnonzero(table.rows < 0):
             if not self.group:
                 free = np.flatnonzero(table.left == 0)
-                if not self.waiting or not len(free) or self.next_block(size) != block:
+                if not self.waiting or not len(free) or self.needs_prompts:
                     break
+                prefixes.append((int(free[0]), self.computed[self._next_prompt]))
                 self.group, self.prefix = self.waiting.popleft(), int(free[0])
                 table.left[self.prefix] = len(self.group)
-                prefixes.append((self.prefix, int(self.prompt[self.group[0]]) % size))
             table.place[slot] = (self.prefix + 1) * self.group_size - len(self.group)
-            table.rows[slot] = self.group.popleft()
-            taken.append((int(slot), int(table.rows[slot])))
-        slot, row = _columns(taken, len(table.rows))
-        prompt, members = self.prompt[row], table.members
-        prefix, prefix_prompt = _columns(prefixes, len(members))
+            table.rows[slot], row = self.group.popleft()
+            taken.append((int(slot), row))
+        count, members = len(table.rows), table.members
+        prefix, prefix_prompt = _columns(prefixes, len(members), 2)
+        fills = [(slot, self.computed[row.prompt], len(row.prompt), row.limit) for slot, row in taken]
+        slot, prompt, length, limit = _columns(fills, count, 4)
+        numbers = np.zeros((count, 2), np.uint32)
+        numbers[: len(taken)] = np.array([row.numbers for _, row in taken], np.uint32).reshape(-1, 2)
         return Fill(
             size=np.int32(len(taken)),
             slot=slot,
-            prompt=(prompt % size).astype(np.int32),
-            length=self.lengths[prompt],
-            numbers=self.numbers[row],
-            limit=self.limits[row],
+            prompt=prompt,
+            length=length,
+            numbers=numbers,
+            limit=limit,
             prefixes=np.int32(len(prefixes)),
             prefix=prefix,
             prefix_prompt=prefix_prompt,
@@ -536,8 +588,8 @@ class _Queue:
         )
 
 
-def _columns(pairs: Sequence[tuple[int, int]], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs as two columns `[size]`, int32, filled up with zeros."""
-    columns = np.zeros((2, size), np.int32)
-    columns[:, : len(pairs)] = np.array(pairs, np.int32).reshape(-1, 2).T
-    return columns[0], columns[1]
+def _columns(rows: Sequence[tuple[int, ...]], size: int, count: int) -> np.ndarray:
+    """Rows of `count` numbers as columns `[count, size]`, int32, filled up with zeros."""
+    columns = np.zeros((count, size), np.int32)
+    columns[:, : len(rows)] = np.array(rows, np.int32).reshape(-1, count).T
+    return columns

@@ -43,8 +43,9 @@ def group_size(rows: int, prompts: int, slots: int) -> int:
     return 1 << max(mean.bit_length() - 1, 0)
 
 
-def most_prefixes(slots: int, places: int, groups: int) -> int:
-    """Prefixes of `places` rows that are stored at one time, of `groups` in all."""
+def most_prefixes(slots: int, places: int, groups: int | None) -> int:
+    """Prefixes of `places` rows that are stored at one time, of `groups` in all; None for any number of groups."""
     count = -(-slots // places)
     # A prefix stays until its last row ends, when most of the others have.
-    return min(groups, count if places == 1 else 2 * count)
+    most = count if places == 1 else 2 * count
+    return most if groups is None else min(groups, most)

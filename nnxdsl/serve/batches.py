@@ -1,10 +1,12 @@
-"""Batches of rows from many requests: those that wait together are sampled together, by one thread."""
+"""Batches of rows from many requests: those that wait together are sampled together, and later ones join them."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import attrs
@@ -12,12 +14,12 @@ import numpy as np
 
 from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
-from nnxdsl.generate.sampler import Piece
+from nnxdsl.generate.sampler import NewRow, Piece
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.slots import padded_turn, power_of_two
 
 Settings = tuple[int, float, int | None, float | None, float | None]
-"""What rows of a batch have in common: the model, and temperature, top-k, top-p and min-p of a draw."""
+"""What rows of a batch have in common: the weights, and temperature, top-k, top-p and min-p of a draw."""
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of rows that have begun, as in vLLM: they end with an error, are finished, or go on after the pause."""
@@ -52,7 +54,7 @@ class Row:
     def settings(self) -> Settings:
         """What a row of the same batch has in common with it."""
         sampling = self.sampling
-        return id(self.model), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        return id(self.model.leaves), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
 
 def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int, int]]:
@@ -63,10 +65,14 @@ def numbers_of(seed: int, prompt: Sequence[int], choices: int) -> list[tuple[int
 
 
 class Batches:
-    """Samples rows in the order in which they came, all that wait and have model and settings in common at a time."""
+    """Samples rows in the order in which they came, in one thread.
+
+    Rows of one model with the same settings are sampled together. A row joins those that are sampled if it is the next
+    in the order, has their model and settings, and is not longer than they may be.
+    """
 
     def __init__(self) -> None:
-        self._waiting, self._running = list[Row](), list[Row]()
+        self._waiting, self._running = deque[Row](), dict[int, Row]()
         self._paused: PauseMode | None = None
         self._changed, self._is_closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="nnxdsl serve", daemon=True)
@@ -75,7 +81,7 @@ class Batches:
     def submit(self, rows: Sequence[Row]) -> bool:
         """Adds rows; returns False, and adds none, if too many would wait."""
         with self._changed:
-            self._waiting = [row for row in self._waiting if not row.is_cancelled]
+            self._forget_cancelled()
             if self._is_closed or len(self._waiting) + len(rows) > MOST_WAITING:
                 return False
             self._waiting += rows
@@ -93,7 +99,7 @@ class Batches:
         with self._changed:
             self._paused = mode
             if mode == "abort":
-                rows, self._waiting = [*self._running, *self._waiting], []
+                rows, self._waiting = [*self._running.values(), *self._waiting], deque()
                 rows = [row for row in rows if not row.is_cancelled]
                 for row in rows:
                     row.is_cancelled = True
@@ -120,9 +126,9 @@ class Batches:
             try:
                 self._sample(rows)
             except Exception as error:  # of one batch: the server goes on
-                _fail(rows, error)
+                _fail(self._running.values(), error)
             with self._changed:
-                self._running = []
+                self._running = {}
                 self._changed.notify_all()
         _fail(self._waiting, RunError("the server ends"))
 
@@ -133,50 +139,61 @@ class Batches:
                 self._changed.wait_for(lambda: (self._waiting and not self.is_paused) or self._is_closed)
                 if self._is_closed:
                     return []
-                self._waiting = [row for row in self._waiting if not row.is_cancelled]
+                self._forget_cancelled()
                 if self._waiting:
                     first = self._waiting[0].settings
                     rows = [row for row in self._waiting if row.settings == first][:MOST_ROWS]
                     taken = set(map(id, rows))
-                    self._waiting = [row for row in self._waiting if id(row) not in taken]
-                    self._running = rows
+                    self._waiting = deque(row for row in self._waiting if id(row) not in taken)
+                    self._running = dict(enumerate(rows))
                     return rows
 
+    def _forget_cancelled(self) -> None:
+        self._waiting = deque(row for row in self._waiting if not row.is_cancelled)
+
     def _sample(self, rows: Sequence[Row]) -> None:
-        limits = [row.sampling.max_new_tokens for row in rows]
-        fillers = filling([row.prompt for row in rows])
-        model = rows[0].model
+        model, settings = rows[0].model, rows[0].settings
+        leaves, limits = model.leaves, [row.sampling.max_new_tokens for row in rows]
+        most, numbers, running = power_of_two(max(limits)), itertools.count(len(rows)), self._running
+
+        def join(longest: int) -> list[NewRow]:
+            joined = list[Row]()
+            with self._changed:
+                self._forget_cancelled()
+                while self._paused is None and self._waiting and len(running) < MOST_ROWS:
+                    row = self._waiting[0]
+                    is_short = len(row.prompt) <= longest and row.sampling.max_new_tokens <= most
+                    if row.settings != settings or not is_short:
+                        break
+                    running[next(numbers)] = row
+                    joined.append(self._waiting.popleft())
+            return [NewRow(tuple(row.prompt), row.sampling.max_new_tokens, row.numbers) for row in joined]
+
         pieces = model.sampler.pieces(
-            model.leaves,
-            [*(row.prompt for row in rows), *fillers],
-            attrs.evolve(rows[0].sampling, max_new_tokens=power_of_two(max(limits)), seed=0),
+            leaves,
+            [row.prompt for row in rows],
+            attrs.evolve(rows[0].sampling, max_new_tokens=most, seed=0),
             prompt_length=padded_turn(max(len(row.prompt) for row in rows)),
-            limits=[*limits, *[1] * len(fillers)],
-            numbers=np.array([*(row.numbers for row in rows), *[(0, 0)] * len(fillers)], np.uint32),
-            is_unwanted=lambda index: index < len(rows) and rows[index].is_cancelled,
+            limits=limits,
+            numbers=np.array([row.numbers for row in rows], np.uint32),
+            is_unwanted=lambda number: number not in running,
+            join=join,
         )
         for completed in pieces:
             for piece in completed:
-                if piece.row < len(rows) and not rows[piece.row].is_cancelled:
-                    rows[piece.row].deliver(piece)
+                row = running[piece.row]
+                if not row.is_cancelled:
+                    row.deliver(piece)
+                if piece.is_done or row.is_cancelled:
+                    with self._changed:
+                        del running[piece.row]
             with self._changed:
                 self._changed.wait_for(lambda: self._paused != "keep" or self._is_closed)
             if self._is_closed:
-                _fail(rows, RunError("the server ends"))
+                _fail(running.values(), RunError("the server ends"))
                 return
 
 
-def filling(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Prompts that make the numbers of rows and of different prompts powers of two, each of which is compiled once.
-
-    Their rows end with the first token, and nobody reads them.
-    """
-    count = len({tuple(prompt) for prompt in prompts})
-    different = [[0, index] for index in range(power_of_two(count) - count)]
-    rows = len(prompts) + len(different)
-    return different + [[*(different[-1] if different else prompts[-1])]] * (power_of_two(rows) - rows)
-
-
-def _fail(rows: Sequence[Row], error: Exception) -> None:
+def _fail(rows: Iterable[Row], error: Exception) -> None:
     for row in rows:
         row.deliver(error)

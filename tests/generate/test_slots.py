@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.formats import hf
 from nnxdsl.generate import sampler as module
-from nnxdsl.generate.sampler import Completion, Sampler
+from nnxdsl.generate.sampler import Completion, NewRow, Sampler
 from nnxdsl.generate.sampling import Sampling, filter_logits
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded
@@ -130,6 +131,36 @@ def test_log_probs_are_those_of_the_whole_forward(build: Callable[[str], Built],
         np.testing.assert_allclose(one.log_mass, mass[row, index], atol=1e-4, rtol=0)
         assert (one.log_mass < 0).any()
         assert (one.logps <= one.log_mass + 1e-6).all()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["sliding windows", "recurrent layers and experts", "shared keys and values"])
+def test_rows_that_join_later_have_the_same_draws(build: Callable[[str], Built], name: str) -> None:
+    template, config, leaves = build(name)
+    stops = range(0, config.vocab_size, 12)
+    prompts = [prompt for number in range(3) for prompt in groups()[number::3]]  # equal ones are apart
+    numbers = [np.array([number, 5], np.uint32) for number in range(len(prompts))]
+    whole = Sampler(template, config, jnp.float32, stops, slots=16)
+    wanted = {number: list[int]() for number in range(len(prompts))}
+    for pieces in whole.pieces(leaves, prompts, HOT, prompt_length=32, numbers=np.stack(numbers)):
+        for piece in pieces:
+            wanted[piece.row] += piece.ids
+    rows = deque(NewRow(tuple(prompt), NEW, each) for prompt, each in zip(prompts, numbers, strict=True))
+    sampler = Sampler(template, config, jnp.float32, stops, slots=4)
+    begun, asked, actual = rows.popleft(), list[int](), {number: list[int]() for number in wanted}
+
+    def join(longest: int) -> list[NewRow]:
+        """One, none, two, none, three, ..."""
+        asked.append(longest)
+        count = len(asked) % 2 * (len(asked) // 2 + 1)
+        return [rows.popleft() for _ in range(min(count, len(rows)))]
+
+    first = {"prompt_length": 32, "numbers": np.stack([begun.numbers]), "join": join}
+    for pieces in sampler.pieces(leaves, [list(begun.prompt)], HOT, 3, **first):
+        for piece in pieces:
+            actual[piece.row] += piece.ids
+    assert actual == wanted
+    assert set(asked) == {32}
 
 
 @pytest.mark.extended
