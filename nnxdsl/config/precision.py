@@ -13,6 +13,9 @@ from nnxdsl.errors import Problem
 if TYPE_CHECKING:
     from nnxdsl.config.experiment import Experiment
 
+KVCacheDtype = Literal["int8"]
+"""A dtype of cached keys and values other than that of activations."""
+
 
 @attrs.frozen(kw_only=True)
 class Precision(Spec):

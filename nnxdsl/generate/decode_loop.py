@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.generate.sampling import Draws, Selection, select
 from nnxdsl.generate.speculative import accept, draft
 from nnxdsl.models.attention.kv_cache import (
@@ -148,6 +149,11 @@ class DecodeLoop:
     dtype: Any
     stop_ids: tuple[int, ...]
     row_sharding: Callable[[int], jax.sharding.NamedSharding] | None = None
+    kv_cache_dtype: KVCacheDtype | None = None
+
+    @property
+    def _of_kv(self) -> dict[str, Any]:
+        return {"kv_cache_dtype": self.kv_cache_dtype}
 
     def prefill(
         self, shared: Leaves, per_model: list[Leaves], tokens: jax.Array, lengths: jax.Array, *, drafts: int
@@ -173,17 +179,19 @@ class DecodeLoop:
     def _prefill(self, tokens: jax.Array, lengths: jax.Array, drafts: int, decoder: Decoder) -> Prefilled:
         rows, size = tokens.shape
         positions = positions_left_padded(lengths, size)
-        options = {"return_kv": True, "dtype": self.dtype, "method": AttentionMethod("chunked", sequence(size))}
+        method, of_kv = AttentionMethod("chunked", sequence(size)), self._of_kv
+        options = {"return_kv": self.kv_cache_dtype or True, "dtype": self.dtype, "method": method}
         out = decoder(tokens, positions, **options)
-        assert out.cache_update is not None  # return_kv=True
-        cache = append(init_cache(self.config, rows, size, self.dtype, spare=drafts), out.cache_update)
+        assert out.cache_update is not None  # return_kv
+        cache = append(init_cache(self.config, rows, size, self.dtype, spare=drafts, **of_kv), out.cache_update)
         if not drafts:
             return Prefilled(cache, None, out.hidden[:, -1])
         # Of the last token the following one is not chosen yet: the slots replace its keys and values.
         following = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
         _, _, update = decoder.mtp_states(out.hidden, following, positions, **options)
         assert update is not None
-        return Prefilled(cache, append(mtp_cache(self.config, rows, size, self.dtype), update), out.hidden[:, -1])
+        ahead = append(mtp_cache(self.config, rows, size, self.dtype, **of_kv), update)
+        return Prefilled(cache, ahead, out.hidden[:, -1])
 
     def empty(
         self, *, models: int, slots: int, room: int, new_tokens: int, drafts: int, prefixes: tuple[int, int, int]
@@ -199,12 +207,12 @@ class DecodeLoop:
             prefixes: Number of prefixes, most slots of each, and its tokens.
         """
         none, floats = jnp.zeros(slots, jnp.int32), jnp.zeros((slots, new_tokens), jnp.float32)
-        count, places, size = prefixes
-        shared = empty_prefixes(self.config, count, places, slots, size, self.dtype)
-        cache = init_cache(self.config, slots, room, self.dtype, drafts, shared)._replace(length=none)
-        ahead = mtp_cache(self.config, slots, room, self.dtype)._replace(length=none) if drafts else None
+        (count, places, size), of_kv = prefixes, self._of_kv
+        shared = empty_prefixes(self.config, count, places, slots, size, self.dtype, **of_kv)
+        cache = init_cache(self.config, slots, room, self.dtype, drafts, shared, **of_kv)._replace(length=none)
+        ahead = mtp_cache(self.config, slots, room, self.dtype, **of_kv)._replace(length=none) if drafts else None
         hidden = jnp.zeros((slots, 1 + drafts, self.config.embed_dim), self.dtype)
-        update = init_cache(self.config, slots, 1 + drafts, self.dtype)
+        update = init_cache(self.config, slots, 1 + drafts, self.dtype, **of_kv)
         empty_slots = Slots(
             cache,
             CacheUpdate(update.layers, update.positions),
@@ -330,12 +338,12 @@ class DecodeLoop:
             places = partial(_places, slots.padding)
             new, ahead = draft(
                 decoder, partial(choose, slots.numbers), places, slots.hidden, chosen.ids, accepted, slots.mtp_cache,
-                length, self.dtype,
+                length, self.dtype, self.kv_cache_dtype or True,
             )  # fmt: skip
             slots, tokens = slots._replace(drafts=new, mtp_cache=ahead), jnp.concatenate([tokens, new], axis=1)
         places = _places(slots.padding, cache.length[:, None] + steps)
-        result = decoder(tokens, places, cache=cache, return_kv=True, dtype=self.dtype)
-        assert result.cache_update is not None  # return_kv=True
+        result = decoder(tokens, places, cache=cache, return_kv=self.kv_cache_dtype or True, dtype=self.dtype)
+        assert result.cache_update is not None  # return_kv
         # How many of these tokens stay is known when the next ones are chosen.
         update = jax.tree.map(lambda new, old: new.astype(old.dtype), result.cache_update, slots.update)
         return slots._replace(update=update, hidden=result.hidden)

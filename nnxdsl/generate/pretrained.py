@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from nnxdsl.adapters import lora_math
 from nnxdsl.adapters.lora import abstract_decoder
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.config.tokenizer import Auto, Tokenizer
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.base import TokenizerBase, mismatch, open_tokenizer
@@ -68,6 +69,7 @@ class Pretrained:
         config: configuration of the decoder.
         leaves: arrays by dotted path, named as in a run's layout.
         dtype: dtype of activations and arrays.
+        kv_cache_dtype: dtype of keys and values in the cache, see `Sampler`.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Pretrained:
         tokenizer: Tokenizer,
         tokenizer_directory: Path | None,
         model_type: str | None,
+        kv_cache_dtype: KVCacheDtype | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.kv_cache_dtype = config, kv_cache_dtype
         self.leaves = dict(leaves)
         self.dtype = jnp.dtype(dtype)
         self._template, self._directory, self._model_type = template, directory, model_type
@@ -252,7 +255,8 @@ class Pretrained:
             WeightsError: the model has a head of labels.
         """
         if self._sampler is None:
-            self._sampler = Sampler(self._template, self.config, self.dtype, stop_ids(self.tokenizer))
+            arrays = self._template, self.config, self.dtype, stop_ids(self.tokenizer)
+            self._sampler = Sampler(*arrays, kv_cache_dtype=self.kv_cache_dtype)
         return self._sampler
 
     def token_logps(self, ids: Sequence[int], top: int = 0, temperature: float = 1.0) -> TokenLogps:
@@ -333,6 +337,7 @@ def load(
     tokenizer: Tokenizer | None = None,
     allow_non_finite: bool = False,
     mtp: bool = False,
+    kv_cache_dtype: KVCacheDtype | None = None,
 ) -> Pretrained:
     """Load a model from a run, a directory in the Hub's format, or a repository on the Hub.
 
@@ -346,6 +351,8 @@ def load(
         tokenizer: tokenizer to use; None for the one beside the weights.
         allow_non_finite: load weights that contain NaN or infinity instead of raising.
         mtp: also load the multi-token-prediction (MTP) layer, for `num_speculative_tokens` of `generate`.
+        kv_cache_dtype: dtype of keys and values in the cache, "int8" with a scale for each token and head: about half
+            the memory of bfloat16, and nearly the same log-probabilities. None for `dtype`.
 
     Returns:
         The model, with its arrays on the default device. Tensors are read one at a time, so host memory never has a
@@ -353,27 +360,35 @@ def load(
 
     Raises:
         WeightsError: a file is missing, damaged or unsupported, or tensors do not match the model or contain NaN or
-            infinity; lists all of these tensors.
+            infinity; lists all of these tensors. Or `kv_cache_dtype` has no effect.
     """
+    settings: dict[str, Any] = {"mtp": mtp, "kv_cache_dtype": kv_cache_dtype}
     if (run := Path(directory).expanduser()).is_dir() and is_run(run):
-        return _of_run(run, dtype, tokenizer, allow_non_finite=allow_non_finite, mtp=mtp)
+        return _of_run(run, dtype, tokenizer, allow_non_finite=allow_non_finite, **settings)
     resolved = locate(str(directory))
     reader = HubReader(resolved, allow_non_finite=allow_non_finite)
-    config, template = _template(reader.config, dtype, resolved, mtp=mtp)
+    config, template = _template(reader.config, dtype, resolved, **settings)
     if problems := reader.check(template):
         raise WeightsError("\n  ".join([f"{resolved}: {len(problems)} tensors do not fit:", *map(str, problems)]))
     here = jnp.zeros(()).sharding
     leaves = {path: place(reader.mapped(path), dtype, here) for path in template.variables}
     kind = text_fields(read_fields(resolved)).get("model_type")
-    return Pretrained(template, config, leaves, dtype, resolved, tokenizer or Auto(), resolved, kind)
+    return Pretrained(template, config, leaves, dtype, resolved, tokenizer or Auto(), resolved, kind, kv_cache_dtype)
 
 
 def _of_run(
-    path: Path, dtype: DTypeLike, tokenizer: Tokenizer | None, *, allow_non_finite: bool, mtp: bool
+    path: Path,
+    dtype: DTypeLike,
+    tokenizer: Tokenizer | None,
+    *,
+    allow_non_finite: bool,
+    mtp: bool,
+    kv_cache_dtype: KVCacheDtype | None,
 ) -> Pretrained:
     """The newest undamaged checkpoint of a run, or one step of it; its tokenizer is that of the run."""
     saved = RunWeights.open(path)
-    (config, template), here = _template(saved.config, dtype, path, mtp=mtp), jnp.zeros(()).sharding
+    config, template = _template(saved.config, dtype, path, mtp=mtp, kv_cache_dtype=kv_cache_dtype)
+    here = jnp.zeros(()).sharding
 
     def leaf(name: str) -> np.ndarray:
         leaf = saved.merged(name)
@@ -385,12 +400,16 @@ def _of_run(
     owner = tokenizer_owner(saved.experiment)
     directory = tokenizer_directory(owner, saved.directory.parent)
     tokenizer, kind = tokenizer or owner.model.tokenizer, model_type(saved.experiment)
-    return Pretrained(template, config, leaves, dtype, path, tokenizer, directory, kind)
+    return Pretrained(template, config, leaves, dtype, path, tokenizer, directory, kind, kv_cache_dtype)
 
 
-def _template(stored: DecoderConfig, dtype: DTypeLike, path: Path, *, mtp: bool) -> tuple[DecoderConfig, AbstractModel]:
+def _template(
+    stored: DecoderConfig, dtype: DTypeLike, path: Path, *, mtp: bool, kv_cache_dtype: KVCacheDtype | None
+) -> tuple[DecoderConfig, AbstractModel]:
     """The decoder, with its multi-token-prediction layer if that is asked for, and without arrays."""
     if mtp and not stored.mtp_layers:
         raise WeightsError(f"{path}: there is no multi-token-prediction (MTP) layer that can be loaded; leave mtp out")
+    if kv_cache_dtype and (problem := stored.kv_cache_problem):
+        raise WeightsError(f"{path}: kv_cache_dtype: {problem}; set None")
     config = stored if mtp else attrs.evolve(stored, mtp_layers=0)
     return config, abstract_decoder(config, dtype)

@@ -11,6 +11,7 @@ import attrs
 import jax
 import numpy as np
 
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.errors import WeightsError
 from nnxdsl.generate.decode_loop import DecodeLoop, Fill, Prefilled, Slots, unstacked
 from nnxdsl.generate.sampling import Sampling, Selection, numbers_of
@@ -110,14 +111,19 @@ class Sampler:
     Args:
         template: The abstract model.
         config: Configuration of the decoder.
-        dtype: Dtype of activations and KV cache.
+        dtype: Dtype of activations, and of the KV cache.
         stop_ids: Token ids that end a completion.
         row_sharding: The sharding of an array with so many rows; None leaves it to jax.
         whole: Output sharding, replicated where several processes read the completions; None leaves it to jax.
         slots: Most completions at one time; None for a number that suits the platform.
+        kv_cache_dtype: Dtype of keys and values in the cache, "int8" with a float32 scale for each token and head; None
+            for `dtype`. Log-probabilities then differ from those of a forward pass without a cache; those returned are
+            the ones that tokens were drawn with. A prompt's own tokens attend to each other in `dtype`. States of
+            linear layers and keys of indexers stay as they are.
 
     Raises:
         WeightsError: The model has a head of labels.
+        ValueError: `kv_cache_dtype` has no effect: the model has no keys and values.
     """
 
     def __init__(
@@ -129,15 +135,19 @@ class Sampler:
         row_sharding: Callable[[int], jax.sharding.NamedSharding] | None = None,
         whole: jax.sharding.Sharding | None = None,
         slots: int | None = None,
+        kv_cache_dtype: KVCacheDtype | None = None,
     ) -> None:
         if config.head.num_labels is not None:
             raise WeightsError("the model's head gives scores of labels and no tokens, so it generates nothing")
+        if kv_cache_dtype and (problem := config.kv_cache_problem):
+            raise ValueError(f"kv_cache_dtype: {problem}; set None")
         self._config, self._stops = config, frozenset(stop_ids)
         platform = jax.default_backend()
         self._slots = slots or most_slots(platform)
         self._least_slots = LEAST_SLOTS.get(platform, self._slots)
         self._prompts = most_prompts(platform, self._slots)
-        loop, jit = DecodeLoop(template, config, dtype, tuple(sorted(stop_ids)), row_sharding), xla_options.jit
+        loop = DecodeLoop(template, config, dtype, tuple(sorted(stop_ids)), row_sharding, kv_cache_dtype)
+        jit = xla_options.jit
         self._loop, self._unstacked = loop, jit(unstacked)
         self._prefill = jit(loop.prefill, static_argnames=("drafts",))
         self._empty = jit(loop.empty, static_argnames=("models", "slots", "room", "new_tokens", "drafts", "prefixes"))

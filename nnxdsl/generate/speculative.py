@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from nnxdsl.generate.sampling import Draws
 from nnxdsl.models.attention.kv_cache import Cache, append, rewind
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.decoder import Decoder, ReturnKV
 
 
 class Accepted(NamedTuple):
@@ -67,6 +67,7 @@ def draft(
     cache: Cache,
     length: jax.Array,
     dtype: DTypeLike,
+    return_kv: ReturnKV = True,
 ) -> tuple[jax.Array, Cache]:
     """Drafts `[B, k]` of the tokens after those accepted, and the cache of the MTP layer with the accepted ones.
 
@@ -80,8 +81,9 @@ def draft(
         cache: That of the MTP layer, whose length is the number of tokens before those of `hidden`.
         length: Tokens of each completion, the accepted ones included `[B]`.
         dtype: Of activations.
+        return_kv: As the cache holds keys and values.
     """
-    count, settings = chosen.shape[1] - 1, {"return_kv": True, "dtype": dtype}
+    count, settings = chosen.shape[1] - 1, {"return_kv": return_kv, "dtype": dtype}
     end = cache.length + accepted.added
     # The layer reads each token's state with the token that was chosen after it.
     inputs = places(cache.length[:, None] + jnp.arange(count + 1))

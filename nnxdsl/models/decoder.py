@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.models.attention.context import Context, context
 from nnxdsl.models.attention.dot_product import apply_soft_cap
 from nnxdsl.models.attention.indexer import SELECTIONS, IndexerStats
@@ -23,6 +24,7 @@ from nnxdsl.models.attention.kv_cache import (
     SharedKV,
     empty_kv,
     shared_past,
+    to_cache_dtype,
 )
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
@@ -41,6 +43,9 @@ from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, with_remat
 
 StatsT = TypeVar("StatsT", RouterStats, IndexerStats)
+
+ReturnKV = bool | KVCacheDtype
+"""Whether a call returns its keys and values, or in which dtype other than its own."""
 
 
 class LayerGroup(nnx.Module):
@@ -76,7 +81,7 @@ class LayerGroup(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, context: Context, past: Sequence[Any] | None = None, *, return_kv: bool = False
+        self, x: jax.Array, context: Context, past: Sequence[Any] | None = None, *, return_kv: ReturnKV = False
     ) -> GroupOutput:
         """The layers' output and what else they give.
 
@@ -84,7 +89,7 @@ class LayerGroup(nnx.Module):
             x: the residual stream, `[B, T, D]`.
             context: the positions and masks of this call.
             past: the caches of these layers, or None.
-            return_kv: also return this call's keys and values; of layers with a window those within it.
+            return_kv: see `ReturnKV`; of layers with a window those within it.
         """
         news: list[Any] = []
         routing, indexing, embeddings, last, max_logits = None, None, context.per_layer, {}, []
@@ -104,7 +109,7 @@ class LayerGroup(nnx.Module):
             max_logits.append(stats.max_logits)
             if block.kind in self.gives_kv:
                 last[block.kind] = new
-            news.append(_newest(new, context.views[block.kind]) if return_kv else new)
+            news.append(_returned(_newest(new, context.views[block.kind]), return_kv) if return_kv else new)
         caches = tuple(news) if return_kv and not self.shares_kv else None
         return GroupOutput(x, caches, routing, last, tuple(max_logits), indexing)
 
@@ -260,7 +265,7 @@ class Decoder(nnx.Module):
         positions: TokenPositions,
         *,
         cache: Cache | None = None,
-        return_kv: bool = False,
+        return_kv: ReturnKV = False,
         dtype: DTypeLike,
         remat: Remat = "none",
         stages: Stages | None = None,
@@ -273,7 +278,7 @@ class Decoder(nnx.Module):
             positions: of the tokens, each `[B, T]`.
             cache: tokens to attend to as well. A row may begin with padding, but have none between its tokens: local
                 layers count tokens.
-            return_kv: also return the update of a cache.
+            return_kv: also return the update of a cache, see `ReturnKV`.
             dtype: of the residual stream and the matrix products; norms, softmax and RoPE are float32.
             remat: rematerialization policy of each period of layers; see `models.remat`.
             stages: divides the stack of periods into pipeline stages; not with a cache.
@@ -403,7 +408,7 @@ class Decoder(nnx.Module):
         positions: TokenPositions,
         *,
         cache: Cache | None = None,
-        return_kv: bool = False,
+        return_kv: ReturnKV = False,
         dtype: DTypeLike,
         remat: Remat = "none",
         method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
@@ -415,7 +420,7 @@ class Decoder(nnx.Module):
             following: the token that follows each one, `[B, T]` int32.
             positions: of the tokens, `[B, T]`.
             cache: tokens to attend to as well, see `mtp_cache`.
-            return_kv: also return the update of a cache.
+            return_kv: also return the update of a cache, see `ReturnKV`.
             dtype: of the residual stream.
             remat: rematerialization policy.
             method: how attention is computed; with a cache it is "dense".
@@ -430,7 +435,7 @@ class Decoder(nnx.Module):
 
         def run(state: nnx.State, *inputs: Any) -> tuple[jax.Array, LayerStats, Any]:
             states, stats, new = nnx.merge(graphdef, state)(*inputs)
-            return states, stats, new if return_kv else None
+            return states, stats, _returned(new, return_kv) if return_kv else None
 
         shared = context(self.config, positions, cache, method)
         states, stats, new = with_remat(run, remat)(state, hidden, vectors, shared, past)
@@ -479,7 +484,7 @@ def _run_stack(
     context: Context,
     past: Sequence[Any] | None,
     remat: Remat,
-    return_kv: bool,
+    return_kv: ReturnKV,
     last_kv: dict[LayerKind, KV],
     path: str = "layers",
     first: int = 0,
@@ -517,8 +522,8 @@ def _run_stack(
         return (x, last_kv), (caches, (routing, indexing), max_logits)
 
     # They are carried from one period to the next: only those of the last one are read.
-    zeros: dict[LayerKind, KV] = {kind: KV(*(constrain(p, "batch", "activation_kv_heads", "length", None) for p in kv))
-             for kind, kv in last_kv.items()}  # fmt: skip
+    axes = "batch", "activation_kv_heads", "length", None
+    zeros: dict[LayerKind, KV] = jax.tree.map(lambda part: constrain(part, *axes), last_kv)
     numbers, carry = layer_numbers(count, first), (x, zeros)
     if past is None and not is_unstacked:
         carry, (stacked, stats, max_logits) = jax.lax.scan(step, carry, (state, None, numbers, vectors))
@@ -562,7 +567,7 @@ def _run_in_stages(layers: LayerGroup, x: jax.Array, context: Context, stages: S
     return run_stages(stack, state, x, context, stages)
 
 
-def _group_runner(period: LayerGroup, remat: Remat, return_kv: bool) -> Callable[..., GroupOutput]:
+def _group_runner(period: LayerGroup, remat: Remat, return_kv: ReturnKV) -> Callable[..., GroupOutput]:
     graphdef = nnx.graphdef(period)
 
     def run(state: nnx.State, x: jax.Array, context: Context, past: Sequence[Any] | None) -> Any:
@@ -578,6 +583,11 @@ def add_stats(one: StatsT | None, other: StatsT | None) -> StatsT | None:
     if one is None or other is None:
         return one if other is None else other
     return jax.tree.map(jnp.add, one, other)
+
+
+def _returned(new: Any, return_kv: ReturnKV) -> Any:
+    """Keys and values as the cache holds them."""
+    return new if isinstance(return_kv, bool) else to_cache_dtype(new, return_kv)
 
 
 def _newest(new: Any, view: View) -> Any:

@@ -254,6 +254,8 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
             problems.append(Problem(f"{field}.num_speculative_tokens", f"{message}; set 0"))
+    if experiment.objective.kv_cache_dtype and (message := config.kv_cache_problem):
+        problems.append(Problem("objective.kv_cache_dtype", f"{message}; set None"))
     if experiment.mesh.stage > 1 and (config.layers.num_kv_shared_layers or config.per_layer_embedding):
         message = "KV sharing and per-layer embeddings are not supported with pipeline parallelism"
         problems.append(Problem("mesh.stage", f"{message}; set 1"))

@@ -130,11 +130,11 @@ def _generation(blueprint: Blueprint, parts: list[Part]) -> list[Part]:
     if not isinstance(objective, Online) or objective.engine is not None:
         return []
     usage = rollout_memory(blueprint, lengths(blueprint.experiment.data))
-    freed = _bytes_between_steps(parts)
+    freed, dtype = _bytes_between_steps(parts), objective.kv_cache_dtype or blueprint.compute.name
     explanation = (
-        f"KV cache of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, logits "
-        f"{usage.workspace / 2**20:,.1f} MiB and copies of weights {usage.copies / 2**20:,.1f} MiB, beyond memory that "
-        "is free between steps (gradients, activations, workspace)"
+        f"KV cache ({dtype}) of {usage.rows} completions of {usage.tokens} tokens, {usage.cache / 2**20:,.1f} MiB, "
+        f"workspace {usage.workspace / 2**20:,.1f} MiB and copies of weights {usage.copies / 2**20:,.1f} MiB, "
+        "beyond memory that is free between steps (gradients, activations, workspace)"
     )
     return [Part("generation", max(usage.total - freed, 0), "estimated", explanation)]
 
@@ -437,7 +437,7 @@ class RolloutMemory:
         tokens: Tokens of the longest prompt and completion.
         cache: Bytes of the KV cache: of the completions, of the prefixes that they share, and of the prompts that are
             computed at one time.
-        workspace: Bytes of the logits and their copies.
+        workspace: Bytes of the logits and their copies, or of a layer's keys and values that are converted from 8 bits.
         copies: Bytes of weights that are copied: those of stacks of layers, which are taken apart, and trained ones in
             the compute dtype where that is not float32.
     """
@@ -468,24 +468,27 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
         prompt = min(padded_turn(longest.trunk), config.max_length - longest.head)
     room = prompt - 1 + longest.head + drafts
 
+    of_kv: dict[str, Any] = {"kv_cache_dtype": objective.kv_cache_dtype}
+
     def on_device(rows: int) -> int:
         return math.ceil(rows / blueprint.layout.batch_shards(rows))
 
     def caches() -> Any:
-        shared = empty_prefixes(config, on_device(prefixes), places, on_device(slots), prompt, compute)
-        caches = [init_cache(config, on_device(slots), room, compute, drafts, shared)]
-        caches.append(init_cache(config, on_device(at_once), prompt, compute, drafts))
+        shared = empty_prefixes(config, on_device(prefixes), places, on_device(slots), prompt, compute, **of_kv)
+        caches = [init_cache(config, on_device(slots), room, compute, drafts, shared, **of_kv)]
+        caches.append(init_cache(config, on_device(at_once), prompt, compute, drafts, **of_kv))
         if drafts:
-            caches += [
-                mtp_cache(config, on_device(rows), size, compute) for rows, size in ((slots, room), (at_once, prompt))
-            ]
+            sizes = ((slots, room), (at_once, prompt))
+            caches += [mtp_cache(config, on_device(rows), size, compute, **of_kv) for rows, size in sizes]
         return caches
 
     arrays = jax.tree.leaves(jax.eval_shape(caches))
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
     # The logits, and their exponentials; which tokens are kept is found from their order and the masked ones as well.
     is_limited = isinstance(objective, Online) and (objective.top_k, objective.top_p) != (None, None)
-    workspace = (4 if is_limited else 2) * on_device(slots) * (1 + drafts) * config.vocab_size * 4
+    logits = (4 if is_limited else 2) * on_device(slots) * (1 + drafts) * config.vocab_size * 4
+    converted = 2 * compute.itemsize * max((leaf.size for leaf in arrays if leaf.dtype == jnp.int8), default=0)
+    workspace = max(logits, converted)
     return RolloutMemory(on_device(slots), longest.trunk, cache, workspace, _weight_copies(blueprint))
 
 

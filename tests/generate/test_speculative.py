@@ -32,6 +32,7 @@ from nnxdsl import (
 )
 from nnxdsl import compile as compile_experiment
 from nnxdsl.adapters.lora import abstract_decoder
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.data import Prompts, load
 from nnxdsl.data.tokenizers.base import BytesTokenizer
 from nnxdsl.data.tokenizers.encode import Encoder
@@ -100,12 +101,13 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
 @pytest.mark.gpu
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("name", "sampling", "drafts"),
+    ("name", "sampling", "drafts", "dtype"),
     [
-        ("windowed", HOT, 3),
-        ("latent", Sampling(NEW), 1),
+        ("windowed", HOT, 3, None),
+        ("latent", Sampling(NEW), 1, None),
+        ("windowed", HOT, 3, "int8"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, None, marks=pytest.mark.slow)
             for case in (
                 ("windowed", HOT, 1),
                 ("windowed", Sampling(NEW), 1),
@@ -118,10 +120,10 @@ def with_drafts(sampling: Sampling, drafts: int) -> Sampling:
     ],
 )
 def test_tokens_are_those_without_drafts(
-    build: Callable[[str], Built], name: str, sampling: Sampling, drafts: int
+    build: Callable[[str], Built], name: str, sampling: Sampling, drafts: int, dtype: KVCacheDtype | None
 ) -> None:
     template, config, leaves = build(name)
-    plain = Sampler(template, config, jnp.float32, stop_ids=())
+    plain = Sampler(template, config, jnp.float32, stop_ids=(), kv_cache_dtype=dtype)
     wanted, passes = complete(plain, leaves, PROMPTS, sampling)
     assert passes == [NEW - 1] * len(PROMPTS)
     assert max(len(set(row)) for row in wanted) > 3

@@ -301,6 +301,7 @@ ELSEWHERE = {
             ("top_k", SAMPLED),
             ("top_p", SAMPLED),
             ("num_speculative_tokens", "generate/test_speculative.py::test_rollouts_have_it"),
+            ("kv_cache_dtype", "rollouts/test_rollouts.py::test_what_a_cache_in_8_bits_rounds"),
             ("num_iterations", "rollouts/test_rollouts.py::test_a_run_learns_and_goes_on_bit_equal"),
             ("environment", ENVIRONMENT),
             ("max_num_gen_batches", "rollouts/test_dynamic_sampling.py::test_a_batch_has_groups_with_a_spread"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,15 @@ from nnxdsl import (
     Experiment,
     Memory,
     Mesh,
+    Model,
     Objective,
+    PlanError,
     Reward,
     Tokenizer,
     Weights,
+    WeightsError,
+    evolve,
+    load,
     to_json,
 )
 from nnxdsl.generate.pretrained import Pretrained
@@ -35,6 +42,7 @@ from nnxdsl.program.batches.abstract import lengths
 from nnxdsl.program.blueprint import build_blueprint
 from nnxdsl.program.memory import memory, reward_memory, rollout_memory
 
+FAMILIES = Path(__file__).parent.parent / "reference" / "families"
 PROMPTS = Data.Prompts("none.jsonl", max_prompt_length=16, max_completion_length=48)
 
 
@@ -69,8 +77,13 @@ def test_slots_and_prefixes_are_counted_and_not_rows(mesh: Mesh, experiment: Cal
 @pytest.mark.default_variants(1)
 @pytest.mark.parametrize(
     ("fields", "prompt"),
-    [({}, 16), ({"environment": Environment("asks again", max_turns=3)}, 64), ({"top_p": 0.9}, 16)],
-    ids=["one turn", "a later turn of an environment", "top_p"],
+    [
+        ({}, 16),
+        ({"environment": Environment("asks again", max_turns=3)}, 64),
+        ({"top_p": 0.9}, 16),
+        ({"kv_cache_dtype": "int8"}, 16),
+    ],
+    ids=["one turn", "a later turn of an environment", "top_p", "8 bits"],
 )
 def test_it_is_what_xla_says(experiment: Callable[..., Experiment], fields: dict[str, Any], prompt: int) -> None:
     asked = experiment(
@@ -81,7 +94,8 @@ def test_it_is_what_xla_says(experiment: Callable[..., Experiment], fields: dict
     )
     blueprint = build_blueprint(asked)
     leaves = {path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in blueprint.policy.variables.items()}
-    sampler = Sampler(blueprint.policy, blueprint.config, blueprint.compute, stop_ids=())
+    of_kv = {"kv_cache_dtype": fields.get("kv_cache_dtype")}
+    sampler = Sampler(blueprint.policy, blueprint.config, blueprint.compute, stop_ids=(), **of_kv)
     advance, seen = sampler._advance, list[Any]()
 
     def compiled(*args: Any, **options: Any) -> Any:
@@ -96,7 +110,31 @@ def test_it_is_what_xla_says(experiment: Callable[..., Experiment], fields: dict
     held = seen[0].argument_size_in_bytes - weights + seen[0].temp_size_in_bytes
     actual = rollout_memory(blueprint, lengths(PROMPTS))
     assert actual.cache + actual.workspace == pytest.approx(held, rel=0.1)
+    if "kv_cache_dtype" in fields:
+        floats = rollout_memory(build_blueprint(evolve(asked, {"objective.kv_cache_dtype": None})), lengths(PROMPTS))
+        numbers = 16  # of a head, beside one scale
+        assert actual.cache == pytest.approx(floats.cache * (numbers + 4) / (4 * numbers), rel=0.05)
     assert actual.copies == sum(leaf.nbytes for path, leaf in leaves.items() if is_stacked(path))
+
+
+def test_a_dtype_of_keys_needs_keys(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+    fields = json.loads((FAMILIES / "qwen3_next" / "config.json").read_text())
+    fields["layer_types"] = ["linear_attention"] * fields["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    asked = experiment(
+        objective=Objective.GRPO(rewards=(Reward("exact_answer"),), num_generations=4, kv_cache_dtype="int8"),
+        data=PROMPTS,
+        model=Model.HF(str(tmp_path), weights=Weights.Random()),
+    )
+    message = "the model has no keys and values, and states of linear layers stay as they are; set None"
+    with pytest.raises(PlanError, match=f"objective.kv_cache_dtype: {message}"):
+        build_blueprint(asked)
+    blueprint = build_blueprint(evolve(asked, {"objective.kv_cache_dtype": None}))
+    with pytest.raises(ValueError, match=f"^kv_cache_dtype: {message}"):
+        Sampler(blueprint.policy, blueprint.config, blueprint.compute, (), kv_cache_dtype="int8")
+    shutil.copy(FAMILIES / "qwen3_next" / "model.safetensors", tmp_path)
+    with pytest.raises(WeightsError, match=f"kv_cache_dtype: {message}"):
+        load(tmp_path, kv_cache_dtype="int8")
 
 
 def test_it_is_left_out_where_the_step_takes_more(experiment: Callable[..., Experiment]) -> None:

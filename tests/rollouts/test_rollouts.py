@@ -149,6 +149,21 @@ def test_ratios_to_the_sampler_are_one_on_policy_though_tokens_are_left_out(prog
 
 
 @pytest.mark.extended
+def test_what_a_cache_in_8_bits_rounds_is_measured_and_corrected(program: Program, prompts: Prompts) -> None:
+    fields = {"kv_cache_dtype": "int8", "num_iterations": 1, "importance_sampling": ImportanceSampling()}
+    rounding = compile(evolve(program.experiment, {f"objective.{name}": value for name, value in fields.items()}))
+    state, made = rounding.init(), Rollouts.of(rounding, prompts, BytesTokenizer())
+    batch = made.rollout_at(0, state).batch
+    differences = np.asarray(rounding.score(state, made.train_batch(batch)).token_stats.logp)
+    differences = (differences.reshape(batch.loss_mask.shape) - batch.sampler_logps)[batch.loss_mask]
+    _, metrics = rounding.step(state, made.train_batch(batch))
+    actual = {name.removeprefix("sampling/"): float(value) for name, value in metrics.items()}
+    assert 1e-5 < actual["sampling_logp_difference/max"] < 0.05
+    assert actual["sampling_logp_difference/max"] == pytest.approx(np.abs(differences).max(), rel=1e-2)
+    assert actual["importance_sampling_ratio/raw_mean"] == pytest.approx(np.exp(differences).mean(), rel=1e-5)
+
+
+@pytest.mark.extended
 def test_tokens_of_high_entropy_are_chosen_among_those_that_count(program: Program, prompts: Prompts) -> None:
     fields = {"top_entropy_quantile": 0.25, "entropy_coef": 0.1, "num_iterations": 1}
     asked = evolve(program.experiment, {f"objective.{name}": value for name, value in fields.items()})

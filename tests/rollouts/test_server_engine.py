@@ -371,6 +371,10 @@ def test_a_server_that_hangs(place: Served, monkeypatch: pytest.MonkeyPatch) -> 
             "objective: num_speculative_tokens: has no effect with an engine, which has drafts of its own",
         ),
         (
+            {"objective": {"kv_cache_dtype": "int8"}},
+            "objective: kv_cache_dtype: has no effect with an engine, which has a cache of its own",
+        ),
+        (
             {"objective": {"engine": Engine.Server("http://localhost:8000", max_staleness=1)}},
             "engine.max_staleness: completions of earlier weights bias the loss; "
             "set importance_sampling=ImportanceSampling()",

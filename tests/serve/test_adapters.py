@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 import nnxdsl
@@ -143,3 +144,15 @@ def test_requests_wait_while_the_server_is_paused(post: Post) -> None:
         assert waiting.result()[0] == 200
     status, answer = post("/pause?mode=later", {})
     assert (status, "'abort', 'wait' or 'keep'" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.extended
+def test_keys_and_values_in_8_bits(place: Path) -> None:
+    with serving(place / "model", "--kv-cache-dtype", "int8", "--name", "tiny") as url:
+        body = json.dumps(completion("tiny", return_token_ids=True)).encode()
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/completions", body, headers)) as result:
+            (choice,) = json.loads(result.read())["choices"]
+    ids = choice["prompt_token_ids"], choice["token_ids"]
+    expected = nnxdsl.load(place / "model").token_logps([*ids[0], *ids[1]]).logps[len(ids[0]) - 1 :]
+    assert 1e-5 < np.abs(np.array(choice["logprobs"]["token_logprobs"]) - expected).max() < 0.05

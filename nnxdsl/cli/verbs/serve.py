@@ -33,6 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--weights-directory", type=Path, metavar="DIR", help=help_text)
     dtypes = {"default": "float32", "choices": ("float32", "bfloat16")}
     parser.add_argument("--dtype", **dtypes, help="of weights and activations (default: float32)")
+    help_text = "of keys and values in the cache (default: that of activations)"
+    parser.add_argument("--kv-cache-dtype", choices=("int8",), help=help_text)
 
 
 def run(args: Namespace) -> int:
@@ -59,7 +61,7 @@ def run(args: Namespace) -> int:
     name = args.name or (place.resolve().name if place.is_dir() else target)
     with Display() as display, compile_cache(args.home, display.say):
         phase = display.begin(f"loading {target}")
-        model = load(place if place.is_dir() else target, dtype=args.dtype)
+        model = load(place if place.is_dir() else target, dtype=args.dtype, kv_cache_dtype=args.kv_cache_dtype)
         _ = model.sampler  # opens the tokenizer as well: what cannot answer is not served
         display.end(phase)
         app = make_app(model, name, key, args.weights_directory)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from nnxdsl.config.core.base import Spec
+from nnxdsl.config.precision import KVCacheDtype
 
 if TYPE_CHECKING:
     from nnxdsl.config.model import Model
@@ -83,6 +84,8 @@ class Objective(Spec):
     """Completions that are sampled of each row; 1 where rows hold what is trained on."""
     num_speculative_tokens: ClassVar[int] = 0
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
+    kv_cache_dtype: ClassVar[KVCacheDtype | None] = None
+    """Dtype of keys and values where completions are sampled; None for that of activations."""
     reads_margins: ClassVar[bool] = False
     """Whether pairs may have a margin between the rewards of their completions."""
     reads_teacher_prompts: ClassVar[bool] = False

@@ -17,6 +17,7 @@ from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.engine import Engine
 from nnxdsl.config.objectives.environment import Environment
 from nnxdsl.config.objectives.reward import Reward
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.errors import Problem
 
 if TYPE_CHECKING:
@@ -36,12 +37,16 @@ class Online(Objective):
             `top_k` leaves, if it is given); None for all.
         num_speculative_tokens: Tokens that the model's multi-token-prediction layer (`mtp_layers`) drafts for each of
             its passes: the same completions, up to the rounding of logits. The layer is not trained. 0 for none.
+        kv_cache_dtype: Dtype of keys and values while completions are sampled: "int8" with a float32 scale for each
+            token and head takes about half the memory of bfloat16; None for that of activations. Log-probabilities in
+            sampling then differ from those in training, which `importance_sampling` corrects where an objective has
+            it. Metrics say by how much. The name is vLLM's.
         environment: What answers a completion, so that an episode has several turns; None for single completions.
         engine: What samples, as `Engine.Server(url)`; None for the devices that train.
     """
 
     is_base: ClassVar[bool] = True
-    fields_added_later: ClassVar[frozenset[str]] = frozenset({"engine"})
+    fields_added_later: ClassVar[frozenset[str]] = frozenset({"engine", "kv_cache_dtype"})
     batch_kind: ClassVar[str] = "prompts"
     max_num_gen_batches: ClassVar[int] = 1
     """Most batches of completions that are sampled for one that is trained on."""
@@ -54,6 +59,7 @@ class Online(Objective):
     top_k: int | None = attrs.field(default=None, validator=positive)
     top_p: float | None = attrs.field(default=None, validator=inner)
     num_speculative_tokens: int = attrs.field(default=0, validator=Limit(at_least=0))
+    kv_cache_dtype: KVCacheDtype | None = None
     environment: Environment | None = None
     engine: Engine | None = None
 
@@ -66,6 +72,8 @@ class Online(Objective):
         """No reward is there twice, and those of an environment have one."""
         if self.engine is not None and self.num_speculative_tokens:
             yield Problem("num_speculative_tokens", "has no effect with an engine, which has drafts of its own")
+        if self.engine is not None and self.kv_cache_dtype:
+            yield Problem("kv_cache_dtype", "has no effect with an engine, which has a cache of its own")
         names = [reward.name for reward in self.rewards]
         for index, name in enumerate(names):
             if name in names[:index]:

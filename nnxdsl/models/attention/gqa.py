@@ -95,7 +95,7 @@ class Attention(nnx.Module):
         if self.temperature is not None:
             query = query * query_factor(view.positions.positions, self.temperature).astype(query.dtype)
         if isinstance(past, SharedKV):
-            key, value = (jnp.swapaxes(part, 1, 2) for part in past.new)
+            key, value = jax.tree.map(lambda part: jnp.swapaxes(part, 1, 2), past.new)
         else:
             key, value = self._key_value(x, split, view)
         mixed, new = self_attention(

@@ -3,37 +3,83 @@
 Global layers store every token. A local layer never attends beyond its window, so it has a ring buffer: token number n
 of a row is in slot n % window, and replaces the one that has just left the window. Keys are stored after their
 rotation, so the slots' positions alone determine the mask, in any order of the slots.
+
+Keys and values may be stored in 8 bits, see `QuantizedHeads`. They are quantized when they are written, and each layer
+reads its own as they are: it is scores and attention weights that are multiplied by the scales of their tokens.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.models.attention.dot_product import MASK_VALUE, apply_sinks, apply_soft_cap
 from nnxdsl.models.attention.positions import PrefixRows, TokenPositions
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.layer_pattern import LayerKind
+from nnxdsl.models.config.mixer import MixerConfig
 from nnxdsl.models.mixer import mixer_class
+
+CacheT = TypeVar("CacheT")
+
+
+class QuantizedHeads(NamedTuple):
+    """Keys or values in 8 bits, symmetric, with a scale for each token and head.
+
+    Attributes:
+        values: `[..., slots, head_dim]` int8, from -127 to 127.
+        scale: `[..., slots, 1]` float32.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the keys or values."""
+        return self.values.shape
+
+
+Heads = jax.Array | QuantizedHeads
 
 
 class KV(NamedTuple):
     """Keys and values, after norm and rotation; any leading axes, then `[B, kv_heads, slots, head_dim]`."""
 
-    key: jax.Array
-    value: jax.Array
+    key: Heads
+    value: Heads
 
 
 class IndexedKV(NamedTuple):
     """Keys and values of latent attention with an indexer, and its keys `[..., B, 1, slots, head_dim]`."""
 
-    key: jax.Array
-    value: jax.Array
+    key: Heads
+    value: Heads
     index_key: jax.Array
+
+
+def quantize_heads(heads: jax.Array) -> QuantizedHeads:
+    """Keys or values `[..., slots, head_dim]` in 8 bits."""
+    heads = heads.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(heads), axis=-1, keepdims=True) / 127
+    return QuantizedHeads(jnp.round(heads / jnp.where(scale > 0, scale, 1.0)).astype(jnp.int8), scale)
+
+
+def to_cache_dtype(kv: CacheT, dtype: KVCacheDtype | None) -> CacheT:
+    """A layer's keys and values as a cache of that dtype holds them; states of linear layers stay as they are.
+
+    So do the keys of an indexer: rounding would select other tokens.
+    """
+    if dtype is None or not isinstance(kv, KV | IndexedKV):
+        return kv
+    assert isinstance(kv.key, jax.Array)
+    assert isinstance(kv.value, jax.Array)
+    return kv._replace(key=quantize_heads(kv.key), value=quantize_heads(kv.value))
 
 
 def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) -> KV:
@@ -45,8 +91,8 @@ def empty_kv(config: DecoderConfig, batch: int, slots: int, dtype: DTypeLike) ->
 class PrefixedKV(NamedTuple):
     """Keys and values of each row's own tokens, and those `[U, K, P, H]` of the prefixes that rows share."""
 
-    key: jax.Array
-    value: jax.Array
+    key: Heads
+    value: Heads
     prefix: KV
 
 
@@ -118,7 +164,13 @@ class CacheUpdate(NamedTuple):
 
 
 def init_cache(
-    config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, spare: int = 0, prefixes: Prefixes | None = None
+    config: DecoderConfig,
+    batch: int,
+    length: int,
+    dtype: DTypeLike,
+    spare: int = 0,
+    prefixes: Prefixes | None = None,
+    kv_cache_dtype: KVCacheDtype | None = None,
 ) -> Cache:
     """An empty cache.
 
@@ -126,9 +178,10 @@ def init_cache(
         config: the decoder's config.
         batch: rows.
         length: tokens of a row: the prompt with its padding, and the completion.
-        dtype: of keys and values; the `dtype` of the calls.
+        dtype: the `dtype` of the calls.
         spare: most tokens that `rewind` will drop at one time.
         prefixes: the beginnings of rows; None without any.
+        kv_cache_dtype: of keys and values; None for `dtype`, which states of linear layers have in any case.
 
     Returns:
         A cache of zeros; layers with a window have `min(window + spare, length)` slots, others `length`, less those of
@@ -139,7 +192,7 @@ def init_cache(
         layer, room = config.layer(kind), length - (0 if prefix is None or prefixes is None else prefixes.size)
         # A dropped token has replaced one that had left the window before, so that none is missing then.
         slots = room if layer.window is None else min(layer.window + spare, length)
-        return layer.mixer and mixer_class(layer.mixer).init_cache(config.of(kind), batch, slots, dtype)
+        return layer.mixer and _empty_layer(layer.mixer, config.of(kind), batch, slots, dtype, kv_cache_dtype)
 
     kinds = config.layers.kinds[: config.layers.own_layers]
     layers = tuple(map(empty, kinds, prefixes.layers if prefixes else (None,) * len(kinds)))
@@ -147,7 +200,13 @@ def init_cache(
 
 
 def empty_prefixes(
-    config: DecoderConfig, prefixes: int, rows: int, batch: int, length: int, dtype: DTypeLike
+    config: DecoderConfig,
+    prefixes: int,
+    rows: int,
+    batch: int,
+    length: int,
+    dtype: DTypeLike,
+    kv_cache_dtype: KVCacheDtype | None = None,
 ) -> Prefixes | None:
     """Prefixes without tokens; None where no layer can share them: rings, states and selections are of all of a row.
 
@@ -157,10 +216,11 @@ def empty_prefixes(
         rows: most rows of a prefix.
         batch: rows of the cache.
         length: slots of a prefix.
-        dtype: of keys and values.
+        dtype: as of `init_cache`.
+        kv_cache_dtype: as of `init_cache`.
     """
     kinds = config.layers.kinds[: config.layers.own_layers]
-    layers = init_cache(config, prefixes, length, dtype).layers
+    layers = init_cache(config, prefixes, length, dtype, kv_cache_dtype=kv_cache_dtype).layers
     pairs = zip(kinds, layers, strict=True)
 
     def is_whole(kind: LayerKind, kv: Any) -> bool:
@@ -173,13 +233,29 @@ def empty_prefixes(
     return Prefixes(shared, PrefixRows(number, jnp.zeros(batch, jnp.int32), jnp.zeros((prefixes, length), bool)))
 
 
-def mtp_cache(config: DecoderConfig, batch: int, length: int, dtype: DTypeLike) -> Cache:
+def mtp_cache(
+    config: DecoderConfig, batch: int, length: int, dtype: DTypeLike, kv_cache_dtype: KVCacheDtype | None = None
+) -> Cache:
     """An empty cache of the multi-token-prediction (MTP) layer; arguments as of `init_cache`."""
     (kind,) = config.mtp_layer_kinds
     mixer = config.layer(kind).mixer
     assert mixer is not None  # a global layer has one
-    layers = (mixer_class(mixer).init_cache(config.of(kind), batch, length, dtype),)
+    layers = (_empty_layer(mixer, config.of(kind), batch, length, dtype, kv_cache_dtype),)
     return Cache(layers, _no_positions(batch, length), jnp.zeros((), jnp.int32))
+
+
+def _empty_layer(
+    mixer: MixerConfig,
+    config: DecoderConfig,
+    batch: int,
+    slots: int,
+    dtype: DTypeLike,
+    kv_cache_dtype: KVCacheDtype | None,
+) -> Any:
+    empty = jax.eval_shape(
+        lambda: to_cache_dtype(mixer_class(mixer).init_cache(config, batch, slots, dtype), kv_cache_dtype)
+    )
+    return jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), empty)
 
 
 def _no_positions(batch: int, length: int) -> TokenPositions:
@@ -260,7 +336,8 @@ def attention_with_cache(
 ) -> jax.Array:
     """`dot_product_attention` to the tokens in a cache and to the call's own, without concatenating them.
 
-    Queries of rows with the same prefix are multiplied with it together.
+    Queries of rows with the same prefix are multiplied with it together. Where the cache is quantized, the call's own
+    keys and values are read quantized as well, so that a token attends alike whether others are in its call or before.
 
     Args:
         query: `[B, T, N, H]`.
@@ -277,6 +354,7 @@ def attention_with_cache(
     """
     batch, length, heads, width = query.shape
     kv_heads, slots = past.key.shape[1:3]
+    new_kv = to_cache_dtype(new_kv, "int8" if isinstance(past.key, QuantizedHeads) else None)
     rows = jnp.transpose(query.reshape(batch, length, kv_heads, -1, width), (0, 2, 3, 1, 4))  # [B, K, G, T, H]
     rows = rows.reshape(batch, kv_heads, -1, width)
     mask = jnp.tile(mask, (1, heads // kv_heads, 1))[:, None]  # [B, 1, G T, S + T]
@@ -319,8 +397,11 @@ def _softmax_sums(rows: jax.Array, keys: KV, mask: jax.Array, scale: float, soft
     scores = jnp.where(mask, scores, MASK_VALUE)
     largest = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
-    total = jnp.einsum("bkms,bksh->bkmh", weights.astype(rows.dtype), keys.value, preferred_element_type=jnp.float32)
-    return _SoftmaxSums(total, jnp.sum(weights, axis=-1, keepdims=True), largest)
+    weight, value = jnp.sum(weights, axis=-1, keepdims=True), keys.value
+    if isinstance(value, QuantizedHeads):
+        weights, value = weights * jnp.swapaxes(value.scale, 2, 3), value.values.astype(rows.dtype)
+    total = jnp.einsum("bkms,bksh->bkmh", weights.astype(rows.dtype), value, preferred_element_type=jnp.float32)
+    return _SoftmaxSums(total, weight, largest)
 
 
 def _joined(one: _SoftmaxSums, other: _SoftmaxSums) -> _SoftmaxSums:
@@ -337,9 +418,12 @@ def _rows_of(values: jax.Array, places: int) -> jax.Array:
     return jnp.moveaxis(split, 2, 1).reshape(-1, values.shape[1], *split.shape[3:])
 
 
-def _scores(rows: jax.Array, key: jax.Array) -> jax.Array:
+def _scores(rows: jax.Array, key: Heads) -> jax.Array:
     """Products of queries `[B, K, M, H]` and keys `[B, K, S, H]`, `[B, K, M, S]` float32."""
-    products = jnp.einsum("bksh,bkmh->bksm", key, rows, preferred_element_type=jnp.float32)
+    values = key.values.astype(rows.dtype) if isinstance(key, QuantizedHeads) else key
+    products = jnp.einsum("bksh,bkmh->bksm", values, rows, preferred_element_type=jnp.float32)
+    if isinstance(key, QuantizedHeads):
+        products = products * key.scale
     # XLA:CPU takes three times as long for few queries times many keys; the barrier keeps it from turning this around.
     return jnp.swapaxes(jax.lax.optimization_barrier(products), 2, 3)
 

@@ -197,6 +197,13 @@ class DecoderConfig:
         return None
 
     @property
+    def kv_cache_problem(self) -> str | None:
+        """Why keys and values cannot be stored in another dtype; None if they can."""
+        if any(spec.is_attention for spec in self.specs.values()):
+            return None
+        return "the model has no keys and values, and states of linear layers stay as they are"
+
+    @property
     def moe(self) -> MoEConfig | None:
         """The mixture of experts of the feed-forward, if it has one."""
         if isinstance(self.feed_forward, DenseBesideExperts):
