@@ -98,6 +98,15 @@ class Environments:
         where = f"{row_id}: environment '{self._spec.name}'"
         return self._call(lambda: finite(environment.get_reward()), where)
 
+    def close(self, environment: Any, row_id: str) -> None:
+        """Calls `close` of an environment whose episode is over, if its class has it.
+
+        Raises:
+            RunError: It raised, or took longer than its time.
+        """
+        if has_method(self._class, "close"):
+            self._call(environment.close, f"{row_id}: environment '{self._spec.name}'")
+
     def _call(self, function: Callable[[], Any], where: str) -> Any:
         """The result of a call, in a thread of its own that ends with the process if the call never returns."""
         future = submit(function, where)

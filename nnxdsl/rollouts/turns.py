@@ -113,9 +113,16 @@ class Turns:
         Raises:
             RunError: An environment failed, or the chat template cannot render its observation; names row and turn.
         """
-        trajectories = [Trajectory() for _ in rows]
         opened: dict[int, Any] = {}  # in process 0, which alone calls environments
-        active = list(range(len(rows)))
+        try:
+            return self._play(prompts, rows, sample, opened)
+        finally:
+            for index, environment in opened.items():
+                assert self.environments is not None
+                self.environments.close(environment, prompts.row_ids[rows[index]])
+
+    def _play(self, prompts: Prompts, rows: Sequence[int], sample: Sample, opened: dict[int, Any]) -> list[Trajectory]:
+        trajectories, active = [Trajectory() for _ in rows], list(range(len(rows)))
         for number in range(self.max_turns):
             before = [[*prompts.row(rows[index])["prompt"].tolist(), *trajectories[index].ids] for index in active]
             limits = [prompts.max_completion_length - len(trajectories[index].ids) for index in active]

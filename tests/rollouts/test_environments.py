@@ -278,6 +278,36 @@ def test_what_fails_is_named(tmp_path: Path, mode: str, message: str, monkeypatc
         turns.play(prompts, [0], lambda turn: [said("one")])
 
 
+@pytest.mark.parametrize("mode", ["two", "works"])
+def test_an_environment_is_closed_once_its_episode_is_over(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = list[int]()
+
+    class Closes(Broken):
+        def close(self) -> None:
+            assert self.mode == mode
+            closed.append(self.turn)
+
+        def step(self, text: str) -> Any:
+            self.turn += 1
+            return super().step(text) if mode == "two" else ("a", 1.0, self.turn == 2)
+
+    monkeypatch.setitem(environments, "closes", Closes)
+    prompts = prompts_of(tmp_path, [{"prompt": CHAT, "mode": mode}] * 2, tokens=200)
+    turns = Turns(ENCODER, STOPS, Environments(playing(Environment("closes")), ENCODER), 3)
+
+    def play() -> list[Trajectory]:
+        return turns.play(prompts, [0, 1], lambda turn: [said("one")] * len(turn.prompts))
+
+    if mode == "two":
+        with pytest.raises(RunError, match=r"returned \('a', 1\.0\)"):
+            play()
+    else:
+        assert [one.reward for one in play()] == [2.0, 2.0]
+    assert closed == ([1] if mode == "two" else [2, 2])
+
+
 def test_what_cannot_be_is_refused_before_anything_is_sampled(
     trained: tuple[Any, Prompts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from nnxdsl.data.environments.tool_schema import tool_schema
 from nnxdsl.data.tokenizers.messages import Tools
 from nnxdsl.errors import PlanError, Problem
 
-NOT_TOOLS = ("reset", "step", "get_reward")
+NOT_TOOLS = ("reset", "step", "get_reward", "close")
 """Public methods that a model cannot call."""
 
 
