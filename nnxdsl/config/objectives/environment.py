@@ -51,8 +51,8 @@ def environment(name: str) -> Callable[[EnvironmentT], EnvironmentT]:
     and docstring in Google's format are in the prompt by the chat template. The calls of a completion are run, and the
     policy reads the results, or `{"error": ...}` of what raises; a completion without a call ends the episode.
 
-    A method `get_reward()` of either kind returns what the episode is worth, once it is over, and `close()` ends what the
-    object holds.
+    A method `get_reward()` of either kind returns what the episode is worth, once it is over, and `close()` ends
+    what the object holds.
 
     All must depend on the row and the texts alone, otherwise a resumed run differs from an uninterrupted one.
 
