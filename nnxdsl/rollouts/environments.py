@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nnxdsl.config.objectives.online import Online
+from nnxdsl.data.environments.opening import OBSERVATION, Opener, before_reset
 from nnxdsl.data.environments.registered import class_of, has_method, tools_of
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.data.tokenizers.tool_calls import reader_of
-from nnxdsl.data.user_code import source_of, submit
+from nnxdsl.data.user_code import source_of
 from nnxdsl.errors import DataError, RunError
 from nnxdsl.rollouts.reply import Contract, Reply, Stepped, finite
 from nnxdsl.rollouts.tool_use import ToolUse
@@ -40,9 +39,8 @@ class Environments:
 
     def __init__(self, objective: Online, encoder: Encoder) -> None:
         assert objective.environment is not None
-        self._spec, self._class = objective.environment, class_of(objective.environment)
-        self.name = self._spec.name
-        self._reads, self._needs = _columns_of(self._class)
+        self.name, self._class = objective.environment.name, class_of(objective.environment)
+        self._opener = Opener(objective.environment, self._class)
         self.tools, self.has_final_reward = tools_of(objective), has_method(self._class, "get_reward")
         self._contract: Contract = Stepped()
         if self.tools:
@@ -58,27 +56,26 @@ class Environments:
         for row_id, row in zip(row_ids, columns, strict=True):
             if taken := sorted(row.keys() & set(COLUMNS)):
                 raise DataError(f"{row_id}: the column '{taken[0]}' has the name of what environments give; rename it")
-            if missing := [name for name in self._needs if name not in row]:
-                message = f"environment '{self._spec.name}' reads '{missing[0]}', which the row does not have"
+            if missing := [name for name in self._opener.needs if name not in row]:
+                message = f"environment '{self.name}' reads '{missing[0]}', which the row does not have"
                 raise DataError(f"{row_id}: {message}; it has: {', '.join(row)}")
 
     def new(self, row: Mapping[str, Any], row_id: str) -> Any:
         """The environment of one episode.
 
         Raises:
-            RunError: Its class or `reset` raised, or took longer than its time.
+            RunError: See `Opener.open`; or `reset` returned another observation than when the row was read.
         """
-        columns = {name: value for name, value in row.items() if self._reads is None or name in self._reads}
-
-        where = f"{row_id}: environment '{self._spec.name}'"
-
-        def start() -> Any:
-            made = self._class()
-            if made.reset(**columns) is not None:
-                raise RunError("returned something from reset; what the policy reads first is the prompt of the row")
-            return made
-
-        return self._call(start, where)
+        where = f"{row_id}: environment '{self.name}'"
+        if not self._opener.has_observation:
+            return self._opener.open(row, where).environment
+        opened = self._opener.open(before_reset(row), where)
+        if (opened.observation or "") != row.get(OBSERVATION):
+            raise RunError(
+                f"{where} returned another observation from reset than when the row was read; it must depend on the "
+                f"row alone"
+            )
+        return opened.environment
 
     def reply(self, environment: Any, text: str, row_id: str, turn: int) -> Reply:
         """What an environment returns for a completion.
@@ -86,8 +83,8 @@ class Environments:
         Raises:
             RunError: It raised, took longer than its time, or returned something else than documented.
         """
-        where = f"{row_id}, turn {turn + 1}: environment '{self._spec.name}'"
-        return self._call(lambda: self._contract.reply(environment, text), where)
+        where = f"{row_id}, turn {turn + 1}: environment '{self.name}'"
+        return self._opener.call(lambda: self._contract.reply(environment, text), where)
 
     def final_reward(self, environment: Any, row_id: str) -> float:
         """What `get_reward` returns for an episode.
@@ -95,36 +92,9 @@ class Environments:
         Raises:
             RunError: It raised, took longer than its time, or returned no finite number.
         """
-        where = f"{row_id}: environment '{self._spec.name}'"
-        return self._call(lambda: finite(environment.get_reward()), where)
+        where = f"{row_id}: environment '{self.name}'"
+        return self._opener.call(lambda: finite(environment.get_reward()), where)
 
     def close(self, environment: Any, row_id: str) -> None:
-        """Calls `close` of an environment whose episode is over, if its class has it.
-
-        Raises:
-            RunError: It raised, or took longer than its time.
-        """
-        if has_method(self._class, "close"):
-            self._call(environment.close, f"{row_id}: environment '{self._spec.name}'")
-
-    def _call(self, function: Callable[[], Any], where: str) -> Any:
-        """The result of a call, in a thread of its own that ends with the process if the call never returns."""
-        future = submit(function, where)
-        if not concurrent.futures.wait([future], self._spec.timeout).done:
-            raise RunError(f"{where} has not returned within timeout={self._spec.timeout:g} s")
-        error = future.exception()
-        if isinstance(error, RunError):
-            raise RunError(f"{where} {error}") from error
-        if error is not None:
-            message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise RunError(f"{where} failed with {message}") from error
-        return future.result()
-
-
-def _columns_of(cls: Any) -> tuple[frozenset[str] | None, tuple[str, ...]]:
-    """The columns that `reset` has parameters for, None for all, and those without a default."""
-    parameters = list(inspect.signature(cls.reset).parameters.values())[1:]
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    needs = tuple(one.name for one in named if one.default is one.empty)
-    return None if takes_all else frozenset(one.name for one in named), needs
+        """Ends an environment whose episode is over; see `Opener.close`."""
+        self._opener.close(environment, f"{row_id}: environment '{self.name}'")

@@ -14,7 +14,8 @@ import numpy as np
 
 from nnxdsl.errors import RunError
 from nnxdsl.generate.pretrained import Pretrained
-from nnxdsl.generate.sampler import NewRow, Piece
+from nnxdsl.generate.row_queue import NewRow
+from nnxdsl.generate.sampler import Piece
 from nnxdsl.generate.sampling import Sampling
 from nnxdsl.models.slots import padded_turn, power_of_two
 

@@ -23,7 +23,8 @@ from nnxdsl.adapters.lora import abstract_decoder
 from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.formats import hf
 from nnxdsl.generate import sampler as module
-from nnxdsl.generate.sampler import Completion, NewRow, Sampler
+from nnxdsl.generate.row_queue import NewRow
+from nnxdsl.generate.sampler import Completion, Sampler
 from nnxdsl.generate.sampling import Sampling, filter_logits
 from nnxdsl.models import params
 from nnxdsl.models.attention.positions import positions_right_padded

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -19,6 +19,7 @@ from nnxdsl import (
     DataError,
     Environment,
     Experiment,
+    Model,
     Objective,
     Optimizer,
     PlanError,
@@ -31,6 +32,7 @@ from nnxdsl import (
 )
 from nnxdsl.config.objectives.environment import environments
 from nnxdsl.data import BytesTokenizer, Prompts, load
+from nnxdsl.data.loaders.build import load_of
 from nnxdsl.data.tokenizers.encode import Encoder
 from nnxdsl.generate.sampler import Completion
 from nnxdsl.rollouts.engine import OwnEngine
@@ -276,6 +278,91 @@ def test_what_fails_is_named(tmp_path: Path, mode: str, message: str, monkeypatc
     turns = Turns(ENCODER, STOPS, Environments(playing(Environment("broken", timeout=0.2)), ENCODER), 3)
     with pytest.raises(RunError, match=message):
         turns.play(prompts, [0], lambda turn: [said("one")])
+
+
+class Observes(Broken):
+    """Says at the beginning what is to be done."""
+
+    opened: ClassVar[list[Any]] = []
+
+    def reset(self, prompt: Any, mode: str = "works") -> str | None:
+        self.opened.append(prompt)
+        self.mode = mode
+        modes = {"nothing": None, "number": 3, "special": "<end_of_turn>", "another": f" {len(self.opened)}"}
+        return modes.get(mode, " to three")
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        return "go on", 0.0, False
+
+
+def observed(place: Path, rows: Sequence[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Turns]:
+    """Rows as an experiment with `Observes` reads them, and episodes of it."""
+    monkeypatch.setitem(environments, "observes", Observes)
+    path = place / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    objective = playing(Environment("observes"))
+    data = Data.Prompts(str(path), max_prompt_length=96, max_completion_length=200)
+    experiment = Experiment(name="observes", model=Model.Gemma3("tiny"), objective=objective, data=data)
+    prompts = load_of(experiment, data, TOKENIZER, max_position=None, vocabulary=320)
+    assert isinstance(prompts, Prompts)
+    return prompts, Turns(ENCODER, STOPS, Environments(objective, ENCODER), 3)
+
+
+def test_what_reset_returns_ends_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Observes, "opened", [])
+    system = {"role": "system", "content": "s"}
+    rows = [{"prompt": [system, *CHAT]}, {"prompt": "count"}, {"prompt": CHAT, "mode": "nothing"}]
+    prompts, turns = observed(tmp_path, rows, monkeypatch)
+    extended = [system, {"role": "user", "content": "count to three"}]
+    assert [row["prompt"] for row in prompts.columns] == [extended, "count to three", CHAT]
+    assert [row["observation"] for row in prompts.columns] == [" to three", " to three", ""]
+    assert prompts.row(0)["prompt"].tolist() == ENCODER.prompt(extended)
+    played = turns.play(prompts, [0, 1, 2], lambda turn: [said("one", ends=turn.number == 0)] * len(turn.prompts))
+    # Each object is given the row as it is in the file.
+    assert Observes.opened == [row["prompt"] for row in rows] * 2
+    chat = [*extended, {"role": "assistant", "content": "one"}, *played[0].turns[1:2], played[0].turns[2]]
+    whole = ENCODER.rendered(ENCODER.template().render(chat))
+    ids = [*prompts.row(0)["prompt"].tolist(), *played[0].ids]
+    assert ids == whole[: len(ids)]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        (
+            {"prompt": "a", "mode": "number"},
+            DataError,
+            r":1: environment 'observes' returned 3 from reset, which is",
+        ),
+        ({"prompt": "a", "mode": "special"}, DataError, r":1: .*observation.*special token"),
+        (
+            {"prompt": "a", "observation": "b"},
+            DataError,
+            r":1: the column 'observation' has the name of what reset",
+        ),
+        (
+            {"prompt": [*CHAT, {"role": "user", "content": "b"}, {"role": "tool", "content": "c"}]},
+            DataError,
+            r"message 3: the observation of reset is added to the last message, which has to be text of a user",
+        ),
+        (
+            {"prompt": "a", "mode": "another"},
+            RunError,
+            r":1: environment 'observes' returned another observation",
+        ),
+    ],
+)
+def test_an_observation_that_cannot_be_is_refused(
+    row: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observes, "opened", [])
+
+    def play() -> None:
+        prompts, turns = observed(tmp_path, [row], monkeypatch)
+        turns.play(prompts, [0], lambda turn: [said("one")])
+
+    with pytest.raises(error, match=message):
+        play()
 
 
 @pytest.mark.parametrize("mode", ["two", "works"])

@@ -197,7 +197,9 @@ class Silent(Bank):
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": CHAT}])
     monkeypatch.setitem(environments, "broken", Broken)
-    with pytest.raises(RunError, match=r"prompts.jsonl:1: environment 'broken' returned something from reset"):
+    with pytest.raises(
+        RunError, match=r"prompts.jsonl:1: environment 'broken' returned another observation from reset"
+    ):
         played(prompts_of(tmp_path, [{"prompt": CHAT}], name="broken"), [call("peek", "{}"), ""], name="broken")
     monkeypatch.setitem(environments, "silent", Silent)
     with pytest.raises(PlanError, match="a tool of 'silent': 'act' has no docstring"):

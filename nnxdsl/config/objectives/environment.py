@@ -43,9 +43,10 @@ def environment(name: str) -> Callable[[EnvironmentT], EnvironmentT]:
     """Registers a class as the environment of this name.
 
     For each episode it is called without arguments. `reset(**row)` then gets the columns of the row that it has
-    parameters for, and returns None. After each completion `step(text)` gets its text, without the end token, and
-    returns `(observation, reward, done)`: the text that the policy reads before its next turn, what the completion is
-    worth, and whether the episode is over.
+    parameters for, and returns None; if it is annotated to return `str`, that text is added to the last message of the
+    prompt when rows are read. After each completion `step(text)` gets its text, without the end token, and returns
+    `(observation, reward, done)`: the text that the policy reads before its next turn, what the completion is worth,
+    and whether the episode is over.
 
     A class without `step` is one of TRL's `environment_factory`: every other public method is a tool, whose type hints
     and docstring in Google's format are in the prompt by the chat template. The calls of a completion are run, and the

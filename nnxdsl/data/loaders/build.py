@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nnxdsl.config.data import Data, FileData
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.data.dataset import Dataset, TokenizedRows, digest_of
+from nnxdsl.data.environments.opening import Opener
 from nnxdsl.data.environments.registered import tools_of
 from nnxdsl.data.loaders.convert import BYTE_PARTS, Conversion, Converted, Example, as_array
 from nnxdsl.data.loaders.layouts import Reading, find_reading
@@ -70,7 +71,7 @@ def load_of(
     vocabulary: int,
     cache: TokenCache | None = None,
 ) -> Dataset:
-    """Loads `data` as an experiment reads it: its targets, and the tools of its environment.
+    """Loads `data` as an experiment reads it: its targets, and the tools and observations of its environment.
 
     Args:
         experiment: The experiment.
@@ -84,7 +85,7 @@ def load_of(
         DataError: See `load`.
         PlanError: A tool of the environment has no docstring or types.
     """
-    tools = tools_of(experiment.objective)
+    environment = {"tools": tools_of(experiment.objective), "opener": Opener.of_rows(experiment.objective)}
     return load(
         data,
         tokenizer,
@@ -92,7 +93,7 @@ def load_of(
         loss_on=experiment.objective.loss_on,
         vocabulary=vocabulary,
         cache=cache,
-        **({"tools": tools} if tools else {}),
+        **{name: value for name, value in environment.items() if value},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
+from nnxdsl.data.environments.opening import OBSERVATION, Opener, with_observation
 from nnxdsl.data.loaders.build import build_dataset, load
 from nnxdsl.data.loaders.completions import cut_left, require_prompt
 from nnxdsl.data.loaders.convert import Example
@@ -28,11 +29,13 @@ def load_prompts(
     vocabulary: int | None = None,
     cache: TokenCache | None = None,
     tools: Tools | None = None,
+    opener: Opener | None = None,
 ) -> Prompts:
     """Prompts of a file; see `load`. Targets are the policy's completions, whatever `loss_on`.
 
     `prompt` is text, to which BOS is added, or chat messages, which are rendered with the generation prompt; the field
-    `tools` of a chat is given to its template, or `tools` in place of it, those of an environment. A prompt that is too
+    `tools` of a chat is given to its template, or `tools` in place of it, those of an environment. What `reset` of the
+    environment of `opener` returns is added to the end of the prompt, also in the row's columns. A prompt that is too
     long is truncated on its left, after its BOS. With `data.privileged_context`, the teacher's prompt is made alike.
     """
     encoder = Encoder.of(tokenizer, data)
@@ -40,7 +43,11 @@ def load_prompts(
     def convert(row: Fields) -> Example:
         require(row, ("prompt",), READS)
         require_no_media(row)
-        value, odd = read_text_or_chat(row, "prompt"), ()
+        value, odd, columns = read_text_or_chat(row, "prompt"), (), dict(row)
+        if opener is not None:
+            observation = encoder.guard.text(opener.observation(row), "observation")
+            value = with_observation(value, observation)
+            columns |= {"prompt": value, OBSERVATION: observation}
         if isinstance(value, str):
             if tools:
                 raise RowError("not a chat", "the environment's tools are in the chat template, but the prompt is text")
@@ -66,11 +73,14 @@ def load_prompts(
             name: cut_left(prompt_ids, data.max_prompt_length, tokenizer.bos_id) for name, prompt_ids in whole.items()
         }
         cut = tuple(name for name in ids if len(ids[name]) < len(whole[name]))
-        return Example(ids, cut, odd, isinstance(value, list), columns=dict(row))
+        return Example(ids, cut, odd, isinstance(value, list), columns=columns)
 
-    rules = {"tools": tools} if tools else None
+    rules = {"tools": tools} if tools else {}
+    rules |= {} if opener is None else {"environment": opener.fingerprint()}
     parts = ("prompt", "teacher_prompt") if data.has_teacher_prompts else ("prompt",)
-    rows = build_dataset(data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, cache=cache, rules=rules)
+    rows = build_dataset(
+        data, convert, parts, tokenizer=tokenizer, vocabulary=vocabulary, cache=cache, rules=rules or None
+    )
     prompts = Prompts(rows, data.max_completion_length)
     longest = rows.parts["prompt"].longest + data.max_completion_length
     if max_position is not None and longest > max_position:
