@@ -1,13 +1,15 @@
 """Sampling for online training: useful tokens a second, of groups of answers whose lengths are log-normal.
 
-`python benchmarks/rollouts.py`; some minutes on two cores. A random Qwen3-shaped model in float32, groups of 8 answers,
-temperature 1, lengths given beforehand (their sum over the time of a whole batch is what is printed). Each side is a
-process of its own that is warm, and the sides take turns. Seconds of the CPU are printed too, of all threads together:
-on a busy machine they vary less than the clock's.
+`python benchmarks/rollouts.py`; some minutes on two cores. A random Qwen 3 in float32, groups of 8 answers, temperature
+1, lengths given beforehand (their sum over the time of a whole batch is what is printed). Each side is a process of its
+own that is warm, and the sides take turns. Seconds of the CPU are printed too, of all threads together: on a busy
+machine they vary less than the clock's.
 
 - this library (`--before DIRECTORY`: also that of another checkout of this repository);
 - `generate` of transformers, in another environment's python (`--transformers PYTHON`), which like an older sampler
-  here has no limit for each row: a batch ends with its longest answer.
+  here has no limit for each row: a batch ends with its longest answer;
+- vLLM on CPUs, in another environment's python (`--vllm PYTHON`): `LLM.generate` with the same weights and token ids,
+  as many threads as cores, the log-probability of each token as here, and no prompts cached from the batch before.
 """
 
 # ruff: noqa: PLC0415 - each side imports its own library, in a process of its own
@@ -20,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,33 +48,54 @@ def prompts(rows: int, size: int) -> list[list[int]]:
     return [prompt for prompt in result for _ in range(GROUP)]
 
 
-def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
-    """Samples one batch with this library."""
+def random_model() -> tuple[Any, Any, dict[str, Any]]:
+    """The abstract model, its config, and weights."""
     import jax.numpy as jnp
     from flax import nnx
 
-    from nnxdsl.generate.sampler import Sampler
-    from nnxdsl.generate.sampling import Sampling
     from nnxdsl.models import params
-    from nnxdsl.models.config.attention import AttentionConfig
-    from nnxdsl.models.config.decoder import DecoderConfig
-    from nnxdsl.models.config.feed_forward import MLPConfig
-    from nnxdsl.models.config.layer_pattern import LayerPattern
+    from nnxdsl.models.config.rope import Rope
     from nnxdsl.models.decoder import Decoder
+    from nnxdsl.models.families.family import decoder
+    from nnxdsl.models.families.qwen3 import FAMILY
 
-    fields: dict[str, Any] = {
-        "attention": AttentionConfig(query_scale=HEAD_DIM**-0.5, query_key_norm="head"),
-        "max_length": 4096,
-        "mlp": MLPConfig(dim=MLP_DIM, activation="gelu_tanh"),
-        "layers": LayerPattern(num_layers=NUM_LAYERS),
-    }
-    config = DecoderConfig(**SHAPE, head_dim=HEAD_DIM, **fields)
+    config = decoder(
+        layers=NUM_LAYERS,
+        embed=SHAPE["embed_dim"],
+        mlp=MLP_DIM,
+        heads=SHAPE["num_heads"],
+        kv_heads=SHAPE["num_kv_heads"],
+        head_dim=HEAD_DIM,
+        vocab=SHAPE["vocab_size"],
+        length=4096,
+        rope=Rope(theta=1e6),
+        **FAMILY.choices,
+    )
     template = params.abstract(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     draw = np.random.default_rng(0)
     leaves = {
         path: jnp.asarray(draw.standard_normal(leaf.shape, np.float32) * 0.02, leaf.dtype)
         for path, leaf in template.variables.items()
     }
+    return template, config, leaves
+
+
+def write_model(directory: Path) -> None:
+    """Writes that model in the Hub's format."""
+    from nnxdsl.formats import hf
+
+    _, config, leaves = random_model()
+    hf.write(directory, config, leaves, like="qwen3")
+
+
+def own_side(rows: int, size: int, longest: int) -> Callable[[], None]:
+    """Samples one batch with this library."""
+    import jax.numpy as jnp
+
+    from nnxdsl.generate.sampler import Sampler
+    from nnxdsl.generate.sampling import Sampling
+
+    template, config, leaves = random_model()
     sampler, wanted = Sampler(template, config, jnp.float32, stop_ids=()), lengths(rows, longest)
     sampling, given_prompts = Sampling(int(wanted.max()), 1.0, seed=3), prompts(rows, size)
 
@@ -110,7 +134,44 @@ def transformers_side(rows: int, size: int, longest: int) -> Callable[[], None]:
     return run
 
 
-SIDES = {"own": own_side, "transformers": transformers_side}
+def vllm_side(rows: int, size: int, longest: int) -> Callable[[], None]:
+    """Samples one batch with vLLM."""
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    llm = LLM(
+        os.environ["MODEL"],
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=size + longest,
+        max_num_seqs=rows,
+    )
+    wanted = lengths(rows, longest).tolist()
+    settings = [
+        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
+        for length in wanted
+    ]
+    given_prompts: Any = [{"prompt_token_ids": prompt} for prompt in prompts(rows, size)]
+
+    def run() -> None:
+        llm.reset_prefix_cache()
+        result = llm.generate(given_prompts, settings, use_tqdm=False)
+        assert [len(one.outputs[0].token_ids) for one in result] == wanted
+
+    return run
+
+
+SIDES = {"own": own_side, "transformers": transformers_side, "vllm": vllm_side}
+
+
+def seconds(side: str) -> np.ndarray:
+    """Seconds by the clock and of the CPU."""
+    cpu = time.process_time()
+    if side == "vllm":  # its workers are processes of their own
+        import psutil
+
+        children = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+        cpu += sum(each.user + each.system for each in children)
+    return np.array([time.perf_counter(), cpu])
 
 
 def serve(side: str, case: tuple[int, int, int]) -> None:
@@ -119,14 +180,16 @@ def serve(side: str, case: tuple[int, int, int]) -> None:
     run()  # compiles
     print("ready", flush=True)
     for _ in sys.stdin:
-        start = np.array([time.perf_counter(), time.process_time()])
+        start = seconds(side)
         run()
-        print(*(np.array([time.perf_counter(), time.process_time()]) - start), flush=True)
+        print(*(seconds(side) - start), flush=True)
 
 
 def start(command: list[str], side: str, case: tuple[int, int, int], home: Path) -> subprocess.Popen[str]:
     """The process of a side, once it is warm."""
-    environment = {**os.environ, "PYTHONPATH": str(home)}
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    vllm = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    environment = {**vllm, **os.environ, "PYTHONPATH": str(home)}
     options = ["--serve", side, "--case", *map(str, case)]
     process = subprocess.Popen(
         [*command, str(SIDE), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -147,6 +210,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="batches of each side, in turn")
     parser.add_argument("--before", type=Path, help="another checkout of this repository")
     parser.add_argument("--transformers", help="the python of an environment with transformers and torch")
+    parser.add_argument("--vllm", help="the python of an environment with vLLM for CPUs")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--serve", choices=sorted(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--case", type=int, nargs=3, help=argparse.SUPPRESS)
@@ -155,6 +219,10 @@ def main() -> None:
         serve(options.serve, tuple(options.case))
         return
     here, result = Path(__file__).resolve().parents[1], dict[str, Any]()
+    model = tempfile.TemporaryDirectory()
+    if options.vllm:
+        write_model(Path(model.name))
+        os.environ["MODEL"] = model.name
     for size in options.prompts:
         case = options.rows, size, options.longest
         sides = {"now": start([sys.executable], "own", case, here)}
@@ -162,6 +230,8 @@ def main() -> None:
             sides["before"] = start([sys.executable], "own", case, options.before)
         if options.transformers:
             sides["transformers"] = start([options.transformers], "transformers", case, here)
+        if options.vllm:
+            sides["vllm"] = start([options.vllm], "vllm", case, here)
         took: dict[str, list[list[float]]] = {name: [] for name in sides}
         for _ in range(options.repeat):
             for name, process in sides.items():

