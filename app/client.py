@@ -4,5 +4,4 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
-"""Its address; empty where there is none."""
+CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")  # its address; empty where there is none

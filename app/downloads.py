@@ -8,7 +8,7 @@ from typing import BinaryIO
 from urllib.parse import parse_qsl
 
 import attrs
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from nnxdsl.errors import RunError
 
@@ -36,8 +36,7 @@ TYPES = {
 }
 """Files of a run that `/download?run=ID&file=NAME` serves, with their content types."""
 
-FIGURES = "metrics.csv"
-"""Generated from `metrics.jsonl` on request."""
+FIGURES = "metrics.csv"  # generated from `metrics.jsonl` on request
 
 COMPARISONS = {
     "csv": (lambda groups, query: compared_csv(groups), CSV),
@@ -79,12 +78,8 @@ class Downloads:
             await PlainTextResponse(f"{error if 'outputs' in query else REFUSAL}\n", 404)(scope, receive, send)
             return
         # Without a length: a file may grow meanwhile.
-        headers = [("content-type", kind), ("content-disposition", f'attachment; filename="{name}"')]
-        raw = [(key.encode(), value.encode()) for key, value in headers]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        for chunk in content:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        headers = {"content-type": kind, "content-disposition": f'attachment; filename="{name}"'}
+        await StreamingResponse(content, headers=headers)(scope, receive, send)
 
     def _file(self, query: Query) -> Download:
         if "outputs" in query:

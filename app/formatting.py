@@ -8,8 +8,7 @@ import zoneinfo
 
 from nnxdsl.terminal.plan_format import format_bytes
 
-size = format_bytes
-"""Formats bytes as `512 B`, `1.5 KiB` or `72.04 GiB`."""
+size = format_bytes  # formats bytes as `512 B`, `1.5 KiB` or `72.04 GiB`
 
 
 def number(value: object) -> str:
@@ -27,6 +26,16 @@ def number(value: object) -> str:
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def rounded(value: float | None) -> float:
+    """Four significant digits, as a number that tables sort; NaN for None."""
+    return math.nan if value is None else float(f"{value:.4g}")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters, whose last one is an ellipsis if it was longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def sentence(text: str) -> str:

@@ -15,25 +15,17 @@ from .view import Part, Query, Values, View
 
 
 class Page(Part):
-    """A page at a URL of its own.
-
-    Attributes:
-        name: A short name.
-        path: Its path below the app.
-        title: Its name in the navigation.
-        timer: Fills it again; None to fill it only when the query changes and after actions.
-    """
+    """A page at a URL of its own."""
 
     name: ClassVar[str]
-    path: ClassVar[str]
-    title: ClassVar[str]
+    path: ClassVar[str]  # below the app
+    title: ClassVar[str]  # in the navigation
     in_navigation: ClassVar[bool] = True
-    timer: gr.Timer | None = None
+    timer: gr.Timer | None = None  # fills it again; None to fill it only when the query changes and after actions
     site: Site
     view: View
 
     def __init__(self, site: Site) -> None:
-        """Adds the page to the gradio app that is being built."""
         self.site, self.view = site, View()
         self.build()
         if self.components:

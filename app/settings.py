@@ -9,11 +9,9 @@ from urllib.parse import urlsplit
 import attrs
 
 TOKEN_VARIABLE = "NNXDSL_APP_TOKEN"
-ANY = ("0.0.0.0", "::")
-"""Addresses for all interfaces."""
+ANY = ("0.0.0.0", "::")  # addresses for all interfaces
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PATHS = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
-"""Paths below which pages may be served."""
+PATHS = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")  # paths below which pages may be served
 
 
 @attrs.frozen(kw_only=True)
@@ -32,38 +30,23 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Settings of an app.
+    """Settings of an app."""
 
-    Attributes:
-        home: Directory of all runs.
-        project: Working directory of runs, which relative paths in experiments refer to.
-        host: Address to listen on; any other than loopback requires a password.
-        port: Port; 0 chooses a free one.
-        read_only: Whether actions that write are disabled.
-        token: Secret token of all clients; None generates a random one.
-        password: Accepted instead of the token.
-        proxy: Public URL of a reverse proxy, such as `https://lab.example/nnxdsl`. Requests through it have its host
-            and scheme; the app is served below its path, on the proxy and on its own port.
-        path: Path below which the pages are mounted in another app, instead of that of a proxy.
-        allowed_hosts: Additional host names that are accepted in requests.
-        limits: Resource limits.
-        alert_command: Arguments of a command that is run for each alert; empty for none.
-        alert_webhook: HTTP URL that each alert is posted to; None for none.
-    """
-
-    home: Path
-    project: Path = attrs.Factory(Path.cwd)
-    host: str = "127.0.0.1"
-    port: int = 7860
-    read_only: bool = False
-    token: str | None = attrs.field(default=None, repr=False)
-    password: str | None = attrs.field(default=None, repr=False)
+    home: Path  # of all runs
+    project: Path = attrs.Factory(Path.cwd)  # working directory of runs, which relative paths in experiments refer to
+    host: str = "127.0.0.1"  # address to listen on; any other than loopback requires a password
+    port: int = 7860  # 0 chooses a free one
+    read_only: bool = False  # whether actions that write are disabled
+    token: str | None = attrs.field(default=None, repr=False)  # of all clients; None generates a random one
+    password: str | None = attrs.field(default=None, repr=False)  # accepted instead of the token
+    # Public URL of a reverse proxy, such as https://lab.example/nnxdsl. Requests through it have its host and scheme;
+    # the app is served below its path, on the proxy and on its own port.
     proxy: str | None = None
-    path: str = ""
-    allowed_hosts: tuple[str, ...] = ()
+    path: str = ""  # below which the pages are mounted in another app, instead of that of a proxy
+    allowed_hosts: tuple[str, ...] = ()  # further host names that are accepted in requests
     limits: Limits = Limits()
-    alert_command: tuple[str, ...] = ()
-    alert_webhook: str | None = attrs.field(default=None, repr=False)  # such URLs contain secrets
+    alert_command: tuple[str, ...] = ()  # arguments of a command that is run for each alert; empty for none
+    alert_webhook: str | None = attrs.field(default=None, repr=False)  # URL for each alert, which contains secrets
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from nnxdsl.errors import RunError
 from . import api
 from .components import notices
 from .downloads import PATH, Downloads
-from .html import tag
+from .markup import tag
 from .page import Page
 from .pages import PAGES
 from .security.access import Access, session_key
@@ -31,15 +31,13 @@ from .state import Site
 STATIC = Path(__file__).parent / "static"
 CLOSED: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 """Routes of FastAPI that the app has not."""
-END_SECONDS = 5
-"""In which requests in progress may end when the app does."""
+END_SECONDS = 5  # in which requests in progress may end when the app does
 
 
 class Pages(gr.Blocks):
     """All pages of an app, which bring their styles and scripts wherever they are served."""
 
     def __init__(self, site: Site, pages: tuple[type[Page], ...]) -> None:
-        """Adds the pages."""
         self._page_head, self._added_head = _head(site.settings.root, pages), ""
         super().__init__(analytics_enabled=False, title="nnxdsl", fill_width=True)
         with self:

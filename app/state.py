@@ -42,7 +42,6 @@ class Site:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Creates the state of an app, and starts its threads."""
         app_directory, project = settings.app_directory, settings.project
         self.settings = settings
         self.jobs = Jobs(project, settings.limits.job_seconds, width=2)

@@ -26,44 +26,32 @@ from gradio.components import Component
 from nnxdsl.errors import NnxdslError
 
 from .client import CLIENT
-from .markdown import plain
+from .markup import plain
 
 QUERY_CHARACTERS = 4_000
-EVERY = "*"
-"""Instead of the name of a control: all of them are left as they are."""
+EVERY = "*"  # instead of the name of a control: all of them are left as they are
 UNQUEUED: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of events that a script or a short function answers."""
 
-NARROW = 800
-"""Width of a window, in pixels, below which charts stand one below the other."""
-
+NARROW = 800  # width of a window, in pixels, below which charts stand one below the other
 Query = Mapping[str, str]
-Values = Mapping[Any, Any]
-"""Of components, columns, rows, tabs."""
+Values = Mapping[Any, Any]  # of components, columns, rows, tabs
 
 
 @attrs.frozen
 class Done:
-    """What an action did.
+    """What an action did."""
 
-    Attributes:
-        notice: Message for the user, as plain text.
-        is_problem: Whether it says why nothing was done.
-        goto: Path of the app to open.
-        query: Parts of the query to write; an empty text removes one.
-    """
-
-    notice: str = ""
-    is_problem: bool = False
-    goto: str | None = None
-    query: Mapping[str, str] = attrs.Factory(dict)
+    notice: str = ""  # for the user, as plain text
+    is_problem: bool = False  # whether it says why nothing was done
+    goto: str | None = None  # path of the app to open
+    query: Mapping[str, str] = attrs.Factory(dict)  # parts to write; an empty text removes one
 
 
 class View:
     """Components that show what the URL's query says, controls that change it, and actions."""
 
     def __init__(self) -> None:
-        """Adds the components that hold the query, and what was changed in it, to the page."""
         self._query = gr.Textbox(visible="hidden", label="query")
         self._done = gr.Textbox(visible="hidden", label="done")
         self._changed = gr.Textbox(visible="hidden", label="changed")
@@ -134,6 +122,15 @@ class View:
                 trigger_mode="always_last",
                 **UNQUEUED,
             )
+
+    def button(
+        self, text: str, act: Callable[..., Done | None] | None = None, inputs: Sequence[Component] = (), **options: Any
+    ) -> gr.Button:
+        """Returns a button as wide as its text, that does what `on` describes."""
+        button = gr.Button(text, **{"scale": 0, **options})
+        if act is not None:
+            self.on(button.click, act, inputs)
+        return button
 
     def on(
         self,

@@ -333,9 +333,8 @@ def test_what_these_sweeps_find() -> None:
 
 
 APP_ROOMS = (
-    "html",
+    "markup",
     "formatting",
-    "markdown",
     "client",
     "view",
     "settings",

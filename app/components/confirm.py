@@ -11,11 +11,10 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
-from ..markdown import plain
+from ..markup import plain
 from ..view import Done, Part, Query, Values, View
 
-PARAMETER = "confirm"
-"""Part of the query that says which question is asked."""
+PARAMETER = "confirm"  # part of the query that says which question is asked
 
 
 class Confirmation(Part):
@@ -47,7 +46,7 @@ class Confirmation(Part):
         view.on(partial(gr.on, [yes.click, typed.submit]), self._acted, [typed])
 
     def fill(self, query: Query) -> Values:
-        """Returns the updates of the components for a query."""
+        """Shows the question if the query names it."""
         expected = self._expected(query)
         return {
             self._group: gr.update(visible=query.get(PARAMETER) == self._name),

@@ -7,25 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
-import gradio as gr
 import numpy as np
 
 from nnxdsl.terminal.array_view import blocks
 from nnxdsl.terminal.plan_format import PALETTE, format_axes, format_shape, mesh_axes, pluralize
 
 from ..formatting import size
-from ..html import Html, join, tag
+from ..markup import Html, join, tag
 
-MOST = 256
-"""Maximum number of devices that are drawn."""
-
-WIDEST = 16
-"""Devices per row if one axis has more."""
-
-
-def device_grid() -> gr.HTML:
-    """Returns the component that shows what `drawing` returns; it is empty at first."""
-    return gr.HTML("", apply_default_css=False)
+MOST = 256  # maximum number of devices that are drawn
+WIDEST = 16  # devices per row if one axis has more
 
 
 @attrs.frozen
@@ -89,19 +80,18 @@ def drawing(array: Mapping[str, Any], mesh: Mapping[str, int]) -> Html:
         f"{', '.join(split) if blocks > 1 else 'replicated on every device'}."
     )
     label = f"{len(shown_cells)} devices and their blocks; use the arrow keys to move between them"
+    count, note = len(shown_cells), None
+    if count < devices:
+        rest = f"{devices - count:,} of {devices:,} devices are not drawn"
+        note = f"A corner of one replica group is drawn; {rest} and continue the pattern."
+        if count == blocks:
+            note = f"One replica group is drawn; {rest} and hold copies of the same blocks."
     return join(
         tag("p", tag("b", f"×{array['replicas']} "), about),
         tag("div", _panels(shown_cells, array, shown), cls="devices", role="group", aria_label=label),
         tag("p", "Point at a device, or focus it, to see its block.", cls="reading-cell"),
-        tag("p", _left_out(len(shown_cells), devices, blocks)) if len(shown_cells) < devices else None,
+        None if note is None else tag("p", note),
     )
-
-
-def _left_out(count: int, devices: int, blocks: int) -> str:
-    rest = f"{devices - count:,} of {devices:,} devices are not drawn"
-    if count == blocks:
-        return f"One replica group is drawn; {rest} and hold copies of the same blocks."
-    return f"A corner of one replica group is drawn; {rest} and continue the pattern."
 
 
 def _panels(shown_cells: list[Cell], array: Mapping[str, Any], shown: Mapping[str, int]) -> list[Html]:
@@ -119,13 +109,8 @@ def _panels(shown_cells: list[Cell], array: Mapping[str, Any], shown: Mapping[st
         arrows = [f"{across} →" if across else "", f"{down} ↓" if down else ""]
         caption = " · ".join(filter(None, (others, " ".join(filter(None, arrows)))))
         grid = [_cell(cell, array, first=begin == 0 and number == 0) for number, cell in enumerate(part)]
-        panels.append(
-            tag(
-                "figure",
-                tag("figcaption", caption or "one device"),
-                tag("div", grid, cls="device-grid", style=f"--columns:{width}", data_columns=width),
-            )
-        )
+        cells_shown = tag("div", grid, cls="device-grid", style=f"--columns:{width}", data_columns=width)
+        panels.append(tag("figure", tag("figcaption", caption or "one device"), cells_shown))
     return panels
 
 

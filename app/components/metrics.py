@@ -33,7 +33,6 @@ class ChartOptions(Part):
     """Smoothing, horizontal axis, logarithms, and whether all metrics are drawn."""
 
     def __init__(self, view: View) -> None:
-        """Adds the controls."""
         with gr.Group() as self.group:
             with gr.Row():
                 smooth = gr.Dropdown(list(SMOOTHING), value="0", label="Smoothing", info="Exponential moving average")

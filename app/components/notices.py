@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gradio as gr
 
-from ..html import link, tag
+from ..markup import link, tag
 from ..processes.alerts import CHECK_SECONDS, Alerts
 from ..view import UNQUEUED
 
-MOST = 4
-"""Alerts that are shown at a time; of others their number."""
+MOST = 4  # alerts that are shown at a time; of others their number
 
 
 def add(alerts: Alerts, root: str) -> None:

@@ -27,5 +27,4 @@ def paste(view: View, button: str, act: Callable[[Query, str], Done | None]) -> 
     )
     file = gr.HTML(FILE, js_on_load=READ)
     file.change(None, None, [text], js="() => nnx.read", **UNQUEUED)
-    load = gr.Button(button, variant="primary", scale=0, min_width=120)
-    view.on(load.click, act, [text])
+    view.button(button, act, [text], variant="primary", min_width=120)

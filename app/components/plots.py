@@ -19,16 +19,12 @@ from ..store.series import not_finite, thinned
 COLOURS = ("#2f6fed", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#087f8b")
 """Readable on light and dark backgrounds."""
 ROW_PIXELS, GAP_PIXELS, EDGE_PIXELS = 230, 60, 90
-BAR_PIXELS = 26
-"""Below the charts, where app.css puts plotly's buttons."""
+BAR_PIXELS = 26  # below the charts, where app.css puts plotly's buttons
 LEGEND_PIXELS, LETTER_PIXELS, MARK_PIXELS = 20, 6.5, 45
 """Of a row of a chart's own legend, one of its letters, and what stands beside a name in it."""
-WIDE, NARROW = 560, 280
-"""Pixels across of a chart among others, and of one alone in a row."""
-SHARES = re.compile(r"accurac|frac[ _]|[ _]ratio")
-"""Titles of charts whose values are between 0 and 1."""
-MOST_ROWS = 10
-"""Of a chart's own legend, each of which is a legend of plotly."""
+WIDE, NARROW = 560, 280  # pixels across of a chart among others, and of one alone in a row
+SHARES = re.compile(r"accurac|frac[ _]|[ _]ratio")  # titles of charts whose values are between 0 and 1
+MOST_ROWS = 10  # of a chart's own legend, each of which is a legend of plotly
 
 
 @attrs.frozen(eq=False)
@@ -42,27 +38,17 @@ class Band:
 
 @attrs.frozen(eq=False)
 class Line:
-    """One curve of values `[N]` over ascending x coordinates `[N]`.
+    """One curve of values `[N]` over ascending x coordinates `[N]`."""
 
-    Attributes:
-        name: Its name in the legend, where curves of one name are toggled together.
-        colour: Index of its colour.
-        is_dashed: Whether it is dashed, with its points as dots.
-        is_faint: Whether it stands behind a smoothed curve.
-        missing: x coordinates of NaN or infinite values, `[M]`, which leave a gap and are marked.
-        band: The spread of the runs that it is the mean of.
-        hover_name: Its name beside the value under the pointer; empty for `name`.
-    """
-
-    name: str
+    name: str  # in the legend, where curves of one name are toggled together
     x: np.ndarray
     y: np.ndarray
-    colour: int = 0
-    is_dashed: bool = False
-    is_faint: bool = False
-    missing: np.ndarray = attrs.field(factory=lambda: np.zeros(0))
-    band: Band | None = None
-    hover_name: str = ""
+    colour: int = 0  # its index
+    is_dashed: bool = False  # with its points as dots
+    is_faint: bool = False  # behind a smoothed curve
+    missing: np.ndarray = attrs.field(factory=lambda: np.zeros(0))  # x `[M]` of NaN or infinite values: marked gaps
+    band: Band | None = None  # the spread of the runs that it is the mean of
+    hover_name: str = ""  # beside the value under the pointer; empty for `name`
 
     @classmethod
     def of(cls, name: str, x: np.ndarray, values: np.ndarray, **more: Any) -> Line:
@@ -140,8 +126,7 @@ def figure(
     return subplots
 
 
-_text = functools.partial(html.escape, quote=False)
-"""A text in which nothing is markup, of which plotly knows some."""
+_text = functools.partial(html.escape, quote=False)  # a text in which nothing is markup, of which plotly knows some
 
 
 def _legend(x: float, y: float) -> dict[str, object]:

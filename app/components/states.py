@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..html import Html, tag
+from ..markup import Html, tag
 
 SIGNS = {
     "queued": "◷", "starting": "◌", "compiling": "◌", "running": "▶", "stopping": "◼", "silent": "?",

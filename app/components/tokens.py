@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import gradio as gr
 
-from ..html import Html, join, tag
+from ..markup import Html, join, tag
 from ..view import View
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 
-from ..html import Child, Html, join, tag
+from ..markup import Child, Html, join, tag
 
 PIECES = re.compile(r"\s+|\w+|[^\w\s]")
-COMPARED = 4_000
-"""Words of a text above which nothing is marked."""
+COMPARED = 4_000  # words of a text above which nothing is marked
 
 
 def word_diff(left: str, right: str, *, strike: bool = True) -> tuple[Html, Html]:

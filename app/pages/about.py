@@ -17,7 +17,7 @@ from nnxdsl.storage import process_info
 
 from ..components.confirm import Confirmation
 from ..formatting import number, size
-from ..markdown import plain
+from ..markup import plain
 from ..page import Page
 from ..processes.usage import disk
 from ..state import Site
@@ -43,12 +43,17 @@ class About(Page):
     name, path, title = "about", "/about", "About"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# About")
         with gr.Row():
             with gr.Column(min_width=360):
                 self.settings = gr.Markdown()
-                self.question = None if self.site.settings.read_only else self._add_clearing()
+                self.question = None
+                if not self.site.settings.read_only:
+                    button, question = (
+                        gr.Button("Clear drafts and plans", scale=0),
+                        "Runs are not touched. Clear drafts and plans?",
+                    )
+                    self.question = Confirmation(self.view, button, "clear", question, lambda query: clear(self.site))
             self.versions = gr.Markdown(min_height=40)
         limits = self.site.settings.limits
         rows = {
@@ -64,17 +69,9 @@ class About(Page):
                     gr.Markdown(section)
 
     def fill(self, query: Query) -> Values:
-        """Reads disk use and versions."""
         here, machine = _section("This app", _here(self.site)), _section("Versions", _machine(self.site))
         question = {} if self.question is None else self.question.fill(query)
         return {self.settings: here, self.versions: machine, **question}
-
-    def _add_clearing(self) -> Confirmation:
-        """Adds the button that deletes drafts and cached plans."""
-        button = gr.Button("Clear drafts and plans", scale=0)
-        return Confirmation(
-            self.view, button, "clear", "Runs are not touched. Clear drafts and plans?", lambda query: clear(self.site)
-        )
 
 
 def clear(site: Site) -> Done:

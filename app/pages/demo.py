@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from nnxdsl import Adapter, Data, Evaluation, Experiment, Model, Objective, Opti
 from nnxdsl.config.core.codegen import to_python
 from nnxdsl.storage.jsonl import replace
 
-from ..html import link
-from ..markdown import link as markdown_link
-from ..markdown import plain
+from ..markup import link, markdown_link, plain
 from ..page import Part
 from ..processes import demo_data
 from ..state import Site
@@ -23,8 +21,7 @@ from ..view import Done, Values, View
 
 NAME = "the app's demo"
 DEMO = link("/new", demo=1)
-RUNS, MOST_RUNS = 8, 60
-"""Latest runs that are offered as links, and in a dropdown."""
+RUNS, MOST_RUNS = 8, 60  # latest runs that are offered as links, and in a dropdown
 START = "Start a tiny DPO run on this machine"
 RUN = (
     "A run is one training of an experiment: a directory with its config, metrics, log and checkpoints. Runs appear "
@@ -83,14 +80,14 @@ def choices(site: Site) -> list[tuple[str, str]]:
 def beginnings(site: Site, path: str, recipe: str, run: str) -> str:
     """Recipes and the latest runs as Markdown, with links to a page whose query has these parts for their names."""
     recipes = [
-        f"- {markdown_link(name, link(path, **{recipe: name}))}: "
+        f"- {markdown_link(name, path, **{recipe: name})}: "
         + plain(site.presets.summary(name).replace("`", "") or f"experiments/{name}.py")
         for name in site.presets.names()
     ] or [
         f"There is no recipe in {plain(str(site.presets.place))}. {markdown_link('Start with the demo', DEMO)}, a tiny "
         "DPO run with its own data; it takes a few minutes."
     ]
-    runs = [f"- {markdown_link(row.id, link(path, **{run: row.id}))}" for row in site.index.rows()[:RUNS]]
+    runs = [f"- {markdown_link(row.id, path, **{run: row.id})}" for row in site.index.rows()[:RUNS]]
     return "\n".join(["## Recipes", "", *recipes, *(["", "## Earlier runs", "", *runs] if runs else [])])
 
 
@@ -103,17 +100,20 @@ class Offer(Part):
     """What an empty page shows: what a run is, a button that starts the demo, and the command that does the same."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site, self._parts = site, list[Any]()
         with gr.Column(visible=False, elem_classes=["empty-state"]) as self._column:
             gr.Markdown(f"## No runs yet\n\n{RUN}")
             if not site.settings.read_only:
                 with gr.Row(elem_classes=["buttons"]):
-                    button = gr.Button(START, variant="primary", scale=0, min_width=300)
-                    review = gr.Button("Review and edit it first", link="#", scale=0, min_width=210)
-                    gr.Button("Choose another experiment", link="/new", scale=0, min_width=220)
+                    view.button(
+                        START,
+                        lambda query: Done(goto=link("/run", id=begin(site))),
+                        variant="primary",
+                        min_width=300,
+                    )
+                    review = view.button("Review and edit it first", link="#", min_width=210)
+                    view.button("Choose another experiment", link="/new", min_width=220)
                 command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
-                view.on(button.click, lambda query: Done(goto=link("/run", id=begin(site))))
                 self._parts = [review, command]
             gr.Markdown(f"Runs are read from {plain(str(site.settings.home))}")
 
@@ -132,9 +132,7 @@ class Offer(Part):
 def begin(site: Site) -> str:
     """Starts the demo run, once its recipe has been read, and returns its id; a RunError says why it was refused."""
     name = recipe(site)
-    made = written(site)[0] if name is None else site.presets.experiment(name)
-    while made is None:
-        time.sleep(0.2)
-        made = site.presets.experiment(name or "")
+    made = written(site)[0] if name is None else site.presets.experiment(name, math.inf)
+    assert made is not None  # reading it ends, if only for its time
     site.launcher.launch(made, name or "")
     return made.id

@@ -10,9 +10,7 @@ import pandas as pd
 from nnxdsl.errors import RunError
 
 from ..formatting import number
-from ..html import link
-from ..markdown import link as markdown_link
-from ..markdown import plain
+from ..markup import markdown_link, plain
 from ..page import Page
 from ..processes.jobs import Job
 from ..state import Site
@@ -21,8 +19,7 @@ from .outputs.request import steps_of, with_checkpoints
 
 DTYPES = ("float32", "bfloat16", "float16")
 ADAPTER = "adapter"
-FOLDER = "exports"
-"""In the project's directory."""
+FOLDER = "exports"  # in the project's directory
 EMPTY = (
     "Writes the newest checkpoint of a run as safetensors: the whole model, adapters merged, for transformers and "
     "vLLM, or the adapter alone for PEFT. What was written is read back and compared with the run's logits. "
@@ -36,7 +33,6 @@ class Export(Page):
     name, path, title = "export", "/export", "Export"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# Export")
         control, kinds = self.view.control, [("Model, for transformers", ""), ("Adapter, for PEFT", ADAPTER)]
         with gr.Row():
@@ -47,11 +43,9 @@ class Export(Page):
         self.buttons: list[gr.Button] = []
         if not self.site.settings.read_only:
             with gr.Row():
-                for text, act in (("Export", self._start), ("Cancel", self._cancel)):
-                    variant = "primary" if text == "Export" else "secondary"
-                    button = gr.Button(text, variant=variant, visible=False, scale=0, min_width=160)
-                    self.view.on(button.click, act)
-                    self.buttons.append(button)
+                hidden = {"visible": False, "min_width": 160}
+                start = self.view.button("Export", self._start, variant="primary", **hidden)
+                self.buttons = [start, self.view.button("Cancel", self._cancel, **hidden)]
         self.files = gr.Dataframe(label="Files", interactive=False, visible=False)
         self.timer = gr.Timer(1, active=False)
 
@@ -118,7 +112,7 @@ def _status(place: Path, job: Job | None) -> str:
     if job.result is None:
         return f"**{plain(job.error or job.state)}**"
     result = job.result
-    run = markdown_link(result["run"], link("/run", id=result["run"]))
+    run = markdown_link(result["run"], "/run", id=result["run"])
     lines = [
         f"**{plain(result['directory'])}**: {plain(result['kind'])} of {run} "
         f"after {result['step']:,} steps, in {plain(result['dtype'])}, in {job.seconds:.0f} s",

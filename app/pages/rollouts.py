@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 
 from ..components.metrics import title_of
 from ..components.plots import Chart, Line, Mark, figure
-from ..formatting import whole
-from ..markdown import plain
+from ..formatting import rounded, shortened, whole
+from ..markup import plain
 from ..page import Page
 from ..state import Site
 from ..store.index import Row
@@ -29,8 +29,7 @@ EMPTY = (
     "steps and prompts are recorded is its setting `rollouts=RolloutLog(every_steps=10, prompts=4)`."
 )
 NONE_YET = "This run has recorded no rollouts: its objective does not sample, or it is before its first step."
-CHARACTERS = 160
-"""At most of a text in a table; below it is the whole text."""
+CHARACTERS = 160  # at most of a text in a table; below it is the whole text
 RUNS = 60
 SECONDS = 5
 SAMPLED = ("frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio")
@@ -45,7 +44,6 @@ class Rollouts(Page):
     name, path, title = "rollouts", "/rollouts", "Rollouts"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# Rollouts")
         with gr.Row():
             run = gr.Dropdown([], label="Run", info="Runs that sample, newest first", scale=2)
@@ -92,7 +90,8 @@ class Rollouts(Page):
         group = next((one for one in groups if str(one["group"] + 1) == query.get("group")), next(iter(groups), None))
         if group is None:
             return values
-        ranked = sorted(enumerate(group["completions"], 1), key=lambda one: _order(one[1]["reward"]))
+        rewards = [math.inf if one["reward"] is None else -one["reward"] for one in group["completions"]]
+        ranked = sorted(enumerate(group["completions"], 1), key=lambda one: rewards[one[0] - 1])
         place, chosen = next((one for one in ranked if str(one[0]) == query.get("completion")), ranked[0])
         label = f"Prompt {group['group'] + 1}: {group['row']}"
         return values | {
@@ -129,11 +128,11 @@ def _prompts(groups: Sequence[Group]) -> pd.DataFrame:
         rows.append(
             {
                 "#": group["group"] + 1,
-                "Prompt": _begins(group["prompt"]),
-                "Mean reward": _rounded(each["reward"].mean()),
-                "Spread": _rounded(each["reward"].std() if each["reward"].count() > 1 else 0.0),
-                "Best": _rounded(each["reward"].max()),
-                "Mean tokens": _rounded(each["length"].mean()),
+                "Prompt": shortened(group["prompt"], CHARACTERS),
+                "Mean reward": rounded(each["reward"].mean()),
+                "Spread": rounded(each["reward"].std() if each["reward"].count() > 1 else 0.0),
+                "Best": rounded(each["reward"].max()),
+                "Mean tokens": rounded(each["length"].mean()),
                 "Truncated": f"{each['truncated'].sum()} of {len(each)}",
             }
         )
@@ -145,50 +144,31 @@ def _completions(ranked: Sequence[tuple[int, Mapping[str, Any]]]) -> pd.DataFram
         [
             {
                 "#": place,
-                "Completion": _begins(one["text"]),
-                "Reward": _rounded(one["reward"]),
-                **{f"rewards/{name}": _rounded(value) for name, value in one["rewards"].items()},
-                **({} if one["advantage"] is None else {"Advantage": _rounded(one["advantage"])}),
+                "Completion": shortened(one["text"], CHARACTERS),
+                "Reward": rounded(one["reward"]),
+                **{f"rewards/{name}": rounded(value) for name, value in one["rewards"].items()},
+                **({} if one["advantage"] is None else {"Advantage": rounded(one["advantage"])}),
                 "Tokens": one["length"],
                 "Ended": "truncated" if one["truncated"] else "by its end token",
-                **{f"extra/{name}": _cell(value) for name, value in one.get("extra", {}).items()},
+                **{
+                    f"extra/{name}": shortened(value, CHARACTERS) if isinstance(value, str) else value
+                    for name, value in one.get("extra", {}).items()
+                },
             }
             for place, one in ranked
         ]
     )
 
 
-def _rounded(value: float | None) -> float:
-    """Four significant digits, as a number that tables sort; NaN for a reward that does not apply."""
-    return math.nan if value is None else float(f"{value:.4g}")
-
-
-def _cell(value: Any) -> Any:
-    return _begins(value) if isinstance(value, str) else value
-
-
-def _order(reward: float | None) -> float:
-    """Sorts the best reward first, and completions without one last."""
-    return math.inf if reward is None else -reward
-
-
 def _episode(completion: Mapping[str, Any]) -> str:
     """The text of a completion, or of all turns of an episode."""
-    turns = completion.get("turns")
-    if not turns:
-        return completion["text"]
-    return "\n\n".join(f"{message['role']}: {_message_text(message)}" for message in turns)
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, and the tools that it calls."""
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    calls = [f"{function['name']}({json.dumps(function['arguments'])})" for function in functions]
-    return "\n".join(filter(None, (message["content"], *calls)))
-
-
-def _begins(text: str) -> str:
-    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
+    turns: list[str] = []
+    for message in completion.get("turns") or ():
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [f"{function['name']}({json.dumps(function['arguments'])})" for function in functions]
+        text = "\n".join(filter(None, (message["content"], *calls)))
+        turns.append(f"{message['role']}: {text}")
+    return "\n\n".join(turns) or completion["text"]
 
 
 def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,8 @@ from nnxdsl.terminal.sparkline import sparkline
 
 from ..components.confirm import Confirmation
 from ..components.states import signed
-from ..formatting import age, duration, local_time, whole
-from ..html import link
+from ..formatting import age, duration, local_time, rounded, whole
+from ..markup import link
 from ..page import Page
 from ..processes.launch import TRASH, Launch
 from ..state import Site
@@ -36,14 +36,12 @@ from ..view import Done, Query, Values
 from .compare.runs import LEAST, MOST, filtered
 from .demo import Offer
 
-SHOWN = 50
-"""Runs of a page of the table."""
+SHOWN = 50  # runs of a page of the table
 STATES = ("running", "queued", "stopped", "finished", "failed", "refused", "lost", "damaged", "missing")
 MANY = 200
 LAUNCHES = 20
 REFUSED_SECONDS = 24 * 3600.0
-TICK, RUN = 0, 1
-"""Columns whose cells do something when they are selected."""
+TICK, RUN = 0, 1  # columns whose cells do something when they are selected
 METRICS = {
     "Loss": ("loss",),
     "Accuracy": ("rewards/accuracies", "mean_token_accuracy"),
@@ -67,7 +65,6 @@ class Runs(Page):
     name, path, title = "runs", "/", "Runs"
 
     def build(self) -> None:
-        """Adds the components."""
         control, site = self.view.control, self.site
         self.timer = gr.Timer(4)
         gr.Markdown("# Runs")
@@ -93,13 +90,13 @@ class Runs(Page):
             table: dict[str, Any] = {"interactive": False, "pinned_columns": 2, "max_height": 640}
             self.table = gr.Dataframe(elem_id="runs-table", show_search="none", **table)
             with gr.Row(elem_classes=["buttons"]):
-                self.turn = {text: gr.Button(text, size="sm", scale=0, visible=False) for text in ("Previous", "Next")}
-            for pages, button in zip((-1, 1), self.turn.values(), strict=True):
-                self.view.on(button.click, partial(_turned, pages=pages))
+                self.turn = {
+                    text: self.view.button(text, partial(_turned, pages=pages), size="sm", visible=False)
+                    for text, pages in (("Previous", -1), ("Next", 1))
+                }
             self.view.on(self.table.select, _selected, has_event=True)
 
     def fill(self, query: Query) -> Values:
-        """Shows the runs that the query finds."""
         site, tags_of, wanted = self.site, self.site.tags.by_run(), _filter(query)
         rows = [*_without_directory(site), *site.index.rows()]
         matching = [row for row in rows if is_found(row, tags_of.get(row.id, ()), wanted)]
@@ -142,13 +139,7 @@ class Runs(Page):
     def _add_actions(self) -> None:
         """Adds the buttons, those for queued runs among them, and the question before a deletion."""
         site, view = self.site, self.view
-
-        def button(text: str, act: Callable[[Query], Done] | None = None, **more: Any) -> gr.Button:
-            added = gr.Button(text, scale=0, min_width=100, **more)
-            if act is not None:
-                view.on(added.click, act)
-            return added
-
+        button = partial(view.button, min_width=100)
         with gr.Row(elem_classes=["buttons"]):
             button("Compare", _compare)
             button("Compare what is shown", partial(_compare_shown, site))
@@ -284,14 +275,11 @@ def _without_directory(site: Site) -> list[Row]:
     rows = [
         Row(id=run, path=home / run, state=launch.state)
         for run, launch in newest.items()
-        if run not in queued and site.index.row(run) is None and (launch.is_alive or _is_refused(launch))
+        if run not in queued and site.index.row(run) is None
+        if launch.is_alive or (launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS)
     ]
     places = [(run, f"{place} of {len(queued)}") for place, run in enumerate(queued, start=1)]
     return rows + [Row(id=run, path=home / run, state="queued", inconsistency=place) for run, place in places]
-
-
-def _is_refused(launch: Launch) -> bool:
-    return launch.exit_code == REFUSED and time.time() - launch.began < REFUSED_SECONDS
 
 
 def _filter(query: Query) -> str:
@@ -308,7 +296,6 @@ class Listed:
     """
 
     def __init__(self, site: Site, matching: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
-        """Sorts the runs and cuts the page."""
         self._tags, self._query, self._sweeps = tags, query, sweeps_by_run(site.settings.home)
         differing = {name for row in matching for name, _ in row.settings.items() ^ matching[0].settings.items()}
         paths = list(dict.fromkeys(name for row in matching[:1] for name in row.settings))
@@ -409,4 +396,4 @@ def _rounded(metrics: Mapping[str, Any], *names: str) -> object:
     value = next((metrics[name] for name in names if name in metrics), None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+    return rounded(value) if math.isfinite(value) else str(value)

@@ -18,8 +18,7 @@ NOTE = (
     "Sampled as long as the app runs, every 5 s while this page is open and every 15 s otherwise; the last hours are "
     "kept until the app ends. Memory of devices over a run's steps is among its charts."
 )
-GAP_MINUTES = 1.0
-"""Time between two samples from which on they are not connected."""
+GAP_MINUTES = 1.0  # time between two samples from which on they are not connected
 
 
 class System(Page):
@@ -28,7 +27,6 @@ class System(Page):
     name, path, title = "system", "/system", "System"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown(f"# System\n\n{NOTE}")
         self.now = gr.Markdown()
         self.gpus = gr.Dataframe(label="GPUs", interactive=False, visible=False)
@@ -37,7 +35,6 @@ class System(Page):
         self.timer = gr.Timer(SECONDS)
 
     def fill(self, query: Query) -> Values:
-        """Shows the last sample, and all of them as charts."""
         rows, samples = [row for row in self.site.index.rows() if row.is_live], self.site.usage.samples()
         last = samples[-1]
         free, total = disk(self.site.settings.home)

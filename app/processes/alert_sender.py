@@ -20,8 +20,7 @@ from ..settings import Settings
 from . import alerts
 from .jobs import kill_group, run
 
-SEND_SECONDS = 30.0
-"""Timeout of the command, and of the webhook."""
+SEND_SECONDS = 30.0  # timeout of the command, and of the webhook
 
 
 class AlertSender:

@@ -22,17 +22,13 @@ from ..settings import Settings
 from ..store.growing import GrowingFiles, row_of
 from ..store.index import Index, Row
 
-CHECK_SECONDS = 10.0
-"""Least time between two checks of all runs."""
+CHECK_SECONDS = 10.0  # least time between two checks of all runs
 STALL_STEPS, STALL_SECONDS = 20, 120.0
 """A run is stalled after so many times its median step time without a step, and at least so many seconds."""
 ENDED = ("finished", "failed", "lost")
-TIMED = 32
-"""Steps whose median is a run's step time."""
-FOLLOWED = 256
-"""Runs whose metrics are cached."""
-TEXT = 600
-"""Most characters of a sentence: errors may be long."""
+TIMED = 32  # steps whose median is a run's step time
+FOLLOWED = 256  # runs whose metrics are cached
+TEXT = 600  # most characters of a sentence: errors may be long
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +69,6 @@ class Alerts:
     """
 
     def __init__(self, settings: Settings, index: Index) -> None:
-        """Notes which runs have ended already."""
         self._index, self._path = index, settings.app_directory / "alerts.jsonl"
         self._history = GrowingFiles(_History, _add_alerts)
         self._progress = GrowingFiles(Progress, _add_rows, FOLLOWED)
@@ -133,13 +128,9 @@ class Alerts:
 
 
 def alerts_on(row: Row, progress: Progress, quiet: float, sent: Container[tuple[str, int, str]]) -> Iterator[Alert]:
-    """Yields what there is to alert to of a run.
+    """Yields what there is to alert to of a run, `quiet` seconds after the last new row of its metrics.
 
-    Args:
-        row: The run.
-        progress: What its metrics say.
-        quiet: The seconds since the last new row of them.
-        sent: Run, attempt and kind of earlier alerts.
+    Alerts that were `sent` are left out, by run, attempt and kind.
     """
     attempt, step = _attempt(row), row.status.get("step")
     alerts = {

@@ -25,9 +25,7 @@ FACTS = {
     "plural": "mouse: mice, child: children, tooth: teeth, foot: feet, goose: geese, leaf: leaves, baby: babies",
 }
 WORDINGS = ("What is the {} of {}?", "Tell me the {} of {}.", "Name the {} of {}.", "I need the {} of {}.")
-HELD_OUT = 24
-"""Questions that are in no training row."""
-
+HELD_OUT = 24  # questions that are in no training row
 PROMPTS = ("What is the capital of Germany?", "What is the opposite of hot?", "Tell me the sound of a cow.")
 
 
@@ -57,13 +55,13 @@ def _questions() -> list[tuple[str, str]]:
 
 
 def _instruction(question: str, fact: str, way: int) -> dict[str, object]:
-    answer = PHRASES[way % 3][way // 3].format(fact)
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {"messages": [*_message("user", question), *_message("assistant", PHRASES[way % 3][way // 3].format(fact))]}
 
 
 def _pair(question: str, fact: str, way: int) -> dict[str, object]:
-    rude, kind = (phrase.format(fact) for phrase in PHRASES[way % 3])
-    completions = {
-        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", kind), ("rejected", rude))
-    }
-    return {"prompt": [{"role": "user", "content": question}], **completions}
+    rude, polite = (_message("assistant", phrase.format(fact)) for phrase in PHRASES[way % 3])
+    return {"prompt": _message("user", question), "chosen": polite, "rejected": rude}
+
+
+def _message(role: str, content: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content}]

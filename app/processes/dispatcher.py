@@ -24,7 +24,6 @@ class Dispatcher:
     """A thread that lives as long as the app. The queue is stored in files, so it survives the app."""
 
     def __init__(self, settings: Settings, launcher: Launcher, index: Index) -> None:
-        """Starts the thread."""
         self._settings, self._launcher, self._index = settings, launcher, index
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="queue", daemon=True)
@@ -49,7 +48,9 @@ class Dispatcher:
         """Starts the first run of the queue if a slot is free; returns whether it did."""
         CLIENT.set("the queue")
         waiting = self._launcher.waiting()
-        if not waiting or self._busy() >= self._settings.limits.slots:
+        starting = {launch.run for launch in itertools.islice(self._launcher.launches(), 50) if launch.is_alive}
+        live = {row.id for row in self._index.rows() if row.is_live}
+        if not waiting or len(live | starting) >= self._settings.limits.slots:
             return False
         first = waiting[0]
         try:
@@ -59,7 +60,3 @@ class Dispatcher:
             self._launcher.audit(f"not started: {error}", first.run)
         shutil.rmtree(first.directory, ignore_errors=True)
         return True
-
-    def _busy(self) -> int:
-        live = {row.id for row in self._index.rows() if row.is_live}
-        return len(live | {launch.run for launch in itertools.islice(self._launcher.launches(), 50) if launch.is_alive})

@@ -41,16 +41,11 @@ PASSED_VARIABLES = (
 )  # fmt: skip
 """Environment variables that child processes inherit; all others are removed."""
 
-REMEMBERED = 200
-"""Maximum number of cached jobs."""
-
-SHOWN = 4_000
-"""Maximum length of a child's error output, in characters."""
-
+REMEMBERED = 200  # maximum number of cached jobs
+SHOWN = 4_000  # maximum length of a child's error output, in characters
 RESULT_BYTES = 64_000_000
 
-MOST_OF_A_CLIENT = 8
-"""Jobs of one client that may wait or run at the same time."""
+MOST_OF_A_CLIENT = 8  # jobs of one client that may wait or run at the same time
 
 
 def environment() -> dict[str, str]:
@@ -94,19 +89,15 @@ class Jobs:
     """Runs at most `width` child processes at a time, in order of request, and takes `most` of each client."""
 
     def __init__(self, cwd: Path, limit_seconds: float, width: int = 1, most: int | None = MOST_OF_A_CLIENT) -> None:
-        """Creates an empty queue of jobs."""
         self._cwd, self._limit, self._most = cwd, limit_seconds, most
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(width)
 
     def start(self, key: str, argv: Sequence[str]) -> Job:
-        """Returns the job of a key, which covers all that its result depends on.
+        """Returns the job of a key, which covers all that its result depends on; raises if the client has too many.
 
         It is started as `python ARGV` if there is none, or if it failed or was cancelled.
-
-        Raises:
-            RunError: Too many jobs of the client have not ended.
         """
         client = CLIENT.get()
         with self._lock:
@@ -183,13 +174,10 @@ def run(
     begun: Callable[[subprocess.Popen[bytes]], object],
     stdin: bytes = b"",
 ) -> tuple[int | None, str, str]:
-    """Runs a command in a process group of its own, and kills that after a time; `begun` is told its process.
+    """Runs a command in a process group of its own, and kills that after a time; raises `OSError` if it cannot start.
 
     Returns:
         Its exit code, or None if it was killed for its time; its output; its last errors, with secrets redacted.
-
-    Raises:
-        OSError: It cannot be started.
     """
     with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         inputs.write(stdin)

@@ -42,13 +42,10 @@ from .jobs import environment
 from .presets import Presets
 
 MAX_LAUNCHES = 500
-SWEEPS = "sweeps"
-"""Directory of the starts of sweeps."""
-TRASH = ".trash"
-"""Directory of a home that deleted runs are moved to."""
+SWEEPS = "sweeps"  # directory of the starts of sweeps
+TRASH = ".trash"  # directory of a home that deleted runs are moved to
 TAIL = 16_000
-READ_SECONDS = 30.0
-"""Timeout in seconds of a launch for the child process that reads its recipe."""
+READ_SECONDS = 30.0  # timeout in seconds of a launch for the child process that reads its recipe
 
 
 @attrs.frozen
@@ -119,7 +116,6 @@ class Launcher:
     """Actions on runs. Processes are identified by their records only."""
 
     def __init__(self, settings: Settings, presets: Presets | None = None) -> None:
-        """Creates a launcher for the app's home."""
         self._settings = settings
         self._presets = presets or Presets(settings.recipes, settings.project)
         self._home, self._app_directory = settings.home, settings.app_directory
@@ -130,9 +126,7 @@ class Launcher:
     def launch(self, experiment: Experiment, recipe: str = "", verb: str = "run") -> Launch:
         """Starts or resumes an experiment's run, as `nnxdsl run FILE` or `python experiments/RECIPE.py` would.
 
-        Raises:
-            RunError: the run is running or has finished, the recipe cannot be changed into this experiment, or it names
-                files of the app itself.
+        Raises if it runs or has finished, if the recipe cannot be changed into it, or if it names files of the app.
         """
         require_no_own_files(self._settings, experiment)
         run = experiment.id

@@ -41,11 +41,8 @@ from .launch import tail
 
 COMMAND = ("-m", "nnxdsl.generate.worker")
 
-MAX_ANSWERS = 400
-"""Maximum number of cached results on disk; the oldest are deleted first."""
-
-REMEMBERED = 100
-"""Maximum number of requests whose state is kept in memory."""
+MAX_ANSWERS = 400  # maximum number of cached results on disk; the oldest are deleted first
+REMEMBERED = 100  # maximum number of requests whose state is kept in memory
 
 
 @attrs.frozen
@@ -59,18 +56,12 @@ class Model:
 
 @attrs.define
 class Request(Task):
-    """A request, by a key of everything that the result depends on.
-
-    Attributes:
-        request: What is sent to the child.
-        stage: Current activity of the child.
-        partial: By side ("policy", "other"), what is sampled so far of each answer: "texts", "tokens", "done".
-    """
+    """A request, by a key of everything that the result depends on."""
 
     model: Model
-    request: dict[str, Any]
-    stage: str = ""
-    partial: dict[str, Any] = attrs.Factory(dict)
+    request: dict[str, Any]  # what is sent to the child
+    stage: str = ""  # current activity of the child
+    partial: dict[str, Any] = attrs.Factory(dict)  # by side: "texts", "tokens" and "done" of each answer so far
 
     @property
     def so_far(self) -> dict[str, Any]:
@@ -102,11 +93,7 @@ class HeldOut:
         return cls(spec, "" if paths == tuple(data.paths) else prefix)
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The name of each readable row in the run, and its fields in the loaders' columns.
-
-        Raises:
-            DataError: There is no such source, or it cannot be read.
-        """
+        """The name of each readable row in the run, and its fields in the loaders' columns; raises `DataError`."""
         for place, row in source_rows(self.data):
             if not isinstance(row, RowError):
                 yield place.removeprefix(self.prefix), row
@@ -132,11 +119,7 @@ class Answers:
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def key(self, model: Model, request: dict[str, Any]) -> str:
-        """Returns the cache key of a request: checkpoint, held-out file, request, versions and code.
-
-        Raises:
-            RunError: there is no such run.
-        """
+        """Returns the key of a request: checkpoint, held-out file, request, versions and code; raises without a run."""
         other, _, number = model.against.rpartition("@")
         steps = {(model.run, model.step), (other or model.run, whole(number) or 0)}
         runs = {name: run_path(self._settings.home, name) for name, _ in steps}

@@ -21,15 +21,13 @@ from ..store.experiments import from_tree
 from .jobs import Job, Jobs
 
 LIMIT_SECONDS = 60.0
-MOST, READ = 60, 100_000
-"""Most recipes, and characters of a file that are looked at."""
+MOST, READ = 60, 100_000  # most recipes, and characters of a file that are looked at
 
 
 class Presets:
     """The files `experiments/*.py` of the directory in which the app was started."""
 
     def __init__(self, place: Path, project: Path) -> None:
-        """Reads no files."""
         self.place = place
         self._project = project
         self._jobs = Jobs(project, LIMIT_SECONDS, width=2, most=None)
@@ -67,11 +65,13 @@ class Presets:
             return job
         return self._jobs.start(key, ("-m", "nnxdsl", "show", str(self.file(name)), "--json"))
 
-    def experiment(self, name: str) -> Experiment | None:
-        """Returns the experiment of a preset; None until it has been read, raises if it cannot be."""
-        job, file = self.job(name), self.file(name)
+    def experiment(self, name: str, wait_seconds: float = 0.0) -> Experiment | None:
+        """Returns the experiment of a preset, which it waits for; None if it is still read, raises if it cannot be."""
+        job, file, until = self.job(name), self.file(name), time.monotonic() + wait_seconds
         if job is None:
             raise RunError(f"{file} does not exist: there is no such recipe; restore it, or import the draft's JSON")
+        while not job.is_over and time.monotonic() < until:
+            time.sleep(0.1)
         if job.is_over and job.state != "done":
             raise RunError(f"{file.relative_to(self._project)} cannot be read: {job.error or job.state}")
         return from_tree(job.result) if job.is_over else None
@@ -79,16 +79,11 @@ class Presets:
     def command(self, name: str, experiment: Experiment, wait_seconds: float = 0.0) -> tuple[str, ...]:
         """Returns the arguments of `python` that run an experiment through a recipe: the file, and `path=value`s.
 
-        Waits so long for the child process that reads the recipe.
-
-        Raises:
-            RunError: The recipe is missing or cannot be read, or arguments cannot change it into this experiment.
+        Waits so long for the child process that reads the recipe; raises if that fails, or if arguments cannot do it.
         """
-        file, until = self.file(name).relative_to(self._project), time.monotonic() + wait_seconds
-        while (recipe := self.experiment(name)) is None:
-            if time.monotonic() >= until:
-                raise RunError(f"{file} is still being read; try again in a moment")
-            time.sleep(0.1)
+        file, recipe = self.file(name).relative_to(self._project), self.experiment(name, wait_seconds)
+        if recipe is None:
+            raise RunError(f"{file} is still being read; try again in a moment")
         changes = {path: render(value) for path, value in diff(recipe, experiment).items()}
         try:
             is_reached = evolve(recipe, {path: parse_value(text) for path, text in changes.items()}) == experiment

@@ -17,16 +17,13 @@ from pathlib import Path
 import attrs
 import psutil
 
-SECONDS, BACKGROUND_SECONDS = 5.0, 15.0
-"""Between two samples while somebody looks at them, and else."""
-DRIVER_SECONDS = 5.0
-"""Timeout of the driver."""
+SECONDS, BACKGROUND_SECONDS = 5.0, 15.0  # between two samples while somebody looks at them, and else
+DRIVER_SECONDS = 5.0  # timeout of the driver
 LISTED_EVERY = 4
 """Samples while nobody looks for which live runs are listed once: a list of thousands takes a quarter of a second."""
 MEASURED = 0.1
 """Seconds over which processors are measured; psutil would compare with an earlier call of the same thread alone."""
-LENGTH = 1_440
-"""Most samples: those of two to six hours."""
+LENGTH = 1_440  # most samples: those of two to six hours
 GIB = 2**30
 _GPUS = "--query-gpu=index,name,memory.used,memory.total,utilization.gpu,uuid"
 _PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_gpu_memory"

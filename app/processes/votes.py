@@ -33,7 +33,6 @@ class Votes:
     """All votes of an app's home; only the last vote on an answer counts."""
 
     def __init__(self, path: Path) -> None:
-        """Sets the file, which is read on first use."""
         self._rows = LastRows(path, "key", "for")
 
     def order(self, key: str) -> tuple[str, str]:
@@ -44,13 +43,7 @@ class Votes:
     def add(self, request: Request, choice: str, *, is_blind: bool) -> str:
         """Records a vote, and returns the side that it is for: "policy", "other" or "tie", as on equal answers.
 
-        Args:
-            request: The request with the answers.
-            choice: "a" or "b", by the order in which they were shown, or "tie".
-            is_blind: Whether they were shown in blind order, without the names of the models.
-
-        Raises:
-            RunError: invalid choice, or the file cannot be written.
+        The choice is "a" or "b", by the order in which the answers were shown, or "tie"; raises for any other.
         """
         if choice not in ("a", "b", "tie"):
             raise RunError("vote for a, b or tie")

@@ -35,7 +35,6 @@ class Drafts:
     """A directory of drafts; the oldest are deleted when there are too many."""
 
     def __init__(self, place: Path) -> None:
-        """Creates no files."""
         self._place = place
         self._lock = threading.Lock()
 

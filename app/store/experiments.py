@@ -22,8 +22,7 @@ from nnxdsl.config.sharding import MESH_AXES
 from nnxdsl.errors import NnxdslError, Problem, SpecError
 from nnxdsl.storage.jsonl import read_json, write_json
 
-LONGEST = 200_000
-"""Maximum length of a pasted text, in characters."""
+LONGEST = 200_000  # maximum length of a pasted text, in characters
 HINT = "the app parses plain constructor calls only; `nnxdsl show FILE --python` prints any experiment in this form"
 DEEPEST_BRACKETS = 60
 
@@ -126,10 +125,8 @@ def read_python(text: str) -> Experiment:
     """Parses the experiment of a Python text.
 
     Supported are a docstring, imports from nnxdsl, assignments of constructor calls, literals and earlier names, and
-    the closing `if __name__ == "__main__":` (ignored). Nothing is executed or imported.
-
-    Raises:
-        SpecError: unsupported syntax, with line and column; or the problems of the experiment.
+    the closing `if __name__ == "__main__":` (ignored). Nothing is executed or imported. A `SpecError` has line and
+    column of unsupported syntax, or the problems of the experiment.
     """
     if _brackets(text) > DEEPEST_BRACKETS:
         raise SpecError([Problem("", "is nested too deeply")])
@@ -138,7 +135,7 @@ def read_python(text: str) -> Experiment:
         for node in ast.parse(text).body:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 reader.names[node.targets[0].id] = reader.value(node.value)
-            elif not (_is_docstring(node) or _is_import(node) or _is_main(node)):
+            elif not _is_ignored(node):
                 raise reader.refused(node, f"{brief(node)} is not understood")
     except SyntaxError as error:
         raise SpecError([Problem(f"line {error.lineno}", f"is no Python: {error.msg}")]) from error
@@ -151,18 +148,16 @@ def read_python(text: str) -> Experiment:
     return value
 
 
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _is_import(node: ast.stmt) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return node.module in ("nnxdsl", "__future__") and not node.level
-    return isinstance(node, ast.Import) and [alias.name for alias in node.names] == ["nnxdsl"]
-
-
-def _is_main(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" and not node.orelse
+def _is_ignored(node: ast.stmt) -> bool:
+    """Whether it is a docstring, an import of nnxdsl, or the closing `if __name__ == "__main__":`."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())) | ast.ImportFrom(module="nnxdsl" | "__future__", level=0):
+            return True
+        case ast.Import(names=[ast.alias(name="nnxdsl")]):
+            return True
+        case ast.If(orelse=[]):
+            return ast.unparse(node.test) == "__name__ == '__main__'"
+    return False
 
 
 def _brackets(text: str) -> int:

@@ -16,12 +16,8 @@ import orjson
 from nnxdsl.errors import RunError
 from nnxdsl.storage.jsonl import open_plain
 
-REMEMBERED = 24
-"""Files whose content is cached, if nothing else is given."""
-
-AT_ONCE = 2**26
-"""Bytes that are read at a time, about."""
-
+REMEMBERED = 24  # files whose content is cached, if nothing else is given
+AT_ONCE = 2**26  # bytes that are read at a time, about
 T = TypeVar("T")
 
 
@@ -46,7 +42,6 @@ class GrowingFiles(Generic[T]):
     def __init__(
         self, empty: Callable[[], T], add: Callable[[T, list[bytes], int], None], remembered: int = REMEMBERED
     ) -> None:
-        """Creates an empty cache."""
         self._empty, self._add = empty, add
         self._file = functools.lru_cache(remembered)(lambda _path: _File(empty()))
 

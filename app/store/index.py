@@ -23,15 +23,10 @@ from .experiments import facts_of, settings_of
 from .growing import row_of
 from .run_paths import directory_path, run_path
 
-FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")
-"""Files that a row depends on."""
-
-ROWS = 64
-"""Rows of metrics among which the last one of training is: evaluations and damaged rows may follow it."""
-
+FILES = ("run.json", "status.json", "metrics.jsonl", "checkpoints")  # files that a row depends on
+ROWS = 64  # rows of metrics among which the last one of training is: evaluations and damaged rows may follow it
 LIVE = ("starting", "compiling", "running", "stopping", "silent")
-ENDED = ("finished", "stopped", "failed")
-"""States of runs that have no heartbeat to wait for."""
+ENDED = ("finished", "stopped", "failed")  # states of runs that have no heartbeat to wait for
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +61,6 @@ class Index:
     """A cache of a home's runs; a refresh costs one `stat` per unchanged file."""
 
     def __init__(self, home: Path) -> None:
-        """Creates an empty cache; files are read on first use."""
         self.home = home
         self._rows: dict[str, tuple[tuple[Any, ...], Row]] = {}
         self._seen: dict[str, float] = {}  # when the directory of each run was last there

@@ -18,14 +18,10 @@ from .growing import GrowingFiles, row_of
 class LastRows:
     """The last row on each thing, in an append-only file of the app: a later row replaces an earlier one.
 
-    Args:
-        path: The file, which is read on first use.
-        key: Field that says what a row is on.
-        field: Field without which a row, such as a damaged one, does not count.
+    The field `key` says what a row is on; one without `field`, such as a damaged one, does not count.
     """
 
     def __init__(self, path: Path, key: str, field: str) -> None:
-        """Opens nothing."""
         self._file, self._lock = JsonLines(path), threading.Lock()
 
         def add(rows: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:

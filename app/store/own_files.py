@@ -18,8 +18,7 @@ from ..settings import Settings
 def require_no_own_files(settings: Settings, experiment: Experiment) -> None:
     """Refuses an experiment that names a file of the app as data, tokenizer, template or weights, by any of its paths.
 
-    Raises:
-        RunError: It names one. The rows of the demo, which lie among them, are data.
+    The rows of the demo, which lie among them, are data.
     """
     app_directory, demo = settings.app_directory.resolve(), settings.demo.resolve()
     for field, text in _texts(to_dict(experiment)):

@@ -17,15 +17,13 @@ _STEP = re.compile(rb'\{"step": (\d{1,18}), ')
 """Of the beginning of a row, which is enough to list it: texts are parsed when they are shown."""
 
 
-Places = dict[int, list[tuple[int, int]]]
-"""Offset and length of the rows of each step."""
+Places = dict[int, list[tuple[int, int]]]  # offset and length of the rows of each step
 
 
 class Rollouts:
     """A cache of where the rows of recently viewed runs are."""
 
     def __init__(self) -> None:
-        """Creates an empty cache."""
         self._places = GrowingFiles[Places](dict, _add)
 
     def steps(self, path: Path) -> list[int]:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from .index import Row
 
 _COMPARED = re.compile(r"([\w./]+)(<=|>=|=|<|>)(.+)")
-EVERYTHING = "*"
-"""A word that every run matches, for a text that must not be empty."""
+EVERYTHING = "*"  # a word that every run matches, for a text that must not be empty
 
 
 def kind_of(row: Row) -> str:

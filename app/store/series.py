@@ -48,7 +48,6 @@ class Series(GrowingFiles[Metrics]):
     """A cache of the metrics of recently viewed runs."""
 
     def __init__(self) -> None:
-        """Creates an empty cache."""
         super().__init__(Metrics, _add)
 
 
@@ -123,26 +122,11 @@ def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
     return finite.ewm(alpha=1 - weight, ignore_na=True).mean().to_numpy()
 
 
-@attrs.frozen(eq=False)
-class Average:
-    """A metric averaged over runs, `[N]` each; NaN where no run has a finite value."""
+def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
+    """Returns mean, std (divided by n - 1), min, max and count of runs at the x coordinates of all of them.
 
-    x: np.ndarray  # coordinates of all runs, ascending
-    mean: np.ndarray
-    deviation: np.ndarray  # sample standard deviation (divided by n - 1); NaN where n < 2
-    least: np.ndarray
-    most: np.ndarray
-    count: np.ndarray  # n, the runs from whose first to whose last finite value an x coordinate is
-
-
-def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:
-    """Averages series of runs at the x coordinates of all of them.
-
-    A run has no value before its first and after its last x coordinate, and between two neighbours one of which is not
-    finite; else values between its own x coordinates are interpolated linearly.
-
-    Args:
-        runs: For each run x coordinates `[N_i]`, ascending, and values `[N_i]`.
+    A run, given as x coordinates `[N_i]`, ascending, and values `[N_i]`, has no value before its first and after its
+    last x coordinate, and between two neighbours one of which is not finite; else it is interpolated linearly.
     """
     x = np.unique(np.concatenate([x for x, _ in runs])) if runs else np.zeros(0)
     values = np.full((len(x), len(runs)), np.nan)
@@ -151,9 +135,8 @@ def averaged(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Average:
             finite = np.where(np.isfinite(series), series, np.nan)
             column[:] = np.interp(x, steps, finite, left=np.nan, right=np.nan)
             column[np.searchsorted(x, steps)] = finite
-    table = pd.DataFrame(values)
-    figures = (table.mean(axis=1), table.std(axis=1), table.min(axis=1), table.max(axis=1), table.count(axis=1))
-    return Average(x, *(each.to_numpy() for each in figures))
+    table = pd.DataFrame(values, x)
+    return pd.DataFrame({name: table.agg(name, axis=1) for name in ("mean", "std", "min", "max", "count")})
 
 
 SAMPLES = 60

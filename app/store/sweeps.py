@@ -15,9 +15,7 @@ from nnxdsl.config.core.imports import require_allowed
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.config.sweep import Sweep, product, zipped
 from nnxdsl.errors import Problem, RunError, SpecError
-from nnxdsl.launch.driver import STOP
-from nnxdsl.storage import process_info
-from nnxdsl.storage.jsonl import read_json, write_json
+from nnxdsl.storage.jsonl import read_json
 from nnxdsl.sweep import results
 from nnxdsl.sweep.spec_file import FILE
 from nnxdsl.sweep.sweep import DIRECTORY, NOT_RUN, SweepDirectory
@@ -32,15 +30,11 @@ RESULTS = "results.json"
 
 
 @attrs.frozen
-class Point:
-    """A point of a sweep, or a trial of a search."""
+class Point(results.Row):
+    """A point of a sweep, or a trial of a search, whose changes are Python source."""
 
-    number: int  # from 0
-    run: str
-    changes: Mapping[str, str]  # of the base, as Python source by path
-    state: str
-    row: Row | None  # None if it has not run
-    metrics: Mapping[str, float]  # the last ones, held-out ones among them
+    row: Row | None = None  # None if it has not run
+    metrics: Mapping[str, float] = attrs.Factory(dict)  # the last ones, held-out ones among them
 
 
 @attrs.frozen
@@ -78,8 +72,8 @@ class OpenedSweep:
     @property
     def fields(self) -> list[str]:
         """Paths in which points differ."""
-        rows = [results.Row(point.number, point.run, point.changes, point.state) for point in self.points]
-        return results.differing_paths(rows) or list(dict.fromkeys(path for row in rows for path in row.changes))
+        every = list(dict.fromkeys(path for point in self.points for path in point.changes))
+        return results.differing_paths(self.points) or every
 
 
 def names(home: Path) -> list[str]:
@@ -116,8 +110,8 @@ def opened(home: Path, index: Index, series: Series, name: str) -> OpenedSweep:
     path = directory_path(home / DIRECTORY, name)
     if not (path / FILE).is_file():
         raise RunError(f"there is no sweep {name[:100]}")
-    described, results = _object(path / FILE), _object(path / RESULTS)
-    ended = [one for one in results.get("rows") or () if isinstance(one, dict)]
+    described = _object(path / FILE)
+    ended = [one for one in _object(path / RESULTS).get("rows") or () if isinstance(one, dict)]
     states = {one.get("run"): str(one.get("state")) for one in ended}
     rows = {row.id: row for row in index.rows()}
     points: list[Point] = []
@@ -127,7 +121,7 @@ def opened(home: Path, index: Index, series: Series, name: str) -> OpenedSweep:
         columns = {} if row is None else series.of(row.path / "metrics.jsonl").columns
         metrics = {metric: column.values[-1] for metric, column in list(columns.items()) if column.values}
         state = states.get(run, NOT_RUN) if row is None else row.state
-        points.append(Point(int(one.get("point", number)), run, changes, state, row, metrics))
+        points.append(Point(int(one.get("point", number)), run, changes, state, row=row, metrics=metrics))
     metric, direction = described.get("metric"), described.get("direction")
     return OpenedSweep(path, str(described.get("kind")), points, str(metric or ""), str(direction or ""))
 
@@ -136,11 +130,8 @@ def created(settings: Settings, base: Experiment, text: str, *, zipped_values: b
     """Returns the directory of a new sweep over an experiment, of which nothing is started.
 
     Each line `path=value, value, ...` is a field. The first values of all fields make a point, then the second ones,
-    or else every combination does.
-
-    Raises:
-        SpecError: A line or a point is invalid, or names code that is not allowed.
-        RunError: The directory cannot be written, or a point names files of the app itself.
+    or else every combination does. Raises if a line or a point is invalid, or names code that is not allowed, or files
+    of the app itself.
     """
     axes: dict[str, list[object]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -164,11 +155,6 @@ def _values(text: str) -> list[object]:
     """Values between commas, each as on the command line: a literal, a constructor call, else the text."""
     values = parse_value(f"({text},)")
     return list(values) if isinstance(values, tuple) else [parse_value(one.strip()) for one in text.split(",")]
-
-
-def ask_to_stop(sweep: OpenedSweep) -> None:
-    """Has the command that drives a sweep stop all of its runs and end."""
-    write_json(sweep.path / STOP, {"time": process_info.utc()})
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class Tags:
     """Tags of all runs of a home."""
 
     def __init__(self, path: Path) -> None:
-        """Sets the file, which is read on first use."""
         self._rows = LastRows(path, "run", "tags")
 
     def of(self, run: str) -> tuple[str, ...]:

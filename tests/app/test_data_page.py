@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from app.client import CLIENT
-from app.components.token_runs import token_runs
 from app.pages import demo
 from app.pages.data import page as data_page
+from app.pages.data.facts import token_runs
 from app.pages.new import form_texts
 from app.processes.jobs import MOST_OF_A_CLIENT
 from app.state import Site

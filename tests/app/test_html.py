@@ -9,9 +9,9 @@ from types import ModuleType
 import gradio as gr
 import pytest
 
-from app import formatting, html, markdown
+from app import formatting
 from app.components import states
-from app.html import Html, join, link, tag
+from app.markup import Html, join, link, tag
 from app.pages import runs as runs_page
 from app.pages.run import page as run_page
 from app.settings import Settings
@@ -31,7 +31,7 @@ def site(tmp_path: Path):
     site.close()
 
 
-@pytest.mark.parametrize("module", [html, formatting, markdown, states])
+@pytest.mark.parametrize("module", [markup, formatting, states])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 

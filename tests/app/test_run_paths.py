@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from app import site as site_module
-from app.markdown import plain
+from app.markup import plain
 from app.pages import system
 from app.processes import usage
 from app.settings import Settings

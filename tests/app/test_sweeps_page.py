@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.pages.sweeps import page as sweeps_page
-from app.pages.sweeps.actions import COMBINED
+from app.pages.sweeps.page import COMBINED
 from app.processes.launch import SWEEPS
 from app.settings import Settings
 from app.state import Site

@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-NAMES = ("name", "notes", "schema")
-"""Fields that are ignored in comparisons."""
-
+NAMES = ("name", "notes", "schema")  # fields that are ignored in comparisons
 ABSENT = "-"
 MAX_DEPTH = 40
 

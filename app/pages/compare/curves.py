@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -49,25 +48,20 @@ def _line(name: str, group: Group, by_run: Mapping[str, Axis], query: Query, *, 
     series = [(by_run[run.row.id], *run.columns[name].arrays()) for run in group.runs if name in run.columns]
     averages = averaged([(axis.values_at(steps), smoothed(values, weight)) for axis, steps, values in series])
     missing = np.unique(np.concatenate([not_finite(axis.values_at(steps), values) for axis, steps, values in series]))
-    x, y = thinned(averages.x, averages.mean)
+    x, y = thinned(averages.index.to_numpy(), averages["mean"].to_numpy())
     band = None
     if not group.is_one:
-        index = np.searchsorted(averages.x, x)
-        low, high = averages.least, averages.most
-        if not is_range:
-            low, high = averages.mean - averages.deviation, averages.mean + averages.deviation
-        low = np.where(low > 0, low, averages.least) if is_log else low  # a logarithmic axis ends above zero
-        low, high = (np.where(averages.count > 1, edge, np.nan)[index] for edge in (low, high))
-        spreads = zip(
-            *(each[index].tolist() for each in (averages.deviation, averages.least, averages.most)), strict=True
+        spread = averages.loc[x]
+        low, high = (
+            (spread["min"], spread["max"])
+            if is_range
+            else (spread["mean"] - spread["std"], spread["mean"] + spread["std"])
         )
-        texts = [_around(*spread, is_range=is_range) for spread in spreads]
-        band = Band(low, high, [f"{text}(n={count})" for text, count in zip(texts, averages.count[index], strict=True)])
+        low = low.where(low > 0, spread["min"]) if is_log else low  # a logarithmic axis ends above zero
+        texts: list[str] = []
+        for one in spread.to_dict("records"):
+            around = f"({number(one['min'])} to {number(one['max'])})" if is_range else f"± {number(one['std'])}"
+            texts.append(f"{f'{around} ' if one['count'] > 1 else ''}(n={one['count']})")
+        band = Band(*(edge.where(spread["count"] > 1).to_numpy() for edge in (low, high)), texts)
     label = f"{group.name}{', held out' if is_held_out else ''}"
     return Line(label, x, y, colour=group.colour, is_dashed=is_held_out, missing=missing, band=band)
-
-
-def _around(deviation: float, least: float, most: float, *, is_range: bool) -> str:
-    if not math.isfinite(deviation):
-        return ""
-    return f"({number(least)} to {number(most)}) " if is_range else f"± {number(deviation)} "

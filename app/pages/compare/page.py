@@ -8,9 +8,7 @@ from typing import Any
 import gradio as gr
 
 from ...components.metrics import ChartOptions
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
@@ -45,7 +43,6 @@ class Compare(Page):
     name, path, title = "compare", "/compare", "Compare"
 
     def build(self) -> None:
-        """Adds the components."""
         control = self.view.control
         gr.Markdown("# Compare runs")
         with gr.Row():
@@ -78,7 +75,6 @@ class Compare(Page):
         self.timer = gr.Timer(SECONDS)
 
     def fill(self, query: Query) -> Values:
-        """Shows the runs of the query's ids and filter."""
         runs, missing_ids = compared(self.site, query)
         key = query.get("group", "")
         key = key if key == SEEDS or key in paths([run.config for run in runs]) else ""
@@ -161,5 +157,5 @@ def _to_outputs(rows: Sequence[Row], base: Row) -> Iterator[str]:
     """Links to the outputs of each run against those of the baseline, if both have a checkpoint."""
     saved = [row.id for row in rows if row.id != base.id and steps_of(row.path)]
     if saved and (steps := steps_of(base.path)):
-        links = [markdown_link(one, link("/outputs", run=one, against=f"{base.id}@{steps[0]}")) for one in saved]
+        links = [markdown_link(one, "/outputs", run=one, against=f"{base.id}@{steps[0]}") for one in saved]
         yield f"Outputs against the baseline: {', '.join(links)}"

@@ -26,17 +26,12 @@ LEAST, MOST = 2, 6
 MOST_FOUND = REMEMBERED
 """Most runs of a filter: as many as the cache of metrics holds, which the page reads every few seconds."""
 
-LOWER = ("loss", "eval/loss")
-"""Metrics for which lower is better."""
-
-HIGHER = ("accurac", "margins", "tokens/s")
-"""Parts of metric names for which higher is better."""
-
+LOWER = ("loss", "eval/loss")  # metrics for which lower is better
+HIGHER = ("accurac", "margins", "tokens/s")  # parts of metric names for which higher is better
 SEEDS = "seeds"
 """Value of `group` in the query for runs that differ in `seed` alone; another one is the path of a field."""
 SEED = "seed"
-LONGEST = 60
-"""Most characters of a group's name that are settings."""
+LONGEST = 60  # most characters of a group's name that are settings
 
 
 @attrs.frozen
@@ -103,11 +98,6 @@ def figure_of(columns: Columns | None, name: str) -> Figure:
         return Figure(last)
     index = int(np.nanargmax(np.where(np.isfinite(values), way * values, np.nan)))
     return Figure(last, float(values[index]), float(steps[index]))
-
-
-def depends_on_objective(name: str) -> bool:
-    """Whether a metric is in units of the objective: losses, and rewards, which are scaled by beta."""
-    return "loss" in name or ("rewards/" in name and "accurac" not in name)
 
 
 def direction(name: str) -> int:

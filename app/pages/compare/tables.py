@@ -12,16 +12,15 @@ import pandas as pd
 import plotly.io
 
 from ...formatting import number
-from ...html import Html, join, tag
+from ...markup import Html, join, tag
 from ...view import Query
 from ..layout.arrays import guarded
 from .config import ABSENT, NAMES, brief, differing, paths
 from .curves import curves
-from .runs import Group, Spread, depends_on_objective, direction, names_of, spread_of
+from .runs import Group, Spread, direction, names_of, spread_of
 
 BETTER = {-1: "lower", 1: "higher", 0: ""}
-CHARACTERS = 2_000
-"""At most of a value in the table of settings."""
+CHARACTERS = 2_000  # at most of a value in the table of settings
 
 
 SPREAD = "Values of several runs are mean ± sample standard deviation (number of runs)."
@@ -56,7 +55,8 @@ def why_not_ranked(name: str, changed: Sequence[str]) -> str:
     def differs(root: str) -> bool:
         return any(f"{path}.".startswith(f"{root}.") for path in changed)
 
-    if depends_on_objective(name) and differs("objective"):
+    is_of_objective = "loss" in name or ("rewards/" in name and "accurac" not in name)  # its unit; beta scales rewards
+    if is_of_objective and differs("objective"):
         return "objectives differ"
     if direction(name) and "/s" not in name and differs("evaluation.data" if name.startswith("eval/") else "data"):
         return "held-out data differ" if name.startswith("eval/") else "data differ"
@@ -139,7 +139,7 @@ def to_csv(groups: Sequence[Group]) -> str:
             cells = ["" if value is None else value for value in values]
             rows[guarded(name)] = [guarded(cell) if isinstance(cell, str) else cell for cell in cells]
             continue
-        spreads = [_spread(value) for value in values]
+        spreads = [value if value is None or isinstance(value, Spread) else Spread(value, None, 1) for value in values]
         rows[f"mean of {name}"] = [one.mean if one else "" for one in spreads]
         rows[f"standard deviation of {name}"] = [one.deviation if one and one.count > 1 else "" for one in spreads]
         rows[f"runs with {name}"] = [one.count if one else 0 for one in spreads]
@@ -147,10 +147,6 @@ def to_csv(groups: Sequence[Group]) -> str:
         rows, orient="index", columns=[guarded(group.name) for group in groups], dtype=object
     )
     return table.to_csv(lineterminator="\n", na_rep="nan")
-
-
-def _spread(value: Spread | float | None) -> Spread | None:
-    return value if value is None or isinstance(value, Spread) else Spread(value, None, 1)
 
 
 def to_markdown(groups: Sequence[Group]) -> str:

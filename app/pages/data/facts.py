@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -13,10 +14,11 @@ from nnxdsl.terminal.data_view import facts as data_facts
 from nnxdsl.terminal.row_counts import row_counts
 
 from ...components.plots import COLOURS, ROW_PIXELS, styled
-from ...markdown import plain
+from ...markup import plain
 
 IN_TABLE = ("read", "left out", "held out", "trained on", "accepted", "odd, accepted", "truncated")
 """Facts that are shown otherwise."""
+SHOWN = 4_000  # most characters of a run of tokens that are shown
 LENGTHS = ("min", "median", "p95", "max", "total")
 
 Part = Mapping[str, Any]
@@ -64,6 +66,25 @@ def row_table(part: Part) -> pd.DataFrame:
         counts += [("odd, accepted", count, why, report["first"].get(why, "")) for why, count in report["odd"].items()]
         counts += [("truncated", count, name, "") for name, count in report["cut"].items()]
     return pd.DataFrame(counts, columns=["what", "rows", "why", "first"])
+
+
+def token_runs(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as `nnxdsl data --json` has them; the parts of a row stand beside each other, all text escaped."""
+    rows = "".join(
+        f"<section><b>{escape(str(example['row']))}</b>"
+        f'<div class="parts">{"".join(map(_run, example["runs"]))}</div></section>'
+        for example in examples
+    )
+    return f'<div class="token-runs">{rows}</div>'
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    kind, name = ("truncated",) * 2 if run["cut"] else ("loss",) * 2 if run["loss"] else ("plain", "no loss")
+    text, count = str(run["text"]), int(run["tokens"])
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} ... ({len(text) - SHOWN:,} more characters)"
+    what = f"{run['part']}, {name}, {count:,} {'token' if count == 1 else 'tokens'}"
+    lines = escape(shown).replace("\n", "↵\n")
+    return f'<div class="{kind}"><span class="what">{escape(what)}</span><pre>{lines}</pre></div>'
 
 
 def lengths(part: Part) -> pd.DataFrame:

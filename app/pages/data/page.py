@@ -13,9 +13,8 @@ from nnxdsl.cli.verbs.data import is_source
 from nnxdsl.data.sources.paths import files_of
 from nnxdsl.errors import DataError, RunError
 
-from ...components.token_runs import token_runs
 from ...formatting import whole
-from ...markdown import plain
+from ...markup import plain
 from ...page import Page
 from ...processes.jobs import Job
 from ...settings import Settings
@@ -25,7 +24,7 @@ from ...store.own_files import require_no_own_files
 from ...view import Done, Query, Values, if_any, is_narrow
 from ..demo import choices
 from ..layout.request import SOURCES, source, within
-from .facts import facts, lengths, lengths_plot, parts_of, row_table
+from .facts import facts, lengths, lengths_plot, parts_of, row_table, token_runs
 
 EMPTY = (
     "Shows what becomes of the rows of an experiment or of a file: how many are read, truncated or left out and why, "
@@ -40,7 +39,6 @@ class Data(Page):
     name, path, title = "data", "/data", "Data"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# Data")
         can_name, control = not self.site.settings.read_only, self.view.control
         file: dict[str, Any] = {"info": "File, folder or glob in the project", "visible": can_name, "scale": 2}
@@ -55,18 +53,16 @@ class Data(Page):
             self.rows = control("rows", rows, str(ROWS))
         self.part = gr.Radio([], label="Part", visible=False)
         self.about = gr.Markdown()
-        self.retry = gr.Button("Read again", visible=False, size="sm", scale=0)
+        self.retry = self.view.button("Read again", self._read_again, visible=False, size="sm")
         self.counts = gr.Dataframe(label="Rows", interactive=False, wrap=True, visible=False)
         self.lengths = gr.Dataframe(label="Tokens of a row", interactive=False, visible=False)
         self.plot = gr.Plot(show_label=False, visible=False)
         self.examples = gr.HTML(visible=False, padding=False)
         self.timer = gr.Timer(1, active=False)
-        self.view.on(self.retry.click, self._read_again)
         # Not a control, which an answer to the timer would leave as it is: parts are known when the rows were read.
         self.view.on(self.part.input, lambda query, name: Done(query={"part": name}), [self.part])
 
     def fill(self, query: Query) -> Values:
-        """Shows what the child process has read, or how far it is."""
         job = rows_job(self.site, query)
         results = (self.part, self.retry, self.counts, self.lengths, self.plot, self.examples)
         values: dict[Any, Any] = {
@@ -127,11 +123,7 @@ def rows_job(site: Site, query: Query, *, again: bool = False) -> Job | None:
 
 
 def _file(settings: Settings, target: str) -> Path:
-    """The path of rows in the project.
-
-    Raises:
-        RunError: It is outside of the project, of the app itself, or an experiment's.
-    """
+    """The path of rows in the project; raises if it is outside of it, of the app itself, or an experiment's."""
     file = within(settings, target)
     with contextlib.suppress(DataError):  # which the child process tells
         for one in files_of([str(settings.project / target)]):

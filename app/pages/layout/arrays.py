@@ -10,7 +10,7 @@ import pandas as pd
 from nnxdsl.terminal.array_selection import array_name, by_layout
 from nnxdsl.terminal.plan_format import applied_rules, format_axes, format_shape, format_spec
 
-from ...formatting import size
+from ...formatting import rounded, size
 
 SORTS = {"": "model order", "device": "bytes per device", "bytes": "total bytes", "copies": "copies"}
 PARTS = ("frozen", "trainable", "reference", "optimizer")
@@ -21,8 +21,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 Array = Mapping[str, Any]
-Plan = Mapping[str, Any]
-"""Output of `nnxdsl plan --json`."""
+Plan = Mapping[str, Any]  # output of `nnxdsl plan --json`
 
 _ORDERS: dict[str, Callable[[Sequence[Array]], int]] = {
     "copies": lambda kind: kind[0]["replicas"],
@@ -79,17 +78,17 @@ def table(plan: Plan, second: Plan | None, query: Mapping[str, str]) -> tuple[st
             "arrays": len(kind),
             "shape": format_shape(array["shape"]),
             "dtype": array["dtype"],
-            unit: _rounded(_ORDERS["bytes"](kind) / divisor),
+            unit: rounded(_ORDERS["bytes"](kind) / divisor),
             "partition": format_spec(array["spec"]),
             "on a device": format_shape(array["device_shape"]),
-            f"{unit} on a device": _rounded(_ORDERS["device"](kind) / divisor),
+            f"{unit} on a device": rounded(_ORDERS["device"](kind) / divisor),
             "copies": array["replicas"],
         }
         if second:
             others = [other[name_of(one)] for one in kind if name_of(one) in other]
             differs = bool(others) and others[0]["spec"] != array["spec"]
             row["second partition"] = f"{format_spec(others[0]['spec'])}{' ≠' if differs else ''}" if others else "none"
-            row[f"second {unit} on a device"] = _rounded(_ORDERS["device"](others) / divisor)
+            row[f"second {unit} on a device"] = rounded(_ORDERS["device"](others) / divisor)
         rows.append({**row, "rules": ", ".join(applied_rules(array)) or "no rule applies: replicated"})
     caption = f"{len(matching):,} of {len(plan['arrays']):,} arrays in {len(kinds):,} rows"
     return f"{caption}; {size(_ORDERS['device'](matching))} on each device", pd.DataFrame(rows)
@@ -122,10 +121,6 @@ def unit_of(counts: Iterable[float]) -> tuple[str, int]:
     largest = max(counts, default=0)
     power = next((power for power in (3, 2, 1) if largest >= 1024**power), 0)
     return ("bytes", "KiB", "MiB", "GiB")[power], 1024**power
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def to_csv(arrays: Iterable[Array]) -> str:

@@ -12,10 +12,9 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.sharding import hardware
 from nnxdsl.terminal.plan_format import format_mesh
 
-from ...components.device_grid import device_grid, drawing
+from ...components.device_grid import drawing
 from ...components.paste import paste
-from ...html import link
-from ...markdown import plain
+from ...markup import link, plain
 from ...page import Page, Part
 from ...state import Site
 from ...store.experiments import from_text
@@ -37,8 +36,7 @@ RULES = "The first applicable rule of a dimension wins. One per line: embed: fsd
 ARRAY_RULES = "Applied before all others: *.mlp.down.kernel | mlp: tensor, embed: -"
 MODEL = f"A directory of the project with a config.json; without an experiment: {request.EXAMPLE}"
 WHY_WIDTHS = ["8%", "17%", "9%", "22%", "17%", "27%"]
-NARROW_WIDTHS = [50, 130, 60, 150, 120, 220]
-"""Column widths of the rules of an array, on wide and narrow windows."""
+NARROW_WIDTHS = [50, 130, 60, 150, 120, 220]  # column widths of the rules of an array, on wide and narrow windows
 HIDDEN: dict[str, Any] = gr.update(visible=False)
 
 
@@ -48,7 +46,6 @@ class Layout(Page):
     name, path, title = "layout", "/layout", "Layout"
 
     def build(self) -> None:
-        """Adds the components."""
         self.timer = gr.Timer(1, active=False)
         gr.Markdown("# Layout")
         self.choice, self.verdicts = Choice(self.site, self.view), Verdicts(self.site, self.view)
@@ -76,7 +73,6 @@ class Choice(Part):
     """The choice of an experiment, a device, meshes and rules."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
         devices = [
             (f"{entry.description}{f', {entry.memory / 2**30:.0f} GiB' if entry.memory else ''}", name)
@@ -100,16 +96,14 @@ class Choice(Part):
         with gr.Accordion("Custom rules", open=False) as self.editor:
             self.rules = gr.Textbox(label="Rules", info=RULES, lines=5)
             self.array_rules = gr.Textbox(label="Rules for arrays with matching paths", info=ARRAY_RULES, lines=3)
-            apply = gr.Button("Apply rules", size="sm", scale=0)
+            view.button("Apply rules", self._apply_rules, [self.rules, self.array_rules], size="sm")
         if not site.settings.read_only:
             with gr.Accordion("Python or JSON", open=False):
                 paste(view, "Show its layout", self._load)
         self.notes = gr.Markdown()
         view.on(self.of.input, _choose, [self.of])
-        view.on(apply.click, self._apply_rules, [self.rules, self.array_rules])
 
     def fill(self, shown: request.Source) -> Values:
-        """Shows what the query names."""
         query = shown.query
         kind, other_memory = request.device_parts(query)
         defaults = request.own_rules(shown.experiment) if shown.experiment else ("", "")
@@ -163,19 +157,15 @@ class Verdicts(Part):
     """Whether it fits on each mesh, or how far its plan is."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
         self.problem = gr.Textbox(label="Problem", interactive=False, lines=1, max_lines=30, visible=False)
         with gr.Row():
             self.sides = [gr.Markdown(visible=False, container=True, min_width=300) for _ in range(2)]
         with gr.Row():
-            self.again = gr.Button("Try again", size="sm", scale=0, visible=False)
-            self.cancel = gr.Button("Cancel", size="sm", scale=0, visible=False)
-        view.on(self.again.click, self._restart)
-        view.on(self.cancel.click, self._cancel)
+            self.again = view.button("Try again", self._restart, size="sm", visible=False)
+            self.cancel = view.button("Cancel", self._cancel, size="sm", visible=False)
 
     def fill(self, shown: request.Source) -> Values:
-        """Shows a verdict for each mesh."""
         jobs = [one.job for one in shown.layouts if one.job is not None]
         texts = [_side(one) for one in shown.layouts]
         texts = [f"Reading {plain(shown.display_name)} ..."] if shown.is_reading else texts
@@ -217,7 +207,6 @@ class Arrays(Part):
     """The table of all arrays, with its filters."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
         parts = [("all parts", ""), *((part, part) for part in layout_arrays.PARTS)]
         sorts = [(text, name) for name, text in layout_arrays.SORTS.items()]
@@ -236,7 +225,6 @@ class Arrays(Part):
         view.on(self.table.select, self._select, has_event=True)
 
     def fill(self, shown: request.Source) -> Values:
-        """Shows the arrays of the first plan, beside those of the second."""
         query = shown.query
         filters = {self.search: query.get("q", ""), self.part: query.get("part", ""), self.order: query.get("sort", "")}
         if not shown.plans:
@@ -261,7 +249,6 @@ class SelectedArray(Part):
     """The drawing of one array on each mesh, and why its dimensions are sharded as they are."""
 
     def __init__(self) -> None:
-        """Adds the components."""
         self.sides: list[tuple[gr.Column, gr.Markdown, gr.HTML, gr.Dataframe]] = []
         with gr.Column(visible=False) as self.group:
             self.heading = gr.Markdown()
@@ -269,7 +256,7 @@ class SelectedArray(Part):
                 for _ in range(2):
                     with gr.Column(visible=False) as column:
                         rules = "Why each dimension has its mesh axes"
-                        self.sides.append((column, gr.Markdown(), device_grid(), table(rules)))
+                        self.sides.append((column, gr.Markdown(), gr.HTML("", apply_default_css=False), table(rules)))
 
     def fill(self, shown: request.Source) -> Values:
         """Shows the array of the query, or else the largest one."""

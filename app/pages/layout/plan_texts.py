@@ -14,14 +14,11 @@ from nnxdsl.terminal.plan_format import format_axes, format_mesh, format_names, 
 from nnxdsl.terminal.plan_view import facts as plan_facts
 
 from ...formatting import duration, number, sentence, size
-from ...markdown import plain
+from ...markup import plain
 from .arrays import Plan
 
-TIGHT = 0.9
-"""Fraction of usable memory above which a plan that fits gets a warning: estimates are accurate to 10 %."""
-
-RECOMPUTED_TO_FIT = "first that fits"
-"""Why a plan has chosen a policy that recomputes activations."""
+TIGHT = 0.9  # fraction of usable memory above which a plan that fits gets a warning: estimates are accurate to 10 %
+RECOMPUTED_TO_FIT = "first that fits"  # why a plan has chosen a policy that recomputes activations
 
 SEARCH = (
     "Try a mesh with more devices, a device with more memory, a smaller micro-batch, an adapter or quantization; in a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gradio as gr
 import pandas as pd
@@ -10,7 +11,7 @@ import pandas as pd
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import RunError
 
-from ...markdown import plain
+from ...markup import plain
 from ...page import Part
 from ...state import Site
 from ...view import Done, Query, Values, View, if_any, is_narrow
@@ -23,8 +24,7 @@ COMPILES = "XLA compiles the step ahead of time for these devices, which need no
 READ_ONLY = "This app is read-only; use `nnxdsl plan --compile` in a terminal."
 TABLES = ("XLA's figures for one device", "Collectives of one step", "Sharding of activations after compilation")
 
-Chosen = tuple[Experiment, str]
-"""An experiment with its mesh, and a device."""
+Chosen = tuple[Experiment, str]  # an experiment with its mesh, and a device
 
 
 def table(label: str) -> gr.Dataframe:
@@ -54,14 +54,11 @@ class PlanReport(Part):
             gr.Markdown("## Compiler check")
             self.verdict = gr.Markdown()
             with gr.Row():
-                self.verify, self.cancel = (
-                    gr.Button(text, size="sm", scale=0, min_width=200, visible=False)
-                    for text in ("Verify by compiling", "Cancel compilation")
-                )
+                hidden: dict[str, Any] = {"size": "sm", "min_width": 200, "visible": False}
+                start = None if site.settings.read_only else self._compile
+                self.verify = view.button("Verify by compiling", start, **hidden)
+                self.cancel = view.button("Cancel compilation", self._cancel, **hidden)
             self.compiled = [table(label) for label in TABLES]
-        if not site.settings.read_only:
-            view.on(self.verify.click, self._compile)
-        view.on(self.cancel.click, self._cancel)
 
     def fill(self, query: Query, plans: Sequence[Plan], of: Chosen) -> tuple[Values, bool]:
         """Shows plans, and the compilation of the first; also returns whether it is under way."""

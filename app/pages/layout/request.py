@@ -27,19 +27,14 @@ from ..new import form_texts
 from .arrays import Plan, filtered, to_csv
 
 SOURCES = ("run", "exp", "draft")
-DEVICE, NO_DEVICE = "h200", "none"
-"""Default device of a URL, and what stands for no device."""
-NONE = "none"
-"""Text in a query for an empty list of rules."""
-EXAMPLE = "DPO with LoRA, 64 pairs of up to 512 tokens"
-"""What a model is trained with if no experiment is chosen."""
+DEVICE, NO_DEVICE = "h200", "none"  # default device of a URL, and what stands for no device
+NONE = "none"  # text in a query for an empty list of rules
+EXAMPLE = "DPO with LoRA, 64 pairs of up to 512 tokens"  # what a model is trained with if no experiment is chosen
 CONFIG = "config.json"
 MODEL_DEPTH, MOST_DIRECTORIES, MOST_MODELS = 4, 2_000, 60
 COMPILE_SECONDS = 300
 MOST_RULES = 60
-SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}
-"""Aliases of mesh axes."""
-
+SHORT = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert", "pp": "stage"}  # aliases of mesh axes
 Query = Mapping[str, str]
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
@@ -177,23 +172,14 @@ class Layout:
 
 @attrs.frozen
 class Source:
-    """What a query names: an experiment, without its layouts if it has not been read, or cannot be.
-
-    Attributes:
-        query: Query of the URL.
-        kind: One of `SOURCES`; empty if it names none.
-        name: Name of the experiment.
-        experiment: The experiment, once it is read.
-        layouts: The layout on the mesh, and on the second one.
-        problem: What is wrong; empty if nothing is.
-    """
+    """What a query names: an experiment, without its layouts if it has not been read, or cannot be."""
 
     query: Query
-    kind: str = ""
+    kind: str = ""  # one of `SOURCES`; empty if it names none
     name: str = ""
     experiment: Experiment | None = None
-    layouts: Sequence[Layout] = ()
-    problem: str = ""
+    layouts: Sequence[Layout] = ()  # on the mesh, and on the second one
+    problem: str = ""  # what is wrong
 
     @classmethod
     def named(cls, query: Query) -> Source:
@@ -261,11 +247,7 @@ def _example(model: Model) -> Experiment:
 
 
 def within(settings: Settings, text: str) -> Path:
-    """Returns the absolute path of a text in the project.
-
-    Raises:
-        RunError: It is outside of the project, among the app's own files, like an option, or no path at all.
-    """
+    """Returns the absolute path of a text in the project; raises if it is outside, of the app itself, or no path."""
     root = settings.project.resolve()
     try:
         path = (root / text).resolve()

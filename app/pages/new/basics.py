@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from nnxdsl.config.core.codegen import to_python
 from nnxdsl.config.core.serialization import evolve
 from nnxdsl.errors import NnxdslError, RunError
 
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import markdown_link, plain
 from ...page import Part
 from ...processes.jobs import Job
 from ...state import Site
@@ -28,8 +25,7 @@ from ..data.page import rows_job
 from ..layout.request import CONFIG, models_in, project_files, within
 from ..outputs.request import with_checkpoints
 
-TINY = "Gemma 3 tiny, random weights"
-"""A model without files, to try things out."""
+TINY = "Gemma 3 tiny, random weights"  # a model without files, to try things out
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DATA_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".csv", ".arrow")
 RUN = "run:"
@@ -77,7 +73,6 @@ class Basics(Part):
     """The components of the screen."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds them."""
         self.site = site
         with gr.Row(visible=False) as self.row:
             with gr.Column(scale=11, min_width=320):
@@ -121,7 +116,7 @@ class Basics(Part):
             problem = f"Data: {part['refused']}"
         elif kind and not _reads(wanted, kind):
             fitting = BY_KIND.get(kind, next(iter(METHODS)))
-            to = markdown_link(fitting, link("/new", **{**_values(query), "method": fitting}))
+            to = markdown_link(fitting, "/new", **{**_values(query), "method": fitting})
             about = f"**! {name} does not read such rows**; {to} does.\n\n{about}"
         try:
             made = experiment(site, query, kind)
@@ -254,8 +249,7 @@ def _reads(method: Method, kind: str) -> bool:
 def data_job(site: Site, query: Query, *, is_checked: bool = True) -> Job | None:
     """The child process that reads the data, with the tokenizer of a local model; None if none is named.
 
-    Raises:
-        RunError: The data is outside of the project, which `is_checked` alone tells.
+    If it `is_checked`, data outside of the project raises a `RunError`.
     """
     if not query.get("data"):
         return None
@@ -283,22 +277,18 @@ def _file_facts(job: Job) -> tuple[str, dict[str, Any]]:
 
 def first_rows(job: Job | None) -> pd.DataFrame:
     """The texts of the first rows by part, such as `chosen`; empty if they are not read."""
-    if job is None or job.result is None:
-        return pd.DataFrame()
-    return pd.DataFrame([dict(_parts(one)) for one in job.result.get("data", {}).get("examples", ())])
-
-
-def _parts(example: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    parts: dict[str, str] = {}
-    for run in example["runs"]:
-        parts[run["part"]] = f"{parts.get(run['part'], '')}{run['text']}"
-    yield from ((name, text[:300]) for name, text in parts.items())
+    rows: list[dict[str, str]] = []
+    for example in () if job is None or job.result is None else job.result.get("data", {}).get("examples", ()):
+        row: dict[str, str] = {}
+        for run in example["runs"]:
+            row[run["part"]] = f"{row.get(run['part'], '')}{run['text']}"[:300]
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def templates() -> str:
     """The methods as Markdown, with links that choose them."""
     lines = [
-        f"- {markdown_link(f'{name} from my file', link('/new', method=name))}: {one.about}"
-        for name, one in METHODS.items()
+        f"- {markdown_link(f'{name} from my file', '/new', method=name)}: {one.about}" for name, one in METHODS.items()
     ]
     return "\n".join(["## Templates", "", *lines])

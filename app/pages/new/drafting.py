@@ -13,7 +13,7 @@ from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
 from nnxdsl.errors import NnxdslError, Problem, SpecError
 
-from ...html import link
+from ...markup import link
 from ...state import Site
 from ...store.drafts import Draft
 from ...store.experiments import from_text, from_tree
@@ -21,8 +21,7 @@ from ...view import Done, Query, json_object
 from .. import demo
 from . import basics, form_texts
 
-BEGINNINGS = ("demo", "preset", "from")
-"""Parts of a query that a draft begins from."""
+BEGINNINGS = ("demo", "preset", "from")  # parts of a query that a draft begins from
 
 
 @attrs.frozen

@@ -93,14 +93,11 @@ def draw(state: FormState, cls: type[Spec], path: str = "", names: tuple[str, ..
         for name in (fields if names is None else names)
         if not state.only_changed or differs(state.texts, state.base, join(path, name))
     ]
-    for is_nested, group in itertools.groupby(shown, key=lambda each: _is_nested(each[1].type)):
+    kinds = [spec_in(each[1].type) is not None or bool(form_texts.item_parts(each[1].type)) for each in shown]
+    for is_nested, group in itertools.groupby(zip(kinds, shown, strict=True), key=lambda pair: pair[0]):
         with contextlib.nullcontext() if is_nested else gr.Row(elem_classes=["fields"]):
-            for each in group:
+            for _, each in group:
                 _field(state, *each)
-
-
-def _is_nested(annotation: Any) -> bool:
-    return spec_in(annotation) is not None or bool(form_texts.item_parts(annotation))
 
 
 def _field(state: FormState, path: str, field: Field, doc: str, label: str = "") -> None:

@@ -27,13 +27,10 @@ from nnxdsl.errors import Problem, SpecError, join
 
 from ...formatting import whole
 
-NONE = ""
-"""Text of a type whose field is None."""
-
+NONE = ""  # text of a type whose field is None
 MAX_DEPTH = 12
 LONGEST = 20_000
-MAX_ITEMS = 100
-"""Maximum number of members in a tuple of specs, such as the rewards of GRPO."""
+MAX_ITEMS = 100  # maximum number of members in a tuple of specs, such as the rewards of GRPO
 
 # From an object to texts
 
@@ -181,8 +178,7 @@ def item_count(texts: Mapping[str, str], path: str) -> int | None:
 def _parsed(text: str, annotation: Any) -> Any:
     """Parses a text into a JSON value; one that is none stays a text, which the experiment's own check refuses.
 
-    Raises:
-        ValueError: It is too long or empty, or is no line `name: value`.
+    A `ValueError` says that it is too long or empty, or no line `name: value`.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text):,} characters; at most {LONGEST:,}")

@@ -18,9 +18,7 @@ from nnxdsl.errors import NnxdslError
 from nnxdsl.terminal.plan_format import pluralize
 
 from ...components.paste import paste
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain
 from ...page import Page, Part
 from ...state import Site
 from ...store.experiments import from_tree
@@ -38,11 +36,9 @@ COPIED = (
     "**! Another tab has changed this draft since this page was opened.** Your version was saved as a new draft, which "
     "this page shows; the other tab keeps its version."
 )
-SHOWN = 20_000
-"""Maximum number of characters shown of a damaged draft's file."""
+SHOWN = 20_000  # maximum number of characters shown of a damaged draft's file
 MOST_PROBLEMS = 20
-CHANGED = "changed"
-"""Which fields are shown: those that differ from the experiment that the draft was copied from."""
+CHANGED = "changed"  # which fields are shown: those that differ from the experiment that the draft was copied from
 DEVICES = ("", "cpu", "h200", "h100", "a100", "b200", "v5e", "v5p", "v6e")
 HIDDEN: dict[str, Any] = gr.update(visible=False)
 
@@ -53,7 +49,6 @@ class NewRun(Page):
     name, path, title = "new", "/new", "New run"
 
     def build(self) -> None:
-        """Adds the components."""
         site, view = self.site, self.view
         if site.settings.read_only:
             gr.Markdown("# New run\n\nThis app is read-only: runs cannot be started.")
@@ -120,7 +115,6 @@ class Head(Part):
     """What stays in sight: what is known of the run, and buttons that plan and start it, or show all settings."""
 
     def __init__(self, site: Site, view: View, form: gr.Textbox) -> None:
-        """Adds the components."""
         self.site = site
         actions = {
             "All settings": partial(drafting.edited, site),
@@ -135,12 +129,10 @@ class Head(Part):
                     gr.Markdown("# New run")
                 for text, act in actions.items():
                     variant = "primary" if text == "Launch" else "secondary"
-                    self.buttons[text] = gr.Button(text, variant=variant, scale=0, min_width=130, visible=False)
-                    view.on(self.buttons[text].click, act, [form])
+                    self.buttons[text] = view.button(text, act, [form], variant=variant, min_width=130, visible=False)
             self.about = gr.Markdown()
 
     def fill(self, *, can_start: bool, is_draft: bool) -> Values:
-        """Shows the buttons of a draft, or of the first screen."""
         shown = gr.update(visible=True, interactive=can_start)
         other = "All settings" if is_draft else "Plan"
         return {button: HIDDEN if text == other else shown for text, button in self.buttons.items()}
@@ -154,18 +146,16 @@ class Beginning(Part):
     """Templates, recipes and earlier runs to begin from, and why a draft cannot be opened."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
         with gr.Column(visible=False) as self.group:
             self.text = gr.Markdown()
-            self.retry = gr.Button("Retry", size="sm", scale=0, min_width=120, visible=False)
-            self.discard = gr.Button("Discard the draft", variant="stop", scale=0, min_width=160, visible=False)
+            self.retry = view.button("Retry", self._retry, size="sm", min_width=120, visible=False)
+            hidden: dict[str, Any] = {"min_width": 160, "visible": False}
+            self.discard = view.button("Discard the draft", self._discard, variant="stop", **hidden)
             contents: dict[str, Any] = {"interactive": False, "max_lines": 20, "visible": False}
             self.contents = gr.Code(label="Contents of the draft's file", **contents)
             with gr.Accordion("Import Python or JSON", open=False) as self.pasted:
                 paste(view, "Load", partial(drafting.loaded, site))
-        view.on(self.retry.click, self._retry)
-        view.on(self.discard.click, self._discard)
 
     def fill(self, query: Query, error: Exception | None = None) -> tuple[Values, bool]:
         """Shows what to begin from, or the error of a draft; also returns whether a draft is being opened."""
@@ -230,7 +220,6 @@ class Form(Part):
                 draw(FormState(draft.texts, base, which == CHANGED, form), Experiment, names=names)
 
     def fill(self, query: Query, opened: Opened) -> Values:
-        """Shows and unfolds groups, and has their fields drawn."""
         texts, which = opened.draft.texts, CHANGED if query.get("changed") == "1" else "all"
         base, values = form_texts.texts_of(opened.base), dict[Any, Any]({self.only: which == CHANGED})
         for title, names in GROUPS.items():
@@ -256,7 +245,6 @@ class Panel(Part):
     """The draft as Python and JSON, its changes, its plan, and a text to import."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the tabs."""
         self.site = site
         code: dict[str, Any] = {"interactive": False}
         with gr.Tabs() as self.tabs:
@@ -314,7 +302,6 @@ class PlanTab(Part):
     """The plan of a draft, which is computed only for the tab that is shown."""
 
     def __init__(self, site: Site, view: View) -> None:
-        """Adds the components."""
         self.site = site
         with gr.Row():
             choices = [(name or "this machine", name) for name in DEVICES]
@@ -349,7 +336,7 @@ def _about(site: Site, opened: Opened) -> str:
     if opened.experiment is None:
         note = f"**{pluralize(len(opened.problems), 'problem')} to fix first**"
     elif site.index.row(run := opened.experiment.id) is not None:
-        note = f"this run exists already: {markdown_link(run, link('/run', id=run))}"
+        note = f"this run exists already: {markdown_link(run, '/run', id=run)}"
     else:
         note = f"run id: {plain(run)}"
     return f"Copied from {plain(opened.draft.base_name)}; {note}"

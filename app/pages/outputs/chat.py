@@ -12,9 +12,7 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES
 from ...state import Site
@@ -23,9 +21,7 @@ from .generate import beginnings, ended, other_of
 from .request import Chosen, by_key, checkpoint_of, sampling, steps_of, with_checkpoints
 from .tab import Tab
 
-MOST_MORE = 2
-"""Most checkpoints that chat beside the page's two models."""
-
+MOST_MORE = 2  # most checkpoints that chat beside the page's two models
 MOST_TURNS = 16
 Turns = list[tuple[dict[str, Any], Request | None]]
 """Requests of a model's turns with what came of them; after an unanswered turn there is none yet."""
@@ -56,9 +52,10 @@ class Chat(Tab):
         super().__init__(site, view)
         if not site.settings.read_only:
             with gr.Row():
-                back, over = (gr.Button(text, size="sm", scale=0) for text in ("Take back the last turn", "Start over"))
-            view.on(back.click, lambda query: Done(query=_turns(turns_of(site, query)[:-1])))
-            view.on(over.click, lambda query: Done(query=_turns([])))
+                view.button(
+                    "Take back the last turn", lambda query: Done(query=_turns(turns_of(site, query)[:-1])), size="sm"
+                )
+                view.button("Start over", lambda query: Done(query=_turns([])), size="sm")
 
     def _add_form(self) -> dict[str, Any]:
         with gr.Group():
@@ -121,11 +118,7 @@ class Chat(Tab):
             messages = [*messages, {"role": "assistant", "content": answer.result[speaker.side]["text"]}]
 
     def _submitted(self, here: Chosen, query: Query, texts: Mapping[str, str]) -> dict[str, str]:
-        """The query with the message as its last turn; without a message, the same turns.
-
-        Raises:
-            RunError: A model has not answered all turns so far.
-        """
+        """The query with the message, if any, as its last turn; raises if a model has not answered all turns so far."""
         turns, message = turns_of(self.site, query), texts["message"].strip()
         if message:
             for speaker, conversation in self._conversations(here, {**query, "with": texts["with"]}):
@@ -178,11 +171,7 @@ class Chat(Tab):
 
 
 def _speakers(site: Site, here: Chosen, query: Query) -> list[Speaker]:
-    """The page's two models, then the checkpoints that `with` names.
-
-    Raises:
-        RunError: It names something else, or too many.
-    """
+    """The page's two models, then the checkpoints that `with` names; raises if they are too many, or none."""
     if here.model is None:
         return []
     names = _named(query)
@@ -200,11 +189,7 @@ def _named(query: Query) -> list[str]:
 
 
 def turns_of(site: Site, query: Query) -> list[str]:
-    """The user's messages; empty for a text that is not a list of texts.
-
-    Raises:
-        RunError: There are too many, or they are too long.
-    """
+    """The user's messages; empty for a text that is no list of texts; raises if they are too many, or too long."""
     if stored := by_key(site, "chat", query):
         return [one["content"] for one in stored.request["messages"] if one["role"] == "user"]
     try:

@@ -19,11 +19,7 @@ Result = Mapping[str, Any]
 
 
 def exported(results: Sequence[Result], kind: str) -> str:
-    """Formats the rows of results: pairs, tokens, or the two answers.
-
-    Raises:
-        RunError: unknown file format.
-    """
+    """Formats the rows of results: pairs, tokens, or the two answers; raises for an unknown file format."""
     names = ("run", "step", "against")
     rows = [{name: result.get(name) for name in names} | row for result in results for row in _rows(result)]
     if kind == "jsonl":

@@ -14,8 +14,7 @@ from nnxdsl.errors import RunError
 from ...components.tokens import as_tokenized
 from ...components.word_diff import word_diff
 from ...formatting import number, sentence
-from ...html import Child, Html, join, link, tag
-from ...markdown import plain
+from ...markup import Child, Html, join, link, plain, tag
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, are_equal, samples_of
 from ...view import Done, Query, Values, View
@@ -23,8 +22,7 @@ from .interval import wilson
 from .request import Chosen, chosen
 from .tab import Tab, save_buttons, saved
 
-SHOWN = 300
-"""Most characters of a prompt above its answers."""
+SHOWN = 300  # most characters of a prompt above its answers
 
 
 class Generate(Tab):
@@ -177,20 +175,13 @@ def ended(answer: Mapping[str, Any]) -> str:
 
 def _so_far(request: Request) -> Html:
     """Both sides as far as they are sampled."""
-    headings = {"policy": f"Policy, step {request.model.step:,}", "other": other_of(request.model)}
-    panes = [
-        _pane(
-            heading,
-            [
-                (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
-                for text, tokens, is_done in beginnings(request, side)
-            ],
-            cls="pane running",
-            aria_busy="true",
-            data_side=side,
-        )
-        for side, heading in headings.items()
-    ]
+    headings, panes = {"policy": f"Policy, step {request.model.step:,}", "other": other_of(request.model)}, []
+    for side, heading in headings.items():
+        answers = [
+            (text, [f"{tokens} tokens so far, {'complete' if is_done else 'running'}"])
+            for text, tokens, is_done in beginnings(request, side)
+        ]
+        panes.append(_pane(heading, answers, cls="pane running", aria_busy="true", data_side=side))
     return tag("div", panes, cls="panes")
 
 

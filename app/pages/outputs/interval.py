@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-Z_95 = 1.959963984540054
-"""z score of a two-sided 95 % interval of the normal distribution."""
+Z_95 = 1.959963984540054  # z score of a two-sided 95 % interval of the normal distribution
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:

@@ -7,9 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ...components.states import signed
-from ...html import link, tag
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain, tag
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
@@ -42,7 +40,6 @@ class Outputs(Page):
         self.view.refresh(self.fill_results, self.components, self.running)
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# Outputs")
         with gr.Row():
             run = gr.Dropdown([], value=None, label="Run", info="With a checkpoint", scale=2)
@@ -63,7 +60,6 @@ class Outputs(Page):
             self.view.on(button.click, self._cancel)
 
     def fill(self, query: Query) -> Values:
-        """Shows the checkpoint of the query, and fills all forms."""
         site, here, rows = self.site, chosen(self.site, query), with_checkpoints(self.site)
         if here.row is not None and here.row.id not in [row.id for row in rows]:
             rows = [here.row, *rows]

@@ -11,9 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ...components.plots import COLOURS, styled
-from ...formatting import number
-from ...html import link
-from ...markdown import plain
+from ...formatting import number, rounded, shortened
+from ...markup import link, plain
 from ...processes.outputs_worker import Request
 from ...view import Done, Query, Values, View
 from .interval import wilson
@@ -22,9 +21,7 @@ from .tab import Tab, save_buttons, saved
 
 Row = Mapping[str, Any]
 SIDES = ("chosen", "rejected")
-CHARACTERS = 160
-"""At most of a text in the table; a selected row shows the whole texts."""
-
+CHARACTERS = 160  # at most of a text in the table; a selected row shows the whole texts
 BINS = 20
 ZERO = {"width": 1, "dash": "dot", "color": "#888"}
 ROUGH = {"float32": 1e-4, "bfloat16": 0.5}
@@ -50,8 +47,7 @@ RECORDED = {
 }
 """Metrics of the run that are means of columns."""
 
-TEXTS = ("row", "prompt", *SIDES, "right?")
-"""Those that are no numbers."""
+TEXTS = ("row", "prompt", *SIDES, "right?")  # those that are no numbers
 
 
 class Pairs(Tab):
@@ -146,8 +142,8 @@ def _sorted(table: Any, sort: str) -> pd.DataFrame:
     def shown(name: str) -> Any:
         column: Any = table[name]
         if name in TEXTS:
-            return column.map(lambda text: text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
-        return column.map(lambda value: float(f"{value:.4g}")) if column.dtype == float else column
+            return column.map(lambda text: shortened(text, CHARACTERS))
+        return column.map(rounded) if column.dtype == float else column
 
     return pd.DataFrame({name: shown(name) for name in COLUMNS})
 

@@ -13,7 +13,7 @@ import attrs
 from nnxdsl.config.data import Text
 from nnxdsl.errors import NnxdslError, RunError
 
-from ...formatting import whole
+from ...formatting import shortened, whole
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES, samples_of
 from ...settings import Limits
@@ -29,9 +29,7 @@ FIELDS = {
 }
 """Parts of the query that a request of each tab is made of."""
 
-BETWEEN = "\n---\n"
-"""Between two prompts of the query."""
-
+BETWEEN = "\n---\n"  # between two prompts of the query
 MOST_PROMPTS = 16
 
 
@@ -57,33 +55,20 @@ NUMBERS = {
 }
 """The numbers that a query may have; an app has its own limit of new tokens."""
 
-LONGEST_QUERY = 3_000
-"""Maximum length of a text in the query; a longer text is referenced by the key of its answer."""
-
-LISTED = 100
-"""Number of held-out rows offered."""
-
-OTHER_RUNS = 40
-"""Number of other runs offered for comparison."""
-
-RUNS = 200
-"""Number of runs in the list of choices; others are reachable by URL."""
+LONGEST_QUERY = 3_000  # maximum length of a text in the query; a longer text is referenced by the key of its answer
+LISTED = 100  # number of held-out rows offered
+OTHER_RUNS = 40  # number of other runs offered for comparison
+RUNS = 200  # number of runs in the list of choices; others are reachable by URL
 
 
 @attrs.frozen
 class Chosen:
-    """Run and checkpoint of a query.
+    """Run and checkpoint of a query."""
 
-    Attributes:
-        row: The run; None if the query names none that exists.
-        steps: Steps of its checkpoints, newest first.
-        against: "reference", another step, or `RUN@STEP` of another run.
-    """
-
-    row: Row | None
-    steps: list[int]
+    row: Row | None  # None if the query names no run that exists
+    steps: list[int]  # of its checkpoints, newest first
     step: int
-    against: str
+    against: str  # "reference", another step, or `RUN@STEP` of another run
     tab: str
 
     @property
@@ -146,11 +131,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def requests(site: Site, tab: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Parses the requests of the Generate tab: one for each held-out row, or else for each prompt.
-
-    Raises:
-        RunError: as of `request`, or there are too many.
-    """
+    """Parses the requests of the Generate tab: one for each held-out row, or else prompt; raises as `request`."""
     for name, between in (("key", ","), ("row", "\n"), ("prompt", BETWEEN)):
         if texts := [text for text in query.get(name, "").replace("\r\n", "\n").split(between) if text.strip()]:
             if len(texts) > MOST_PROMPTS:
@@ -162,11 +143,7 @@ def requests(site: Site, tab: str, query: Mapping[str, str]) -> list[dict[str, A
 
 
 def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | None:
-    """Parses a request of any tab but Chat; None if the query is incomplete.
-
-    Raises:
-        RunError: a field is not a number or out of range, or a text is too long.
-    """
+    """Parses a request of any tab but Chat; None if the query is incomplete, raises if a part of it is invalid."""
     limits = site.settings.limits
     do: dict[str, Any] = {"do": _does(tab)}
     query = {name: query[name] for name in (*FIELDS[tab], "key") if name in query}
@@ -194,11 +171,7 @@ def request(site: Site, tab: str, query: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def sampling(query: Mapping[str, str], limits: Limits) -> dict[str, Any]:
-    """The settings of a sampler.
-
-    Raises:
-        RunError: one is not a number or out of range.
-    """
+    """The settings of a sampler; raises if one is not a number or out of range."""
     names = {"max": "max_new_tokens", "temperature": "temperature", "seed": "seed"}
     if number(query, "temperature", limits):
         names |= {"top_k": "top_k", "top_p": "top_p"}
@@ -212,11 +185,7 @@ def numbers(limits: Limits) -> dict[str, Number]:
 
 
 def number(query: Mapping[str, str], name: str, limits: Limits) -> float | None:
-    """Returns a number of the query; None if it is left out and may be.
-
-    Raises:
-        RunError: it is not a number, or out of range.
-    """
+    """Returns a number of the query; None if it is left out and may be, raises if it is no number or out of range."""
     field = numbers(limits)[name]
     text = query.get(name, "").strip() or field.initial
     if not text:
@@ -272,8 +241,7 @@ def _begins(row: Mapping[str, Any], field: str) -> str:
         chat = [message for message in value if isinstance(message, dict)]
         user = [message for message in chat if message.get("role", message.get("from")) in ("user", "human")] or chat
         value = user[-1].get("content", user[-1].get("value", ""))
-    text = " ".join(str(value).split())
-    return text if len(text) <= 70 else f"{text[:69]}…"
+    return shortened(" ".join(str(value).split()), 70)
 
 
 def _of_answer(site: Site, query: Mapping[str, str]) -> dict[str, Any] | None:

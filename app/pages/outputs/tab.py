@@ -12,8 +12,7 @@ import gradio as gr
 from nnxdsl.errors import RunError
 
 from ...formatting import duration, sentence
-from ...html import link
-from ...markdown import plain
+from ...markup import link, plain
 from ...page import Part
 from ...processes.outputs_worker import Model, Request
 from ...state import Site
@@ -43,10 +42,6 @@ class Tab(Part):
 
     A subclass says its name in the query, the labels of the tab and of its button, what an incomplete form lacks, and
     what to do in an empty tab, and whether it takes several prompts; it adds and fills the components of a result.
-
-    Attributes:
-        fields: Components of the form, by their parts of the query, which `fill_form` changes.
-        cancels: The button that cancels, except in a read-only app.
     """
 
     name: ClassVar[str]
@@ -102,11 +97,7 @@ class Tab(Part):
         return {}
 
     def _to_submit(self, here: Chosen, query: Query) -> list[tuple[Model, dict[str, Any]]]:
-        """What the query asks of which models; empty if it is incomplete.
-
-        Raises:
-            RunError: A part of the query is out of range.
-        """
+        """What the query asks of which models; empty if it is incomplete, raises if a part of it is out of range."""
         if here.model is None:
             return []
         submitted = requests(self.site, self.name, query) if self.has_many else [request(self.site, self.name, query)]

@@ -12,9 +12,7 @@ import pandas as pd
 from ...components.plots import Chart, Line, figure
 from ...components.tokens import Token, heat_map, legend, signed, token_map, visible
 from ...formatting import whole
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain
 from ...processes.outputs_worker import Request
 from ...processes.votes import SIDES
 from ...state import Site
@@ -24,19 +22,13 @@ from .generate import called
 from .request import Chosen
 from .tab import Tab, save_buttons, saved
 
-SCALES = ("0.1", "0.5", "2", "5")
-"""Limits of the colour scale, in nats; fixed choices, so that texts are comparable."""
-
+SCALES = ("0.1", "0.5", "2", "5")  # limits of the colour scale, in nats; fixed choices, so that texts are comparable
 SCALE = "2"
-SHOWN = 2_000
-"""Maximum number of tokens that are drawn; a download has all."""
-
+SHOWN = 2_000  # maximum number of tokens that are drawn; a download has all
 CHOOSE = "Choose a token, by a click or with the arrow keys, to see what both models find most likely in its place."
 
-Side = Mapping[str, Any]
-"""A text with the log-probs of its tokens."""
-Table = Any
-"""A `pandas.DataFrame` of `tokens_of`."""
+Side = Mapping[str, Any]  # a text with the log-probs of its tokens
+Table = Any  # a `pandas.DataFrame` of `tokens_of`
 
 
 class Tokens(Tab):
@@ -100,12 +92,16 @@ class Tokens(Tab):
         scale, sides, against = query.get("scale", SCALE), result["sides"], str(result["against"])
         scale = scale if scale in SCALES else SCALE
         tables = [tokens_of(side) for side in sides]
+        growth = [
+            Line(str(side["name"]), np.arange(len(table)) + 1, np.nancumsum(table["difference"]), colour)
+            for colour, (side, table) in enumerate(zip(sides, tables, strict=True))
+        ]
         values: dict[Any, Any] = {
             self._sums: _margin(result, tables),
             self._scale: scale,
             self._legend: legend(float(scale)),
             self._plot: figure(
-                [Chart("Cumulative difference by token, in nats", [*map(_growth, sides, tables, range(len(sides)))])],
+                [Chart("Cumulative difference by token, in nats", growth)],
                 "token of the answer",
                 1,
             ),
@@ -151,10 +147,6 @@ def _tokens(side: Side, table: Table) -> list[Token]:
         Token(piece, differences.get(index, 0.0), index not in differences, index in special)
         for index, piece in enumerate(side["pieces"][:SHOWN])
     ]
-
-
-def _growth(side: Side, table: Table, colour: int) -> Line:
-    return Line(str(side["name"]), np.arange(len(table)) + 1, np.nancumsum(table["difference"]), colour=colour)
 
 
 def _margin(result: Mapping[str, Any], tables: Sequence[Table]) -> str:

@@ -17,22 +17,19 @@ from ...formatting import number, whole
 from ...state import Site
 from ...store.index import Row
 from ...store.series import Columns, smoothed, thinned
-from ...view import Query, Values, View, is_narrow
-from .files import RunTab
+from ...view import Part, Query, Values, View, is_narrow
 
 MARKS = 40
 
 
-class Charts(RunTab):
+class Charts(Part):
     """Curves of the run's metrics."""
 
     def __init__(self, view: View) -> None:
-        """Adds the components."""
         self.options = ChartOptions(view)
         self.notes, self.plot = gr.Markdown(), gr.Plot(show_label=False, visible=False)
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Draws the metrics with the query's smoothing and axis."""
         series = site.series.of(directory.path / "metrics.jsonl")
         if not series.columns:
             hidden = gr.update(visible=False)

@@ -1,4 +1,4 @@
-"""Tabs of a run's files: log, samples, environment, events."""
+"""Tabs of a run's files: log, config, samples, environment, events."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
+from nnxdsl import Experiment
+from nnxdsl.config.core.codegen import render, to_python
+from nnxdsl.config.core.serialization import diff, get
+from nnxdsl.errors import NnxdslError
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
 from ...formatting import local_time, size, whole
-from ...html import link
-from ...page import Part
+from ...markup import link, plain
 from ...processes.launch import tail
 from ...state import Site
+from ...store.experiments import stored
 from ...store.index import Row
-from ...view import Query, Values, View
+from ...view import Part, Query, Values, View, if_any
 
 _WRONG = re.compile(r"\b\w*Error\b|Traceback|^refused")
-_STAMP = 22
-"""Characters of the time at the beginning of a line of the log."""
+_STAMP = 22  # characters of the time at the beginning of a line of the log
 SHOWN_SAMPLES = 60
 SHOWN_EVENTS = 300
 TO_ERROR = "error"
@@ -30,26 +33,72 @@ TO_END = """() => requestAnimationFrame(() => {
   if (text && !text.dataset.isAtEnd) { text.scrollTop = text.scrollHeight; text.dataset.isAtEnd = "1"; }
 })"""
 """gradio follows a text that grows, and yet shows the beginning of its first value."""
+SAVED = ("experiment.py", "experiment.json", "metrics.jsonl", "metrics.csv")
+OTHERS = 50
+FOREIGN = "It names classes of another package, which the app does not import; this is the stored file."
 _TABLE: dict[str, Any] = {"interactive": False, "wrap": True, "visible": False, "show_search": "filter"}
 
 
-class RunTab(Part):
-    """A tab of a run's page."""
+class Config(Part):
+    """The run's experiment as Python, its files, and what differs from a recipe or another run."""
 
     def __init__(self, view: View) -> None:
-        """Adds the components."""
-        raise NotImplementedError
+        with gr.Row(elem_classes=["buttons"]):
+            self.saves = {name: gr.Button(name, link="#", size="sm", scale=0) for name in SAVED}
+        self.other = view.control("with", gr.Dropdown([("nothing", "")], value="", label="Differences from"))
+        self.note = gr.Markdown()
+        self.table = gr.Dataframe(interactive=False, wrap=True, visible=False, label="Differences")
+        self.code = gr.Code(language="python", interactive=False, label="Python")
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Returns new values of the components for a run."""
-        raise NotImplementedError
+        """Shows the experiment, or its stored file if the app cannot read it."""
+        links = {save: gr.update(link=link("/download", run=row.id, file=name)) for name, save in self.saves.items()}
+        experiment = stored(directory.path / "experiment.json")
+        if experiment is None:
+            source = (directory.path / "experiment.py").read_text(encoding="utf-8")[:200_000]
+            hidden = gr.update(visible=False)
+            return {**links, self.other: hidden, self.note: FOREIGN, self.table: hidden, self.code: source}
+        choices = {"": "nothing"} | {f"preset:{name}": f"recipe {name}" for name in site.presets.names()}
+        choices |= {f"run:{one.id}": f"run {one.id}" for one in site.index.rows()[:OTHERS] if one.id != row.id}
+        chosen = query.get("with", "")
+        note, changes = _differences(site, chosen, experiment)
+        listed = [(text, value) for value, text in choices.items()]
+        return {
+            **links,
+            self.other: gr.update(choices=listed, value=chosen if chosen in choices else "", visible=True),
+            self.note: plain(note),
+            self.table: if_any(changes),
+            self.code: to_python(experiment),
+        }
 
 
-class Log(RunTab):
+def _differences(site: Site, compared: str, experiment: Experiment) -> tuple[str, pd.DataFrame]:
+    """Text on the differences from a recipe or run, and a table of them."""
+    kind, _, name = compared.partition(":")
+    none = pd.DataFrame()
+    if not name:
+        return "", none
+    try:
+        if kind == "preset":
+            other, job = site.presets.experiment(name), site.presets.job(name)
+            missing = job.error if job is not None and job.error else "The recipe is still being read."
+        else:
+            other, missing = stored(site.run(name).path / "experiment.json"), f"{name} cannot be read by the app."
+        if other is None:
+            return missing, none
+        changes = diff(other, experiment)
+    except NnxdslError as error:
+        return str(error), none
+    if not changes:
+        return f"No differences from {name}.", none
+    rows = [(path, render(get(other, path)), render(value)) for path, value in changes.items()]
+    return f"{len(rows)} differences from {name}", pd.DataFrame(rows, columns=["Field", name, "this run"])
+
+
+class Log(Part):
     """The last lines of the log; nothing new of it while it is paused."""
 
     def __init__(self, view: View) -> None:
-        """Adds the components."""
         with gr.Row():
             hint: dict[str, Any] = {"placeholder": "Filter lines ...", "max_lines": 1, "scale": 3, "min_width": 300}
             self.search = view.control("find", gr.Textbox(label="Search the log", **hint))
@@ -65,7 +114,6 @@ class Log(RunTab):
             self.output = gr.Textbox(show_label=False, label="Process output", max_lines=24)
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Reads the ends of the log and of the process's output."""
         wanted, limit = query.get("find", "").strip().lower(), site.settings.limits.log_bytes
         lines = tail(directory.log, limit).splitlines()
         if query.get("lines") == TO_ERROR:
@@ -86,18 +134,16 @@ class Log(RunTab):
         }
 
 
-class Samples(RunTab):
+class Samples(Part):
     """The completions of an evaluation, by default the last."""
 
     def __init__(self, view: View) -> None:
-        """Adds the components."""
         self.note = gr.Markdown("No answers yet. Completions of evaluation.prompts are sampled at every evaluation.")
         self.step = view.control("step", gr.Dropdown([], label="Answers at", visible=False))
         more: dict[str, Any] = {"column_widths": ["24%", "38%", "38%"], "elem_id": "run-samples"}
         self.table = gr.Dataframe(label="Answers", **more, **_TABLE)
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Shows prompts and answers of a step."""
         samples = directory.samples()
         if not samples:
             return {self.note: gr.update(visible=True)}
@@ -118,16 +164,14 @@ class Samples(RunTab):
         }
 
 
-class Environment(RunTab):
+class Environment(Part):
     """What each attempt ran on, the newest first."""
 
     def __init__(self, view: View) -> None:
-        """Adds the components."""
         self.note = gr.Markdown("No step has started yet; the environment is recorded at the first step.")
         self.table = gr.Dataframe(label="Attempts", pinned_columns=1, column_widths=["130px"], **_TABLE)
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Shows a column for each attempt."""
         zone, attempts = query.get("_zone", ""), directory.attempts()
         frame = pd.DataFrame({f"Attempt {one.get('attempt')}": _attempt(one, zone) for one in reversed(attempts)})
         return {
@@ -152,15 +196,13 @@ def _attempt(one: dict[str, Any], zone: str) -> dict[str, str]:
     }
 
 
-class Events(RunTab):
+class Events(Part):
     """Events of the run and actions in the app, the newest first."""
 
     def __init__(self, view: View) -> None:
-        """Adds the component."""
         self.table = gr.Dataframe(label="Events", **{**_TABLE, "visible": True})
 
     def fill(self, site: Site, directory: RunDirectory, row: Row, query: Query) -> Values:
-        """Shows a row for each event and action."""
         events = [(str(event.get("time")), "run", _event_text(event)) for event in directory.events()]
         events += [
             (str(one.get("time")), f"app, {one.get('by') or 'somebody'}", str(one.get("action")))

@@ -17,9 +17,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.storage import process_info
 
 from ...formatting import age, duration, local_time, number, parsed
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import markdown_link, plain
 from ...processes.launch import TRASH, Launch
 from ...state import Site
 from ...store.experiments import stored
@@ -28,26 +26,17 @@ from ...store.index import Row, last_attempt
 
 @attrs.frozen
 class Chosen:
-    """A run, which may not have a directory yet.
-
-    Attributes:
-        id: Its id.
-        state: One word, as of `Row`, or `starting`, `stopping`, `refused`, and `missing` for a run whose directory was
-            moved or deleted; empty if there is no such run.
-        row: Its row in the list of runs; None without a directory.
-        newest: The newest start by the app.
-        directory: Its directory, if its files are sound.
-        place: Its position in the queue, from 1.
-        problem: Which of its files is damaged or gone.
-    """
+    """A run, which may not have a directory yet."""
 
     id: str
+    # As of `Row`, or `starting`, `stopping`, `refused`, or `missing` if its directory was moved or deleted; empty if
+    # there is no such run.
     state: str = ""
-    row: Row | None = None
-    newest: Launch | None = None
-    directory: RunDirectory | None = None
-    place: int | None = None
-    problem: str = ""
+    row: Row | None = None  # in the list of runs; None without a directory
+    newest: Launch | None = None  # by the app
+    directory: RunDirectory | None = None  # if its files are sound
+    place: int | None = None  # in the queue, from 1
+    problem: str = ""  # which of its files is damaged or gone
 
     @property
     def is_live(self) -> bool:
@@ -133,7 +122,7 @@ def _before(site: Site, run: Chosen) -> str:
     earlier = site.index.row(weights.experiment.id) if isinstance(weights, From) else None
     if earlier is None:
         return text
-    linked, step = markdown_link(earlier.id, link("/run", id=earlier.id)), earlier.status.get("step") or 0
+    linked, step = markdown_link(earlier.id, "/run", id=earlier.id), earlier.status.get("step") or 0
     return (
         f"{text} It starts from the weights of another run, which runs first: {linked} ({earlier.state}, step {step})"
     )

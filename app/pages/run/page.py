@@ -12,9 +12,7 @@ from nnxdsl.errors import RunError
 
 from ...components.confirm import Confirmation
 from ...components.states import badge, bar, signed
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import link, markdown_link, plain
 from ...page import Page
 from ...state import Site
 from ...store.experiments import stored
@@ -24,12 +22,9 @@ from ...view import Done, Query, Values, if_any
 from ..outputs.request import steps_of
 from . import head
 from .charts import Charts
-from .config import Config
-from .files import Environment, Events, Log, RunTab, Samples
+from .files import Config, Environment, Events, Log, Samples
 
-TABS: dict[str, type[RunTab]] = {
-    kind.__name__.lower(): kind for kind in (Charts, Log, Config, Samples, Environment, Events)
-}
+TABS = {kind.__name__.lower(): kind for kind in (Charts, Log, Config, Samples, Environment, Events)}
 LIVE_SECONDS, IDLE_SECONDS = 2, 10
 LOST = "Its last checkpoint stays valid; progress since then is lost."
 MOVED = "It will be moved to the directory .trash next to the runs."
@@ -42,7 +37,6 @@ class Run(Page):
     in_navigation = False
 
     def build(self) -> None:
-        """Adds the components."""
         site, view, writes = self.site, self.view, not self.site.settings.read_only
         with gr.Row(elem_classes=["titled"]):
             self.heading, self.state = gr.Markdown("# Run"), gr.HTML(padding=False)
@@ -62,7 +56,7 @@ class Run(Page):
         self.activity, self.progress = gr.Markdown(), gr.HTML(padding=False)
         self.figures, self.tags = gr.Markdown(), gr.Markdown()
         self.output = gr.Textbox(label="Output", elem_classes=["log"], max_lines=24, **{**lines, "lines": 4})
-        self.tabs: dict[str, RunTab] = {}
+        self.tabs: dict[str, Charts | Log | Config | Samples | Environment | Events] = {}
         with gr.Column(visible=False) as self.body:  # gr.Tabs themselves cannot be shown or hidden once rendered
             self.edited_tags = self._add_tagging() if writes else None
             with gr.Tabs() as self.selected:
@@ -73,13 +67,12 @@ class Run(Page):
         self.timer = gr.Timer(LIVE_SECONDS)
 
     def fill(self, query: Query) -> Values:
-        """Shows the run of the query, and the tab that is selected."""
         site, run = self.site, head.chosen(self.site, _id(query))
         row, trouble, directory = run.row, head.trouble(run), run.directory
         newest = run.newest if row is None else None
         status = {} if row is None else row.status
         tags = site.tags.of(run.id) if row is not None else ()
-        links = [markdown_link(one, link("/", tag=one)) for one in tags]
+        links = [markdown_link(one, "/", tag=one) for one in tags]
         tab = query["tab"] if query.get("tab") in self.tabs else "charts"
         latest = [] if run.state else [(f"{one.id} ({signed(one.state)})", one.id) for one in site.index.rows()[:50]]
         values: dict[Any, Any] = {
@@ -110,31 +103,24 @@ class Run(Page):
 
     def _add_buttons(self) -> dict[str, gr.Button]:
         """Adds the buttons, by what they do; those that write are not there in a read-only app."""
-        buttons: dict[str, gr.Button] = {}
-
-        def add(name: str, text: str, act: Callable[[Query], Done] | None = None, **more: Any) -> None:
-            buttons[name] = gr.Button(text, scale=0, min_width=90, visible=False, **more)
-            if act is not None:
-                self.view.on(buttons[name].click, act)
-
-        site, writes = self.site, not self.site.settings.read_only
-        if writes:
-            add("stop", "Stop and save", partial(_act, site.launcher.stop), variant="primary")
-            add("resume", "Resume", partial(resume, site), variant="primary")
-            add("edit", "Edit", variant="primary", link="#")
-            add("again", "Start again", partial(_start_again, site))
-            add("unqueue", "Remove from the queue", partial(_act, site.launcher.unqueue, goto="/"))
-            add("fix", "Clone with a fix", link="#")
-            add("clone", "Clone", link="#")
-        for name in ("layout", "outputs", "rollouts", "compare", "report"):
-            add(name, name.capitalize(), link="#")
-        if writes:
-            add("kill", "Kill", variant="stop")
-            add("delete", "Delete", variant="stop")
-        return buttons
+        site, add = self.site, partial(self.view.button, min_width=90, visible=False)
+        pages = ("layout", "outputs", "rollouts", "compare", "report")
+        if site.settings.read_only:
+            return {name: add(name.capitalize(), link="#") for name in pages}
+        return {
+            "stop": add("Stop and save", partial(_act, site.launcher.stop), variant="primary"),
+            "resume": add("Resume", partial(resume, site), variant="primary"),
+            "edit": add("Edit", variant="primary", link="#"),
+            "again": add("Start again", partial(_start_again, site)),
+            "unqueue": add("Remove from the queue", partial(_act, site.launcher.unqueue, goto="/")),
+            "fix": add("Clone with a fix", link="#"),
+            "clone": add("Clone", link="#"),
+            **{name: add(name.capitalize(), link="#") for name in pages},
+            "kill": add("Kill", variant="stop"),
+            "delete": add("Delete", variant="stop"),
+        }
 
     def _add_tagging(self) -> gr.Textbox:
-        """Adds the field of the run's tags."""
         with gr.Accordion("Edit tags", open=False), gr.Row(elem_classes=["buttons"]):
             hint = "baseline, sweep-3"
             field = gr.Textbox(label="Tags", show_label=False, placeholder=hint, max_lines=1, scale=0)

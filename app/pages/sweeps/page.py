@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import gradio as gr
 import pandas as pd
 
+from nnxdsl.cli.exit_codes import FAILED, INTERRUPTED
 from nnxdsl.errors import RunError
+from nnxdsl.launch.driver import STOP
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import write_json
 
 from ...formatting import number, sentence
-from ...html import link
-from ...markdown import link as markdown_link
-from ...markdown import plain
+from ...markup import markdown_link, plain
 from ...page import Page
-from ...store.sweeps import OpenedSweep, Point, names, opened
-from ...view import Query, Values, if_any, is_narrow
-from .actions import Actions
+from ...processes.launch import SWEEPS
+from ...state import Site
+from ...store.experiments import stored
+from ...store.sweeps import OpenedSweep, Point, created, names, opened
+from ...view import Done, Part, Query, Values, View, if_any, is_narrow
 from .plots import best_so_far, curves, importance, parallel
 
 EMPTY = (
     "A sweep runs one experiment at several points, a search looks for good ones. Start one from a run below, or "
     "define one in a Python file as `sweep = Sweep(...)` and run `nnxdsl sweep FILE`; it appears here while it runs."
 )
+COMBINED, ZIPPED = "Grid: every combination", "Zip: first values together, then second ones"
 COMPARED = 6
 SECONDS = 5.0
 
@@ -34,7 +40,6 @@ class Sweeps(Page):
     name, path, title = "sweeps", "/sweeps", "Sweeps"
 
     def build(self) -> None:
-        """Adds the components."""
         gr.Markdown("# Sweeps")
         with gr.Row():
             sweep = gr.Dropdown([], label="Sweep", info="Of the runs' directory, newest first", scale=2)
@@ -71,18 +76,89 @@ class Sweeps(Page):
         of_points = [parallel(sweep, metric), best_so_far(sweep, metric)] if best else [None, None]
         plots = [*of_points, shares, curves(site, sweep, metric, field, columns)]
         points = _table(sweep, metric, best)
+        kinds = ["markdown" if name == "run" else "str" for name in points]
         return {
             **values,
             self.sweep: gr.update(choices=sweeps, value=name),
             self.metric: gr.update(choices=sweep.metrics, value=metric or None),
             self.by: gr.update(choices=sweep.fields, value=field or None),
             self.about: _about(sweep, metric),
-            self.points: gr.update(value=points, datatype=_kinds(points), visible=True),
+            self.points: gr.update(value=points, datatype=kinds, visible=True),
             self.lacking: if_any(lacking),
             **{
                 plot: gr.update(value=one, visible=one is not None) for plot, one in zip(self.plots, plots, strict=True)
             },
         }
+
+
+class Actions(Part):
+    """Buttons and the form of a new sweep; built only where the app may write."""
+
+    def __init__(self, view: View, site: Site) -> None:
+        self.site = site
+        self._refused = gr.Markdown(visible=False, elem_classes=["problem"])
+        with gr.Row():
+            options: dict[str, Any] = {"visible": False, "size": "sm", "min_width": 160}
+            self._stop = view.button("Stop the sweep", self._stopped, **options)
+            self._resume, self._retry = (
+                view.button(text, **options) for text in ("Resume the sweep", "Retry failed runs")
+            )
+        with gr.Accordion("New sweep", open=False):
+            self._base = gr.Dropdown([], label="Run", info="Its experiment is changed at every point")
+            fields = gr.Textbox(
+                label="Fields",
+                info="One per line, with values as on the command line",
+                lines=3,
+                placeholder="objective.beta=0.05, 0.1\nseed=0, 1",
+            )
+            with gr.Row():
+                combine = gr.Radio([COMBINED, ZIPPED], value=COMBINED, label="Points")
+                parallel = gr.Number(1, label="Concurrent runs", precision=0, minimum=1)
+            inputs = [self._base, fields, combine, parallel]
+            view.button("Start the sweep", self._started, inputs, variant="primary", min_width=160)
+        view.on(self._resume.click, self._resumed, [parallel])
+        view.on(self._retry.click, partial(self._resumed, retry_failed=True), [parallel])
+
+    def fill(self, sweep: OpenedSweep | None) -> Values:
+        """Shows which buttons a sweep has, and why its last start was refused; None for no sweep."""
+        points = () if sweep is None else sweep.points
+        start = None if sweep is None else self.site.launcher.newest(sweep.name, SWEEPS)
+        is_driven = start is not None and start.is_alive
+        is_live = is_driven or any(point.row is not None and point.row.is_live for point in points)
+        states = set() if is_live else {point.state for point in points}
+        is_refused = start is not None and not is_driven and start.exit_code not in (None, 0, FAILED, INTERRUPTED)
+        output = plain(start.output()) if start is not None and is_refused else ""
+        return {
+            self._stop: gr.update(visible=is_live),
+            self._resume: gr.update(visible=bool(states - {"finished", "failed"})),
+            self._retry: gr.update(visible="failed" in states and sweep is not None and sweep.kind == "sweep"),
+            self._refused: gr.update(value=f"**The last start was refused:** {output}", visible=is_refused),
+            self._base: gr.update(choices=[row.id for row in self.site.index.rows()]),
+        }
+
+    def _started(self, query: Query, run: str, text: str, points: str, parallel: int | None) -> Done:
+        site = self.site
+        experiment = stored(site.run(run or "").path / "experiment.json")
+        if experiment is None:
+            raise RunError(f"{run}: its experiment is damaged, or names code that is not allowed (--allow)")
+        path = created(site.settings, experiment, text or "", zipped_values=points == ZIPPED)
+        site.launcher.sweep(path, parallel=parallel or 1)
+        return Done(f"Started {path.name}.", query={"of": path.name})
+
+    def _resumed(self, query: Query, parallel: int | None, *, retry_failed: bool = False) -> Done:
+        sweep = self._opened(query)
+        self.site.launcher.sweep(sweep.path, parallel=parallel or 1, retry_failed=retry_failed)
+        return Done(f"Resumed {sweep.name}.")
+
+    def _stopped(self, query: Query) -> Done:
+        sweep = self._opened(query)
+        write_json(sweep.path / STOP, {"time": process_info.utc()})  # for the command that drives it
+        self.site.launcher.audit("stop sweep", sweep.name)
+        return Done("Stop requested: the command that drives the sweep stops all runs and ends.")
+
+    def _opened(self, query: Query) -> OpenedSweep:
+        home = self.site.settings.home
+        return opened(home, self.site.index, self.site.series, query.get("of") or next(iter(names(home)), ""))
 
 
 def _about(sweep: OpenedSweep, metric: str) -> str:
@@ -99,7 +175,7 @@ def _about(sweep: OpenedSweep, metric: str) -> str:
         parts.append(f"Best: {named} with {plain(metric)} {number(best[0].metrics[metric])}{of}")
     if len(best) > 1:
         ids = [point.run for point in best[:COMPARED]]
-        parts.append(markdown_link(f"Compare the best {len(ids)}", link("/compare", ids=",".join(ids))))
+        parts.append(markdown_link(f"Compare the best {len(ids)}", "/compare", ids=",".join(ids)))
     return "\n\n".join(parts)
 
 
@@ -114,7 +190,7 @@ def _table(sweep: OpenedSweep, metric: str, best: list[Point]) -> pd.DataFrame:
         [
             {
                 "rank": ranks.get(point.run, ""),
-                "#": point.number,
+                "#": point.point,
                 **{path: point.changes.get(path, "") for path in sweep.fields},
                 metric or "metric": number(point.metrics.get(metric)),
                 "state": point.state,
@@ -126,9 +202,5 @@ def _table(sweep: OpenedSweep, metric: str, best: list[Point]) -> pd.DataFrame:
     )
 
 
-def _kinds(rows: pd.DataFrame) -> list[str]:
-    return ["markdown" if name == "run" else "str" for name in rows]
-
-
 def _link(run: str) -> str:
-    return markdown_link(run, link("/run", id=run))
+    return markdown_link(run, "/run", id=run)

@@ -16,8 +16,7 @@ from ...components.plots import COLOURS, Chart, Line, figure, styled
 from ...state import Site
 from ...store.sweeps import OpenedSweep
 
-CURVES = 40
-"""Most runs whose curves are drawn."""
+CURVES = 40  # most runs whose curves are drawn
 
 
 def parallel(sweep: OpenedSweep, metric: str) -> go.Figure:
@@ -51,10 +50,10 @@ def _axis(path: str, texts: list[str]) -> dict[str, Any]:
 
 def best_so_far(sweep: OpenedSweep, metric: str) -> go.Figure:
     """The metric of each point in their order, and the best until then."""
-    points = sorted(sweep.ranked(metric), key=lambda point: point.number)
+    points = sorted(sweep.ranked(metric), key=lambda point: point.point)
     values = pd.Series([point.metrics[metric] for point in points])
     best = values.cummin() if sweep.is_minimized(metric) else values.cummax()
-    numbers, runs = [point.number for point in points], [point.run for point in points]
+    numbers, runs = [point.point for point in points], [point.run for point in points]
     plot = px.scatter(x=numbers, y=values, labels={"x": "point", "y": metric}, hover_name=runs)
     plot.update_traces(name=metric, showlegend=True, marker={"color": COLOURS[0], "size": 8})
     plot.add_scatter(x=numbers, y=best, mode="lines", name="best so far", line={"color": COLOURS[1], "shape": "hv"})
@@ -63,11 +62,7 @@ def best_so_far(sweep: OpenedSweep, metric: str) -> go.Figure:
 
 
 def importance(sweep: OpenedSweep, metric: str) -> go.Figure | None:
-    """A bar for each field: how much it matters for the metric; None with too few points.
-
-    Raises:
-        RunError: Optuna is not installed.
-    """
+    """A bar for each field: how much it matters for the metric; None with too few points, raises without Optuna."""
     points = [(point.changes, point.metrics[metric]) for point in sweep.ranked(metric)]
     if len(points) < MIN_POINTS or not (shares := importances(points, minimize=sweep.is_minimized(metric))):
         return None

@@ -1,14 +1,14 @@
-"""Builds HTML: all text is escaped unless it is `Html` already. Independent of pages."""
+"""Builds HTML, in which all text is escaped unless it is `Html` already, and Markdown. Independent of pages."""
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlencode
 
-Child = object
-"""An `Html`, a text or number (escaped), None (omitted), or an iterable of children."""
+Child = object  # an `Html`, a text or number (escaped), None (omitted), or an iterable of children
 
 
 class Html(str):
@@ -50,6 +50,21 @@ def link(path: str, /, **query: object) -> str:
     """
     parameters = {key: value for key, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters)}" if parameters else path
+
+
+def plain(text: str) -> str:
+    r"""A text in which Markdown and HTML have no meaning.
+
+    >>> plain("a_b <img> [c](d)")
+    'a\\_b &lt;img&gt; \\[c\\](d)'
+    """
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]#|~$!])", r"\\\1", escaped).replace("\n", " ").replace("\r", " ")
+
+
+def markdown_link(text: str, path: str, /, **query: object) -> str:
+    """Returns a link to a page of the app, as Markdown."""
+    return f"[{plain(text)}]({link(path, **query)})"
 
 
 def _parts(children: Iterable[Child]) -> list[str]:
