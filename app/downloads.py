@@ -99,7 +99,6 @@ class Downloads:
         return f"{run}-{name}", TYPES[name], _chunks(self.site.run(run).file(name).open("rb"))
 
     def _compared(self, query: Query, kind: str) -> Download:
-        """Metrics and differing settings of runs."""
         runs, _ = compared(self.site, {**query, "ids": query.get("compare", "")})
         if kind not in COMPARISONS or not runs:
             raise RunError(REFUSAL)
@@ -119,7 +118,6 @@ class Downloads:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """The content of a file, read as it is sent."""
     with file:
         while chunk := file.read(CHUNK):
             yield chunk

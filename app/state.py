@@ -27,32 +27,20 @@ from .store.tags import Tags
 
 
 class Site:
-    """The first argument of every page function.
-
-    Attributes:
-        jobs: Child processes that compute plans, two at a time.
-        compiles: Child processes that compile with XLA, which takes minutes: one at a time, independent of `jobs`.
-        answers: Requests to models, and their child process.
-        index: The runs, one row each.
-        series: Metrics of runs.
-        rollouts: Sampled completions of runs.
-        launcher: Actions on runs.
-        presets: The project's recipes.
-        dispatcher: Starts queued runs; None in read-only mode.
-    """
+    """Settings, runs and child processes of an app; its threads start with it."""
 
     def __init__(self, settings: Settings) -> None:
         app_directory, project = settings.app_directory, settings.project
         self.settings = settings
-        self.jobs = Jobs(project, settings.limits.job_seconds, width=2)
-        self.compiles = Jobs(project, settings.limits.job_seconds)
-        self.answers = Answers(settings)
+        self.jobs = Jobs(project, settings.limits.job_seconds, width=2)  # plans, rows and exports
+        self.compiles = Jobs(project, settings.limits.job_seconds)  # with XLA, which takes minutes: one at a time
+        self.answers = Answers(settings)  # requests to models
         self.votes, self.tags = Votes(app_directory / "votes.jsonl"), Tags(app_directory / "tags.jsonl")
         self.drafts = Drafts(app_directory / "drafts")
         self.index, self.series, self.rollouts = Index(settings.home), Series(), Rollouts()
         self.usage = Usage(self._live_pids)
-        self.presets = Presets(settings.recipes, project)
-        self.launcher = Launcher(settings, self.presets)
+        self.presets = Presets(settings.recipes, project)  # the project's recipes
+        self.launcher = Launcher(settings, self.presets)  # actions on runs
         self.alerts = Alerts(settings, self.index)
         self.alert_sender = AlertSender(settings, self.alerts)
         self.dispatcher = None if settings.read_only else Dispatcher(settings, self.launcher, self.index)
@@ -78,20 +66,12 @@ class Site:
         return experiment
 
     def _live_pids(self) -> dict[str, int]:
-        """Processes of live runs on this machine."""
         writers = {row.id: writer_of(row.status) for row in self.index.rows() if row.is_live}
         return {run: one.pid for run, one in writers.items() if one is not None and one.is_here()}
 
     def close(self) -> None:
         """Stops threads and child processes of the app; runs continue."""
-        for one in (
-            self.dispatcher,
-            self.alert_sender,
-            self.usage,
-            self.jobs,
-            self.compiles,
-            self.answers,
-            self.presets,
-        ):
-            if one is not None:
-                one.close()
+        if self.dispatcher is not None:
+            self.dispatcher.close()
+        for one in (self.alert_sender, self.usage, self.jobs, self.compiles, self.answers, self.presets):
+            one.close()

@@ -93,15 +93,10 @@ class View:
     def refresh(
         self, fill: Callable[[Query], Values], components: Sequence[Block], timer: gr.Timer | None = None
     ) -> None:
-        """Fills components when the page is opened, when a control changes, and after actions.
+        """Fills components with what `fill` returns: when the page opens, when a control changes, and after actions.
 
-        An `NnxdslError` is shown at the top of the page, and what is shown else is left as it is. It may be
-        called several times, each with components of its own.
-
-        Args:
-            fill: Returns the new values, or updates, of those components that change.
-            components: What it may change; controls among them.
-            timer: Fills again those that are not controls; it may be among the components.
+        An `NnxdslError` is shown at the top of the page, and what is shown else is left as it is. A timer, which may be
+        among the components, fills again those that are not controls.
         """
         sent = gr.Textbox(visible="hidden", label="digests")
         with self._problems:
@@ -261,8 +256,6 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _digest(value: object) -> str:
-    """A digest of a value as it would be sent."""
-
     def text(each: object) -> str:
         if isinstance(each, go.Figure):
             return each.to_json() or ""

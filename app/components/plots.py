@@ -225,7 +225,6 @@ def _polygons(x: np.ndarray, band: Band) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _texts(marks: Sequence[Mark], chart: Chart) -> go.Scatter:
-    """What happened at marks, at the foot of a chart."""
     return go.Scatter(
         x=[mark.x for mark in marks],
         y=[min(_values_of(chart.lines, chart), default=1.0)] * len(marks),

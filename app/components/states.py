@@ -25,8 +25,3 @@ def badge(state: str, run: str) -> Html:
     shown_state = {"refused": "failed"}.get(state, state)
     spoken = tag("span", f"{run} is ", cls="visually-hidden")
     return tag("div", spoken, tag("span", signed(state), cls=f"badge {shown_state}"), role="status", cls="state")
-
-
-def bar(step: int, total: int) -> Html:
-    """A progress bar, which gradio has none of outside of waiting for a function."""
-    return tag("progress", value=min(step, total), max=total, aria_label="Steps done")

@@ -91,7 +91,6 @@ def _token(name: str, one: Token, scale: float) -> Html:
 
 
 def _style(value: float, scale: float, more: str = "") -> dict[str, str]:
-    """Class and style of a value's colour."""
     finite = 0.0 if math.isnan(value) else value
     way = "more" if finite > 0 else "less" if finite < 0 else "even"
     return {"cls": f"token {way}{more}", "style": f"--w:{min(1.0, abs(finite) / scale):.3f}"}

@@ -26,6 +26,7 @@ from ..view import Done, Query, Values
 
 PACKAGES = ("nnxdsl", "jax", "flax", "optax", "qwix", "orbax-checkpoint", "gradio", "numpy")
 LOOKED_AT = 20
+QUESTION = "Runs are not touched. Clear drafts and plans?"
 NOTE = "Everything in this app is also available in a terminal; runs that are started there appear here."
 COMMANDS = {
     "nnxdsl run FILE": "trains; run again, it resumes from the last checkpoint",
@@ -49,11 +50,8 @@ class About(Page):
                 self.settings = gr.Markdown()
                 self.question = None
                 if not self.site.settings.read_only:
-                    button, question = (
-                        gr.Button("Clear drafts and plans", scale=0),
-                        "Runs are not touched. Clear drafts and plans?",
-                    )
-                    self.question = Confirmation(self.view, button, "clear", question, lambda query: clear(self.site))
+                    button = gr.Button("Clear drafts and plans", scale=0)
+                    self.question = Confirmation(self.view, button, "clear", QUESTION, lambda query: clear(self.site))
             self.versions = gr.Markdown(min_height=40)
         limits = self.site.settings.limits
         rows = {
@@ -83,7 +81,6 @@ def clear(site: Site) -> Done:
 
 
 def _section(title: str, rows: Mapping[str, object], note: str = "") -> str:
-    """A heading, and a table of names and values, as Markdown."""
     lines = [f"| {plain(name)} | {plain(str(value))} |" for name, value in rows.items()]
     return "\n".join([f"## {title}", "", note, "", "| | |", "|---|---|", *lines])
 

@@ -105,12 +105,7 @@ class Offer(Part):
             gr.Markdown(f"## No runs yet\n\n{RUN}")
             if not site.settings.read_only:
                 with gr.Row(elem_classes=["buttons"]):
-                    view.button(
-                        START,
-                        lambda query: Done(goto=link("/run", id=begin(site))),
-                        variant="primary",
-                        min_width=300,
-                    )
+                    view.button(START, lambda query: begin(site), variant="primary", min_width=300)
                     review = view.button("Review and edit it first", link="#", min_width=210)
                     view.button("Choose another experiment", link="/new", min_width=220)
                 command = gr.Code(label="The same in a terminal", language="shell", interactive=False)
@@ -129,10 +124,10 @@ class Offer(Part):
         return {**column, **dict(zip(self._parts, (gr.update(link=change), command), strict=True))}
 
 
-def begin(site: Site) -> str:
-    """Starts the demo run, once its recipe has been read, and returns its id; a RunError says why it was refused."""
+def begin(site: Site) -> Done:
+    """Starts the demo run, once its recipe has been read, and opens it; a RunError says why it was refused."""
     name = recipe(site)
     made = written(site)[0] if name is None else site.presets.experiment(name, math.inf)
     assert made is not None  # reading it ends, if only for its time
     site.launcher.launch(made, name or "")
-    return made.id
+    return Done(goto=link("/run", id=made.id))

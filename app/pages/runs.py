@@ -145,7 +145,9 @@ class Runs(Page):
             button("Compare what is shown", partial(_compare_shown, site))
             if site.settings.read_only:
                 return
-            button("Clone", lambda query: Done(goto=link("/new", **{"from": _one(query, "clone it")})))
+            button(
+                "Clone", lambda query: Done(goto=link("/new", **{"from": _ticked(query, "clone it", is_one=True)[0]}))
+            )
             button("Stop and save", partial(_stop, site))
             self.queue_buttons = [
                 button("↑ Earlier", partial(move, site, places=-1), visible=False),
@@ -196,7 +198,7 @@ def _compare_shown(site: Site, query: Query) -> Done:
 
 
 def _stop(site: Site, query: Query) -> Done:
-    ids = _some(query, "stop")
+    ids = _ticked(query, "stop")
     for run in ids:
         site.launcher.stop(run)
     return Done(f"Stop requested: {', '.join(ids)}. They save a checkpoint after the current step.")
@@ -220,7 +222,7 @@ def retag(site: Site, query: Query, text: str) -> Done:
 
 def delete(site: Site, query: Query) -> Done:
     """Moves all ticked runs to the home's trash."""
-    ids = _some(query, "delete")
+    ids = _ticked(query, "delete")
     for count, run in enumerate(ids):
         try:
             site.launcher.trash(run)
@@ -238,29 +240,24 @@ def _to_type(query: Query) -> str:
 
 def move(site: Site, query: Query, places: int) -> Done:
     """Moves the ticked run up or down in the queue."""
-    return Done(site.launcher.move(_one(query, "move it in the queue"), places))
+    return Done(site.launcher.move(_ticked(query, "move it in the queue", is_one=True)[0], places))
 
 
 def unqueue(site: Site, query: Query) -> Done:
     """Removes the ticked runs from the queue."""
-    return Done(" ".join(site.launcher.unqueue(run) for run in _some(query, "take out of the queue")))
+    return Done(" ".join(site.launcher.unqueue(run) for run in _ticked(query, "take out of the queue")))
 
 
 def _ids(query: Query) -> list[str]:
     return [one for one in query.get("ids", "").split(",") if one][:50]
 
 
-def _some(query: Query, what: str) -> list[str]:
-    if not (ids := _ids(query)):
-        raise RunError(f"Tick the runs to {what}.")
-    return ids
-
-
-def _one(query: Query, what: str) -> str:
+def _ticked(query: Query, what: str, *, is_one: bool = False) -> list[str]:
+    """The ticked runs; raises if there are none, or several where `is_one`."""
     ids = _ids(query)
-    if len(ids) != 1:
-        raise RunError(f"Tick one run to {what}.")
-    return ids[0]
+    if not ids or (is_one and len(ids) > 1):
+        raise RunError(f"Tick {'one run' if is_one else 'the runs'} to {what}.")
+    return ids
 
 
 # The table
@@ -289,10 +286,7 @@ def _filter(query: Query) -> str:
 class Listed:
     """The runs that a query finds, as a page of a table whose columns it chooses.
 
-    Attributes:
-        offered: All columns that may be chosen.
-        columns: Those that are shown; without a choice those of every list, and settings in which the runs differ.
-        rows: The runs of the page.
+    Without a choice they are those of every list, and settings in which the runs differ.
     """
 
     def __init__(self, site: Site, matching: Sequence[Row], tags: Mapping[str, tuple[str, ...]], query: Query) -> None:
@@ -333,12 +327,13 @@ class Listed:
         """Sorts numbers before texts, and rows without a value last."""
         keyed = [(self._key(row, name), row) for row in rows]
         present = [one for one in keyed if one[0] is not None]
-        numbers = sorted((one for one in present if not isinstance(one[0], str)), key=_first, reverse=is_reversed)
-        texts = sorted((one for one in present if isinstance(one[0], str)), key=_first, reverse=is_reversed)
+        numbers = [one for one in present if not isinstance(one[0], str)]
+        texts = [one for one in present if isinstance(one[0], str)]
+        for each in (numbers, texts):
+            each.sort(key=lambda one: one[0], reverse=is_reversed)
         return [row for _, row in [*numbers, *texts, *(one for one in keyed if one[0] is None)]]
 
     def _key(self, row: Row, name: str) -> float | str | None:
-        """What a run is sorted by."""
         if name == "Created":
             return row.created
         if name in ("Progress", "Duration", "Heartbeat"):
@@ -385,10 +380,6 @@ def widths(frame: pd.DataFrame) -> list[int]:
         return round(min(MOST_PIXELS, max(LEAST_PIXELS, longest * LETTER_PIXELS + CELL_PIXELS)))
 
     return [44, *(width(name) for name in frame.columns[1:])]
-
-
-def _first(pair: tuple[Any, Row]) -> Any:
-    return pair[0]
 
 
 def _rounded(metrics: Mapping[str, Any], *names: str) -> object:

@@ -156,7 +156,6 @@ def alerts_on(row: Row, progress: Progress, quiet: float, sent: Container[tuple[
 
 
 def _stall(row: Row, progress: Progress, quiet: float) -> str | None:
-    """Why a run is stalled."""
     if row.state == "silent":
         return f"is stalled: no heartbeat for {row.quiet:.0f} s"
     if row.state != "running" or row.status.get("stage") != "training" or not progress.seconds:

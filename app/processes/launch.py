@@ -376,7 +376,6 @@ class Launcher:
 
 
 def _run_of(directory: Path) -> str:
-    """The run that a directory of `_entries` is of."""
     return directory.name.partition("-")[2]
 
 

@@ -268,7 +268,6 @@ class Answers:
         return self._child
 
     def _end(self) -> None:
-        """Ends the child, and closes its pipes and the file of its errors."""
         child, self._child = self._child, None
         if child is not None:
             kill_group(child)

@@ -12,7 +12,7 @@ import attrs
 
 from nnxdsl.errors import RunError
 
-from ..store.last_rows import LastRows
+from ..store.growing import LastRows
 from .outputs_worker import Model, Request
 
 SIDES = ("policy", "other")
@@ -52,10 +52,6 @@ class Votes:
         whose = "tie" if is_tie else order["ab".index(choice)]
         self._rows.append({"key": request.key, **attrs.asdict(request.model), "for": whose, "blind": is_blind})
         return whose
-
-    def has(self, key: str) -> bool:
-        """Whether there is a vote on an answer."""
-        return key in self._rows.all()
 
     def choice(self, key: str) -> str | None:
         """The side that the vote on an answer is for; None without a vote."""

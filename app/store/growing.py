@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,8 @@ import attrs
 import orjson
 
 from nnxdsl.errors import RunError
-from nnxdsl.storage.jsonl import open_plain
+from nnxdsl.storage import process_info
+from nnxdsl.storage.jsonl import JsonLines, open_plain
 
 REMEMBERED = 24  # files whose content is cached, if nothing else is given
 AT_ONCE = 2**26  # bytes that are read at a time, about
@@ -31,12 +33,10 @@ class _File(Generic[T]):
 
 
 class GrowingFiles(Generic[T]):
-    """A cache of what was read of recently viewed files.
+    """A cache of what was read of recently viewed files, so many of which are `remembered`.
 
-    Args:
-        empty: Creates the content of a file without lines.
-        add: Adds lines, each with its newline, to a content; takes also the offset of the first in its file, in bytes.
-        remembered: Files whose content is cached.
+    `empty` creates the content of a file without lines; `add` adds lines, each with its newline, to a content, and is
+    passed the offset of the first in its file, in bytes, as well.
     """
 
     def __init__(
@@ -78,6 +78,33 @@ class GrowingFiles(Generic[T]):
             return
         except OSError as error:
             raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class LastRows:
+    """The last row on each thing, in an append-only file of the app: a later row replaces an earlier one.
+
+    The field `key` says what a row is on; one without `field`, such as a damaged one, does not count.
+    """
+
+    def __init__(self, path: Path, key: str, field: str) -> None:
+        self._file, self._lock = JsonLines(path), threading.Lock()
+
+        def add(rows: dict[str, dict[str, Any]], lines: list[bytes], _offset: int) -> None:
+            rows.update({str(row.get(key)): row for row in map(row_of, lines) if field in row})
+
+        self._rows = GrowingFiles[dict[str, dict[str, Any]]](dict, add)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Appends a row with the time; raises `RunError` if the file cannot be written."""
+        with self._lock:
+            self._file.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file.append({"time": process_info.utc(), **row}, durable=True)
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Returns the last row by key; none if the file cannot be read, without which pages work, too."""
+        with contextlib.suppress(RunError):
+            return self._rows.of(self._file.path)
+        return {}
 
 
 def row_of(line: bytes) -> dict[str, Any]:

@@ -83,12 +83,9 @@ def _number(value: Any) -> float:
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Downsamples a series: keeps the first and last point, and the minimum and maximum of each interval.
+    """Downsamples a series `[N]` of ascending steps to at most so many points; NaN are dropped.
 
-    Args:
-        steps: `[N]`, ascending.
-        values: `[N]`; NaN are dropped.
-        points: Maximum number of points.
+    It keeps the first and last point, and the minimum and maximum of each interval.
     """
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]

@@ -9,7 +9,7 @@ from pathlib import Path
 from nnxdsl.errors import RunError
 
 from ..client import CLIENT
-from .last_rows import LastRows
+from .growing import LastRows
 
 MOST, LONGEST = 12, 32
 _ALLOWED = re.compile(r"[\w.:/+-]+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.components.axes import axes, offered
+from app.components.metrics import axes, offered
 from app.store.series import Columns
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import gradio as gr
 import pytest
 
-from app import formatting
+from app import formatting, markup
 from app.components import states
 from app.markup import Html, join, link, tag
 from app.pages import runs as runs_page

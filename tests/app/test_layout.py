@@ -32,7 +32,7 @@ from tests.app.on_pages import EVIL
 
 gr = pytest.importorskip("gradio")
 layout_page = pytest.importorskip("app.pages.layout.page")
-layout_memory = pytest.importorskip("app.pages.layout.memory")
+layout_report = pytest.importorskip("app.pages.layout.report")
 plan_texts = pytest.importorskip("app.pages.layout.plan_texts")
 native = pytest.importorskip("tests.app.native")
 from app.components.device_grid import MOST, cells, chosen, drawing  # noqa: E402 - needs gradio
@@ -201,17 +201,17 @@ def test_the_csv_has_every_array_and_no_formulas(example_plan: dict[str, Any]) -
 
 
 def test_the_memory_adds_up(example_plan: dict[str, Any]) -> None:
-    table = layout_memory.memory_parts([example_plan]).set_index("part")
+    table = layout_report.memory_parts([example_plan]).set_index("part")
     for part in example_plan["memory"]:
         assert part["bytes"] == 0 or table.loc[part["name"], "formula"] == part["formula"]
     assert table.loc["activations", "basis"] == "estimated"
-    bars = layout_memory.memory_bars([example_plan, {**example_plan, "mesh": {"data": 2}}])
+    bars = layout_report.memory_bars([example_plan, {**example_plan, "mesh": {"data": 2}}])
     mib = example_plan["bytes_per_device"] / 2**20
     assert sum(trace.x[0] for trace in bars.data) == pytest.approx(mib)
     assert sum(trace.x[1] for trace in bars.data) == pytest.approx(mib)
     assert bars.layout.xaxis.range[1] < 1.1 * mib  # a device of 138 GiB would make the parts too small
     assert list(bars.layout.yaxis.ticktext) == ["fsdp=4<br>tensor=2", "data=2"]
-    full = layout_memory.memory_bars([{**example_plan, "device": {**DEVICE, "memory": 2**27, "usable": 1.2 * 2**26}}])
+    full = layout_report.memory_bars([{**example_plan, "device": {**DEVICE, "memory": 2**27, "usable": 1.2 * 2**26}}])
     assert full.layout.xaxis.range[1] > 128
     assert full.layout.shapes[0].x0 == pytest.approx(1.2 * 64)
 
@@ -219,7 +219,7 @@ def test_the_memory_adds_up(example_plan: dict[str, Any]) -> None:
 def test_parts_of_host_memory_and_of_one_mesh(example_plan: dict[str, Any]) -> None:
     host = {"name": "optimizer", "bytes": 2**20, "tag": "exact", "formula": "offloaded", "memory": "host"}
     first = {**example_plan, "memory": [*example_plan["memory"], host], "host_bytes_per_device": 2**21}
-    table = layout_memory.memory_parts([first, example_plan]).set_index("part")
+    table = layout_report.memory_parts([first, example_plan]).set_index("part")
     assert table.loc["optimizer (host's memory)", ["memory", "second mesh"]].tolist() == ["1 MiB, 50%", "-"]
 
 
@@ -302,7 +302,7 @@ def test_what_a_plan_says_is_shown_as_it_is(example_plan: dict[str, Any]) -> Non
     text = plan_texts.summary(plan)
     assert "! " in text
     assert drawing(evil, MESH).count("&lt;img") == 2
-    for shown in (text, drawing(evil, MESH), layout_memory.memory_bars([plan]).to_json()):
+    for shown in (text, drawing(evil, MESH), layout_report.memory_bars([plan]).to_json()):
         assert "<img" not in shown
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from ...components.axes import Axis, axes
-from ...components.metrics import charted, is_log, smoothing
+from ...components.metrics import Axis, axes, charted, is_log, smoothing
 from ...components.plots import Band, Chart, Line, figure
 from ...formatting import number
 from ...store.series import averaged, not_finite, smoothed, thinned
@@ -52,11 +51,9 @@ def _line(name: str, group: Group, by_run: Mapping[str, Axis], query: Query, *, 
     band = None
     if not group.is_one:
         spread = averages.loc[x]
-        low, high = (
-            (spread["min"], spread["max"])
-            if is_range
-            else (spread["mean"] - spread["std"], spread["mean"] + spread["std"])
-        )
+        low, high = spread["min"], spread["max"]
+        if not is_range:
+            low, high = spread["mean"] - spread["std"], spread["mean"] + spread["std"]
         low = low.where(low > 0, spread["min"]) if is_log else low  # a logarithmic axis ends above zero
         texts: list[str] = []
         for one in spread.to_dict("records"):

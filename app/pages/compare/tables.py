@@ -196,7 +196,6 @@ def _table(table: pd.DataFrame) -> Html:
 
 
 def _text(value: Any) -> str:
-    """A value as text; floats with six digits."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

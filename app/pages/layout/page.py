@@ -139,7 +139,6 @@ class Choice(Part):
         return Done(query={"rules": written[0], "arrays": written[1]})
 
     def _load(self, query: Query, text: str) -> Done | None:
-        """Creates a draft from a pasted text."""
         experiment = from_text(text)
         draft = self.site.drafts.new(form_texts.texts_of(experiment), to_dict(experiment), "pasted text")
         return _choose(query, f"draft:{draft.id}")

@@ -80,9 +80,8 @@ def shape(texts: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 def classes_of(texts: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Classes of a group, for its title."""
     classes = [texts[f"{name}.type"] or "none" for name in names if f"{name}.type" in texts]
-    return " · ".join(
-        dict.fromkeys([*classes, *([texts["model.size"]] if "model" in names and "model.size" in texts else [])])
-    )
+    sizes = [texts["model.size"]] if "model" in names and "model.size" in texts else []
+    return " · ".join(dict.fromkeys([*classes, *sizes]))
 
 
 def draw(state: FormState, cls: type[Spec], path: str = "", names: tuple[str, ...] | None = None) -> None:
@@ -93,10 +92,9 @@ def draw(state: FormState, cls: type[Spec], path: str = "", names: tuple[str, ..
         for name in (fields if names is None else names)
         if not state.only_changed or differs(state.texts, state.base, join(path, name))
     ]
-    kinds = [spec_in(each[1].type) is not None or bool(form_texts.item_parts(each[1].type)) for each in shown]
-    for is_nested, group in itertools.groupby(zip(kinds, shown, strict=True), key=lambda pair: pair[0]):
+    for is_nested, group in itertools.groupby(shown, key=lambda each: form_texts.is_nested(each[1].type)):
         with contextlib.nullcontext() if is_nested else gr.Row(elem_classes=["fields"]):
-            for _, each in group:
+            for each in group:
                 _field(state, *each)
 
 
@@ -182,11 +180,8 @@ def _plain(state: FormState, path: str, field: Field, doc: str, label: str) -> N
 
 def _component(field: Field, text: str, path: str, named: dict[str, Any]) -> Component:
     """The component of a plain field: type and default to Checkbox, Dropdown, Number or Textbox."""
-    kinds, optional = (
-        [arm for arm in union_members(field.type) if arm is not types.NoneType],
-        form_texts.is_optional(field.type),
-    )
-    kind, items = kinds[0], form_texts.items_of(field.type)
+    kinds = [arm for arm in union_members(field.type) if arm is not types.NoneType]
+    optional, kind, items = form_texts.is_optional(field.type), kinds[0], form_texts.items_of(field.type)
     if kind is bool:
         return gr.Checkbox(text == "true", **named)
     if typing.get_origin(kind) is typing.Literal and kinds[1:] in ([], [str]):

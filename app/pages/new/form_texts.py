@@ -255,6 +255,11 @@ def item_parts(annotation: Any) -> Parts:
     return () if items is None or spec_in(items) is None else (("", items),)
 
 
+def is_nested(annotation: Any) -> bool:
+    """Whether a field holds specs."""
+    return spec_in(annotation) is not None or bool(item_parts(annotation))
+
+
 def members_at(parts: Parts, path: str, count: int) -> list[Parts]:
     """Paths and types of the parts of each member of a tuple of specs."""
     return [tuple((join(f"{path}.{index}", suffix), part) for suffix, part in parts) for index in range(count)]

@@ -146,7 +146,6 @@ class Chat(Tab):
         return request, shown
 
     def _facts(self, speaker: Speaker, answer: Request | None) -> str:
-        """How long the last answer is, or why there is none."""
         if answer is None:
             return "Not computed: press Send without a message."
         if answer.result is None and answer.is_over:

@@ -70,7 +70,7 @@ class Generate(Tab):
         }
 
     def _is_blind(self, request: Request, query: Query) -> bool:
-        return query.get("blind") == "1" and not self.site.votes.has(request.key)
+        return query.get("blind") == "1" and self.site.votes.choice(request.key) is None
 
     def _answers(self, here: Chosen, requests: Sequence[Request], number: int, query: Query) -> Html:
         """The answers to the prompt of a number, with the buttons of a vote on them."""
@@ -100,9 +100,8 @@ class Generate(Tab):
             "other": f"you preferred the other side, {request.result['against']}",
             "tie": "no difference",
         }
-        return Done(
-            f"Recorded: {names[self.site.votes.add(request, choice, is_blind=self._is_blind(request, query))]}."
-        )
+        side = self.site.votes.add(request, choice, is_blind=self._is_blind(request, query))
+        return Done(f"Recorded: {names[side]}.")
 
     def _tallied(self, model: Model, against: str) -> str:
         """All votes on these two models; the interval is of the blind ones."""
@@ -174,7 +173,6 @@ def ended(answer: Mapping[str, Any]) -> str:
 
 
 def _so_far(request: Request) -> Html:
-    """Both sides as far as they are sampled."""
     headings, panes = {"policy": f"Policy, step {request.model.step:,}", "other": other_of(request.model)}, []
     for side, heading in headings.items():
         answers = [
@@ -207,7 +205,6 @@ def _panes(result: Mapping[str, Any], order: Sequence[str], links: str | None) -
 
 
 def _pane(heading: str, answers: Sequence[tuple[Child, Sequence[Child]]], **attributes: str) -> Html:
-    """A side: each of its answers with facts about it."""
     parts = [
         (
             tag("div", text, cls="answer"),

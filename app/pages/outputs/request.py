@@ -201,7 +201,6 @@ def number(query: Mapping[str, str], name: str, limits: Limits) -> float | None:
 
 
 def _does(tab: str) -> str:
-    """What is computed for a tab."""
     return tab if tab in ("tokens", "pairs") else "generate"
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.plan_format import pluralize
 
-from ...components.axes import Axis, axes
-from ...components.metrics import ChartOptions, charted, is_log, smoothing
+from ...components.metrics import Axis, ChartOptions, axes, charted, is_log, smoothing
 from ...components.plots import Chart, Line, Mark, figure
 from ...formatting import number, whole
 from ...state import Site

@@ -110,7 +110,6 @@ def activity(site: Site, run: Chosen) -> str:
 
 
 def _before(site: Site, run: Chosen) -> str:
-    """What is known of a run without a directory."""
     if run.place is not None:
         return f"Queued at position {run.place}; it starts when a slot is free while the app is running."
     if run.state != "starting" or run.newest is None:

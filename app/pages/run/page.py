@@ -11,8 +11,8 @@ import gradio as gr
 from nnxdsl.errors import RunError
 
 from ...components.confirm import Confirmation
-from ...components.states import badge, bar, signed
-from ...markup import link, markdown_link, plain
+from ...components.states import badge, signed
+from ...markup import link, markdown_link, plain, tag
 from ...page import Page
 from ...state import Site
 from ...store.experiments import stored
@@ -70,7 +70,8 @@ class Run(Page):
         site, run = self.site, head.chosen(self.site, _id(query))
         row, trouble, directory = run.row, head.trouble(run), run.directory
         newest = run.newest if row is None else None
-        status = {} if row is None else row.status
+        step, total = (0, 0) if row is None else (row.status.get("step") or 0, row.status.get("total") or 0)
+        progress = tag("progress", value=min(step, total), max=total, aria_label="Steps done") if total else ""
         tags = site.tags.of(run.id) if row is not None else ()
         links = [markdown_link(one, "/", tag=one) for one in tags]
         tab = query["tab"] if query.get("tab") in self.tabs else "charts"
@@ -80,9 +81,7 @@ class Run(Page):
             self.state: gr.update(value=badge(run.state, run.id), visible=bool(run.state)),
             self.other: gr.update(choices=latest, value=None, visible=not run.state),
             self.activity: head.activity(site, run),
-            self.progress: gr.update(
-                value=bar(status.get("step") or 0, status.get("total") or 1), visible=bool(status.get("total"))
-            ),
+            self.progress: if_any(progress),
             self.trouble: if_any(plain(trouble.message)),
             self.error: if_any(trouble.error),
             self.figures: "" if row is None or directory is None else head.figures(row, query.get("_zone", "")),
@@ -168,7 +167,6 @@ def _id(query: Query) -> str:
 
 
 def _act(act: Callable[[str], str], query: Query, goto: str | None = None) -> Done:
-    """Does something to the run; returns what it did."""
     return Done(act(_id(query)), goto=goto)
 
 
