@@ -65,12 +65,8 @@ class Chart:
     is_log: bool = False
 
 
-@attrs.frozen
-class Mark:
-    """A vertical line at an x coordinate, with what happened there."""
-
-    x: float
-    text: str
+Mark = tuple[float, str]
+"""An x coordinate at which a vertical line stands, and what happened there."""
 
 
 def figure(
@@ -112,9 +108,9 @@ def figure(
     subplots.add_traces(traces)
     subplots.layout.shapes = [
         {"type": "line", "xref": f"x{place + 1 if place else ''}", "yref": f"y{place + 1 if place else ''} domain"}
-        | {"x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot", "color": "#888"}}
+        | {"x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot", "color": "#888"}}
         for place in range(len(charts))
-        for mark in marks
+        for x, _ in marks
     ]
     subplots.update_annotations(font={"size": 13}, yshift=legend_height)
     subplots.update_xaxes(matches="x")
@@ -226,9 +222,9 @@ def _polygons(x: np.ndarray, band: Band) -> tuple[np.ndarray, np.ndarray]:
 
 def _texts(marks: Sequence[Mark], chart: Chart) -> go.Scatter:
     return go.Scatter(
-        x=[mark.x for mark in marks],
+        x=[x for x, _ in marks],
         y=[min(_values_of(chart.lines, chart), default=1.0)] * len(marks),
-        text=[mark.text for mark in marks],
+        text=[text for _, text in marks],
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
         mode="markers",

@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..components.metrics import title_of
-from ..components.plots import Chart, Line, Mark, figure
+from ..components.plots import Chart, Line, figure
 from ..formatting import rounded, shortened, whole
 from ..markup import plain
 from ..page import Page
@@ -184,4 +184,4 @@ def _curves(site: Site, directory: Path, step: int, columns: int) -> go.Figure:
 
     charts = [Chart("Mean reward", lines(*rewards)), *(Chart(title_of(name), lines(name)) for name in SAMPLED)]
     charts = [chart for chart in charts if chart.lines]
-    return figure(charts, "step", columns, [Mark(step, f"step {step:,}")], own_legends=True)
+    return figure(charts, "step", columns, [(step, f"step {step:,}")], own_legends=True)

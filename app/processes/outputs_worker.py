@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ import attrs
 
 from nnxdsl.config.core.serialization import from_dict
 from nnxdsl.config.data import HUB, Data, FileData
-from nnxdsl.data.loaders.files import RowError
-from nnxdsl.data.loaders.sources import source_rows
 from nnxdsl.data.sources.paths import files_of
 from nnxdsl.errors import DataError, RunError, SpecError
 from nnxdsl.runs.code_digest import code_digest
@@ -69,44 +67,6 @@ class Request(Task):
         return {} if self.is_over or self.result else self.partial
 
 
-@attrs.frozen
-class HeldOut:
-    """Held-out data of a run, as paths from the root: the run has them from the directory in which it was started.
-
-    Names of rows in the run lack `prefix`, which is empty if its paths are absolute.
-    """
-
-    data: FileData
-    prefix: str
-
-    @classmethod
-    def of(cls, data: FileData, started: Path) -> HeldOut:
-        """The data of a run that was started in `started`."""
-        prefix = f"{started.absolute()}/"
-
-        def here(path: str) -> str:
-            is_own = path.startswith((HUB, "~")) or Path(path).is_absolute()
-            return path if is_own else f"{prefix}{path}"
-
-        paths = tuple(map(here, data.paths))
-        spec = attrs.evolve(data, path=paths[0] if isinstance(data.path, str) else paths)
-        return cls(spec, "" if paths == tuple(data.paths) else prefix)
-
-    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The name of each readable row in the run, and its fields in the loaders' columns; raises `DataError`."""
-        for place, row in source_rows(self.data):
-            if not isinstance(row, RowError):
-                yield place.removeprefix(self.prefix), row
-
-    def stamps(self) -> list[list[int]] | None:
-        """Time and size of each file; None for a dataset of the Hub, or if a file is missing."""
-        try:
-            stats = [file.path.stat() for file in files_of(self.data.paths, self.data.split)]
-        except (OSError, DataError):
-            return None
-        return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
-
-
 class Answers:
     """Runs requests to models one at a time, in order."""
 
@@ -128,15 +88,18 @@ class Answers:
         depends = {
             "model": attrs.asdict(model),
             "files": [_digest(file) for file in sorted(files)],
-            "held out": None if (held_out := self.held_out(model.run)) is None else held_out.stamps(),
+            "held out": None if (held_out := self.held_out(model.run)) is None else _stamps(held_out[0]),
             "request": request,
             "versions": _versions(),
             "code": code_digest(),
         }
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
-    def held_out(self, run: str) -> HeldOut | None:
-        """A run's held-out data; None if it has none, or data that this process cannot read."""
+    def held_out(self, run: str) -> tuple[FileData, str] | None:
+        """A run's held-out data, and what names of its rows lack; None if it has none that this process can read.
+
+        Relative paths, which the run has from the directory in which it was started, are made absolute.
+        """
         place = run_path(self._settings.home, run)
         tree = read_json(place / "experiment.json")
         data = (tree.get("evaluation") or {}).get("data") if isinstance(tree, dict) else None
@@ -144,11 +107,16 @@ class Answers:
             spec = from_dict(data, Data) if isinstance(data, dict) else None
         except SpecError:
             return None
-        try:
+        if not isinstance(spec, FileData):
+            return None
+        started = None
+        with contextlib.suppress(RunError):  # a damaged file
             started = RunDirectory(place).working_directory()
-        except RunError:  # a damaged file
-            started = None
-        return HeldOut.of(spec, started or self._settings.project) if isinstance(spec, FileData) else None
+        prefix = f"{(started or self._settings.project).absolute()}/"
+        is_whole = [path.startswith((HUB, "~")) or Path(path).is_absolute() for path in spec.paths]
+        paths = tuple(f"{'' if whole else prefix}{path}" for path, whole in zip(spec.paths, is_whole, strict=True))
+        data = attrs.evolve(spec, path=paths[0] if isinstance(spec.path, str) else paths)
+        return data, "" if all(is_whole) else prefix
 
     def find(self, key: str) -> Request | None:
         """Returns a request in progress or a cached result; None if there is neither."""
@@ -309,6 +277,15 @@ def _converse(child: subprocess.Popen[bytes], request: Request) -> dict[str, Any
                 return reply
             request.stage, request.partial = str(reply["stage"])[:200], reply.get("partial") or request.partial
     return None
+
+
+def _stamps(data: FileData) -> list[list[int]] | None:
+    """Time and size of each file; None for a dataset of the Hub, or if a file is missing."""
+    try:
+        stats = [file.path.stat() for file in files_of(data.paths, data.split)]
+    except (OSError, DataError):
+        return None
+    return [[stat.st_mtime_ns, stat.st_size] for stat in stats]
 
 
 def _digest(path: Path) -> str:

@@ -212,9 +212,7 @@ def source(site: Site, query: Query) -> Source:
     elif source.kind == "exp":
         experiment = site.presets.experiment(source.name)
     elif source.kind == "draft":
-        experiment, problems = form_texts.read(site.drafts.load(source.name).texts)
-        if experiment is None:
-            raise SpecError(problems, "this draft")
+        experiment = form_texts.experiment_of(site.drafts.load(source.name).texts)
     if query.get("model"):
         model = Model.HF(model_path(site.settings, query["model"]))
         if not source.kind:

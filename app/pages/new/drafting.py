@@ -11,7 +11,7 @@ import attrs
 
 from nnxdsl.config.core.serialization import to_dict
 from nnxdsl.config.experiment import Experiment
-from nnxdsl.errors import NnxdslError, Problem, SpecError
+from nnxdsl.errors import NnxdslError, Problem
 
 from ...markup import link
 from ...state import Site
@@ -120,10 +120,7 @@ def answer(site: Site, form: str) -> str:
 def require(site: Site, query: Query, form: str = "") -> tuple[Draft, Experiment]:
     """Saves the form, and returns the draft and its experiment; a `SpecError` has all problems."""
     draft = saved(site, form) or site.drafts.load(query.get("draft", ""))
-    experiment, problems = form_texts.read(draft.texts)
-    if experiment is None:
-        raise SpecError(problems, "this draft")
-    return draft, experiment
+    return draft, form_texts.experiment_of(draft.texts)
 
 
 def launch(site: Site, query: Query, form: str) -> Done:

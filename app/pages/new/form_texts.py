@@ -119,6 +119,14 @@ def read(texts: Mapping[str, str]) -> tuple[Experiment | None, list[Problem]]:
     return None if problems else made, problems
 
 
+def experiment_of(texts: Mapping[str, str]) -> Experiment:
+    """Parses a draft's texts; a `SpecError` has all problems."""
+    experiment, problems = read(texts)
+    if experiment is None:
+        raise SpecError(problems, "this draft")
+    return experiment
+
+
 def _tree(cls: type[Spec], texts: Mapping[str, str], path: str, problems: list[Problem], depth: int) -> dict[str, Any]:
     values = {
         name: _value(field.type, texts, join(path, name), problems, depth) for name, field in declared(cls).items()

@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 import attrs
 
 from nnxdsl.config.data import Text
+from nnxdsl.data.loaders.files import RowError
+from nnxdsl.data.loaders.sources import source_rows
 from nnxdsl.errors import NnxdslError, RunError
 
 from ...formatting import shortened, whole
@@ -225,11 +227,12 @@ def written(tab: str, fields: Mapping[str, str], key: str) -> dict[str, str]:
 def held_out_prompts(site: Site, run: str) -> list[tuple[str, str]]:
     """Returns the first held-out rows: the name of each in the run, and the beginning of its prompt."""
     try:
-        held_out = site.answers.held_out(run)
-        if held_out is None:
+        if (held_out := site.answers.held_out(run)) is None:
             return []
-        field = held_out.data.field if isinstance(held_out.data, Text) else "prompt"
-        return [(where, _begins(row, field)) for where, row in itertools.islice(held_out.rows(), LISTED)]
+        data, prefix = held_out
+        field = data.field if isinstance(data, Text) else "prompt"
+        rows = ((place, row) for place, row in source_rows(data) if not isinstance(row, RowError))
+        return [(place.removeprefix(prefix), _begins(row, field)) for place, row in itertools.islice(rows, LISTED)]
     except NnxdslError:
         return []
 

@@ -11,7 +11,7 @@ from nnxdsl.runs.run_dir import RunDirectory
 from nnxdsl.terminal.plan_format import pluralize
 
 from ...components.metrics import Axis, ChartOptions, axes, charted, is_log, smoothing
-from ...components.plots import Chart, Line, Mark, figure
+from ...components.plots import Chart, Line, figure
 from ...formatting import number, whole
 from ...state import Site
 from ...store.index import Row
@@ -47,7 +47,7 @@ class Charts(Part):
         marks = [(step, f"attempt {one} started at step {step}") for one, step in series.starts.items() if one > 1]
         saved = [whole(place.name) for place in directory.checkpoints.glob("*")]
         marks += [(step, f"checkpoint of step {step}") for step in saved if step is not None]
-        placed = [Mark(float(axis.values_at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]]
+        placed = [(float(axis.values_at(np.asarray(float(step)))), text) for step, text in marks[:MARKS]]
         return {
             **self.options.fill([series.columns]),
             self.options.group: gr.update(visible=True),
