@@ -97,14 +97,12 @@ class Basics(Part):
 
     def fill(self, query: Query) -> tuple[Values, str, bool]:
         """Returns the values of a query, what is missing for a launch, and whether the rows are being read."""
-        site = self.site
-        made, problem, part = None, "", {}
-        job, is_reading, about = None, False, "Choose a data file to see its columns and first rows."
+        site, made, problem, job, is_reading = self.site, None, "", None, False
+        about, part = "Choose a data file to see its columns and first rows.", {}
         try:
             job = data_job(site, query)
-            if job is not None:
-                is_reading = not job.is_over
-                about, part = _file_facts(job)
+            is_reading = job is not None and not job.is_over
+            about, part = (about, part) if job is None else _file_facts(job)
         except NnxdslError as error:
             about = f"**!** Not checked: {plain(str(error))}"
         kind = str(part.get("kind") or "")

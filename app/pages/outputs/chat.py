@@ -12,7 +12,7 @@ import gradio as gr
 
 from nnxdsl.errors import RunError
 
-from ...markup import link, markdown_link, plain
+from ...markup import markdown_link, plain
 from ...processes.outputs_worker import Model, Request
 from ...processes.votes import SIDES
 from ...state import Site
@@ -155,9 +155,8 @@ class Chat(Tab):
             return ", ".join([plain((answer.stage or answer.state).capitalize()), *lengths])
         reply, model = answer.result[speaker.side], speaker.model
         source = {"run": model.run, "step": model.step, "against": model.against, "from": answer.key}
-        tokens = markdown_link(
-            "Its tokens", self.site.settings.root + link("/outputs", **source, tab="tokens", side=speaker.side)
-        )
+        path = f"{self.site.settings.root}/outputs"
+        tokens = markdown_link("Its tokens", path, **source, tab="tokens", side=speaker.side)
         return f"{reply['tokens']} tokens, {plain(ended(reply))}, {reply['seconds']:.2f} s. {tokens}"
 
     def _checkpoints(self, here: Chosen) -> list[str]:

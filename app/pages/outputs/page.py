@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ...components.states import signed
-from ...markup import link, markdown_link, plain, tag
+from ...markup import markdown_link, plain, tag
 from ...page import Page
 from ...state import Site
 from ...store.index import Row
@@ -102,7 +102,7 @@ def _head(site: Site, here: Chosen, rows: list[Row], query: Query) -> str:
     """The state of the run, or why there is nothing to compare."""
     root = site.settings.root
     if here.row is not None:
-        run = markdown_link(here.row.id, root + link("/run", id=here.row.id))
+        run = markdown_link(here.row.id, f"{root}/run", id=here.row.id)
         if here.model is not None:
             return f"{signed(here.row.state)} · {run}"
         return (

@@ -12,7 +12,7 @@ import pandas as pd
 from ...components.plots import Chart, Line, figure
 from ...components.tokens import Token, heat_map, legend, signed, token_map, visible
 from ...formatting import whole
-from ...markup import link, markdown_link, plain
+from ...markup import markdown_link, plain
 from ...processes.outputs_worker import Request
 from ...processes.votes import SIDES
 from ...state import Site
@@ -68,11 +68,13 @@ class Tokens(Tab):
 
     def fill_form(self, here: Chosen, query: Query) -> Values:
         """The fields, or what stands in their place where the text is an answer that was generated."""
-        address = self.site.settings.root + link("/outputs", **here.query, tab="tokens")
-        text = f"The tokens of a generated answer, exactly as sampled. {markdown_link('Score another text', address)}"
+        another = markdown_link("Score another text", f"{self.site.settings.root}/outputs", **here.query, tab="tokens")
         return {
             **super().fill_form(here, query),
-            self._of_answer: gr.update(visible=bool(query.get("from")), value=text),
+            self._of_answer: gr.update(
+                visible=bool(query.get("from")),
+                value=f"The tokens of a generated answer, exactly as sampled. {another}",
+            ),
             self.form: gr.update(visible=not query.get("from")),
         }
 
