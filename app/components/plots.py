@@ -206,7 +206,7 @@ def _traces(line: Line, chart: Chart, *, is_new: bool) -> Iterator[go.Scatter]:
 
 
 def _format(values: np.ndarray) -> str:
-    """The notation of values under the pointer: that of `words.number`."""
+    """The notation of values under the pointer: that of `formatting.number`."""
     return ",.0f" if 1000 <= np.max(np.abs(values[np.isfinite(values)]), initial=0.0) < 1e7 else ".4~g"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -11,10 +10,11 @@ import plotly.express as px
 import plotly.graph_objects as go
 
 from nnxdsl.terminal.data_view import facts as data_facts
+from nnxdsl.terminal.plan_format import pluralize
 from nnxdsl.terminal.row_counts import row_counts
 
 from ...components.plots import COLOURS, ROW_PIXELS, styled
-from ...markup import plain
+from ...markup import Html, plain, tag
 
 IN_TABLE = ("read", "left out", "held out", "trained on", "accepted", "odd, accepted", "truncated")
 """Facts that are shown otherwise."""
@@ -68,23 +68,19 @@ def row_table(part: Part) -> pd.DataFrame:
     return pd.DataFrame(counts, columns=["what", "rows", "why", "first"])
 
 
-def token_runs(examples: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows as `nnxdsl data --json` has them; the parts of a row stand beside each other, all text escaped."""
-    rows = "".join(
-        f"<section><b>{escape(str(example['row']))}</b>"
-        f'<div class="parts">{"".join(map(_run, example["runs"]))}</div></section>'
-        for example in examples
-    )
-    return f'<div class="token-runs">{rows}</div>'
+def token_runs(examples: Sequence[Mapping[str, Any]]) -> Html:
+    """Returns rows as `nnxdsl data --json` has them; the parts of a row stand beside each other."""
+    rows = [
+        tag("section", tag("b", one["row"]), tag("div", map(_token_run, one["runs"]), cls="parts")) for one in examples
+    ]
+    return tag("div", rows, cls="token-runs")
 
 
-def _run(run: Mapping[str, Any]) -> str:
+def _token_run(run: Mapping[str, Any]) -> Html:
     kind, name = ("truncated",) * 2 if run["cut"] else ("loss",) * 2 if run["loss"] else ("plain", "no loss")
-    text, count = str(run["text"]), int(run["tokens"])
+    text, what = str(run["text"]), f"{run['part']}, {name}, {pluralize(int(run['tokens']), 'token')}"
     shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} ... ({len(text) - SHOWN:,} more characters)"
-    what = f"{run['part']}, {name}, {count:,} {'token' if count == 1 else 'tokens'}"
-    lines = escape(shown).replace("\n", "↵\n")
-    return f'<div class="{kind}"><span class="what">{escape(what)}</span><pre>{lines}</pre></div>'
+    return tag("div", tag("span", what, cls="what"), tag("pre", shown.replace("\n", "↵\n")), cls=kind)
 
 
 def lengths(part: Part) -> pd.DataFrame:
