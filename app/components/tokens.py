@@ -1,19 +1,24 @@
-"""Tokens of a text as text: coloured by a value each, or as they are. Independent of runs.
+"""Texts: tokens coloured by a value each, or as they are, and words that only one of two has. Independent of runs.
 
 The text wraps at its words, however small the tokens are; values are shown when a token is chosen.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import re
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import gradio as gr
 
-from ..markup import Html, join, tag
+from ..markup import Child, Html, join, tag
 from ..view import View
+
+PIECES = re.compile(r"\s+|\w+|[^\w\s]")
+COMPARED = 4_000  # words of a text above which nothing is marked
 
 
 class Token(NamedTuple):
@@ -94,3 +99,20 @@ def _style(value: float, scale: float, more: str = "") -> dict[str, str]:
     finite = 0.0 if math.isnan(value) else value
     way = "more" if finite > 0 else "less" if finite < 0 else "even"
     return {"cls": f"token {way}{more}", "style": f"--w:{min(1.0, abs(finite) / scale):.3f}"}
+
+
+def word_diff(left: str, right: str, *, strike: bool = True) -> tuple[Html, Html]:
+    """Returns both texts with their own words underlined; those of the second are struck through, unless told else.
+
+    >>> word_diff("a good day", "a bad day")
+    ('a <ins>good</ins> day', 'a <del>bad</del> day')
+    """
+    one, other = PIECES.findall(left), PIECES.findall(right)
+    if max(len(one), len(other)) > COMPARED:
+        return join(left), join(right)
+    first: list[Child] = []
+    second: list[Child] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        for parts, mark, text in ((first, "ins", one[a:b]), (second, "del" if strike else "ins", other[c:d])):
+            parts.append("".join(text) if kind == "equal" or not text else tag(mark, "".join(text)))
+    return join(first), join(second)

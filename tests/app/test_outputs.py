@@ -36,7 +36,6 @@ pd = pytest.importorskip("pandas")
 compare_page = pytest.importorskip("app.pages.compare.page")
 outputs_page = pytest.importorskip("app.pages.outputs.page")
 tokens = pytest.importorskip("app.components.tokens")
-word_diffs = pytest.importorskip("app.components.word_diff")
 native = pytest.importorskip("tests.app.native")
 
 EVIL = '<img src=x onerror="boom(1)">'
@@ -210,7 +209,7 @@ def table(site: Site, **query: str) -> Any:
     return next(value for value in shown(site, **query).values() if isinstance(value, pd.DataFrame) and "row" in value)
 
 
-@pytest.mark.parametrize("module", [interval, tokens, word_diffs])
+@pytest.mark.parametrize("module", [interval, tokens])
 def test_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 

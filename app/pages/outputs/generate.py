@@ -11,8 +11,7 @@ import pandas as pd
 
 from nnxdsl.errors import RunError
 
-from ...components.tokens import as_tokenized
-from ...components.word_diff import word_diff
+from ...components.tokens import as_tokenized, word_diff
 from ...formatting import number, sentence
 from ...markup import Child, Html, join, link, plain, tag
 from ...processes.outputs_worker import Model, Request
