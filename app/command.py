@@ -79,6 +79,10 @@ def settings_of(args: Namespace) -> Settings:
             f"{TOKEN_VARIABLE} has {len(token)} characters; expected {SHORTEST_TOKEN} or more: whoever guesses it "
             "can start processes as you. Unset it to generate a random one"
         )
+    if args.alert_webhook is not None:  # errors are without it, which may hold a secret
+        _http(
+            args.alert_webhook, "--alert-webhook", "a URL such as https://lab.example/alerts, without user and password"
+        )
     return Settings(
         home=args.home.absolute(),
         project=Path.cwd(),
@@ -91,7 +95,7 @@ def settings_of(args: Namespace) -> Settings:
         allowed_hosts=tuple(args.allow_host),
         limits=Limits(slots=args.slots),
         alert_command=() if args.alert_command is None else _alert_command(args.alert_command),
-        alert_webhook=None if args.alert_webhook is None else _alert_webhook(args.alert_webhook),
+        alert_webhook=args.alert_webhook,
     )
 
 
@@ -123,12 +127,6 @@ def _alert_command(text: str) -> tuple[str, ...]:
     if not argv or shutil.which(argv[0]) is None:
         raise RunError(f"--alert-command {text}: expected a command that can be executed, with its arguments")
     return argv
-
-
-def _alert_webhook(url: str) -> str:
-    # Errors are without the URL, which may hold a secret.
-    _http(url, "--alert-webhook", "a URL such as https://lab.example/alerts, without user and password")
-    return url
 
 
 def _password(file: Path | None) -> str | None:
