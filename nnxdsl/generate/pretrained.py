@@ -84,7 +84,8 @@ class Pretrained:
         model_type: str | None,
         kv_cache_dtype: KVCacheDtype | None = None,
     ) -> None:
-        self.config, self.kv_cache_dtype = config, kv_cache_dtype
+        self.config = config
+        self.kv_cache_dtype: KVCacheDtype | None = kv_cache_dtype
         self.leaves = dict(leaves)
         self.dtype = jnp.dtype(dtype)
         self._template, self._directory, self._model_type = template, directory, model_type
