@@ -161,6 +161,8 @@ class RolloutBatch(NamedTuple):
         teacher_tokens: [B, T'] int32, the teacher's prompt and the completion, right-padded; None where the teacher
             sees the policy's prompt.
         teacher_length: [B] int32, of both together, or None.
+        routed_experts: [B, T, L, k] int16, the experts of each token in sampling, by layer; -1 in padding and in layers
+            without experts. None where routers select anew.
     """
 
     tokens: Array
@@ -181,6 +183,7 @@ class RolloutBatch(NamedTuple):
     teacher_index: Array = None
     teacher_tokens: Array = None
     teacher_length: Array = None
+    routed_experts: Array = None
 
 
 class GroupBatch(NamedTuple):
@@ -205,6 +208,7 @@ class GroupBatch(NamedTuple):
         teacher_index: [P, G] int32, as in `RolloutBatch`.
         teacher_prompt: [P, L'] int32, the teacher's prompts, left-padded; None where it sees those of the policy.
         teacher_prompt_length: [P] int32, at least 1, or None.
+        routed_experts: [P, L + G R, layers, k] int16, as in `RolloutBatch`: of the prompt, and of the completions.
     """
 
     prompt: Array
@@ -225,10 +229,11 @@ class GroupBatch(NamedTuple):
     teacher_index: Array = None
     teacher_prompt: Array = None
     teacher_prompt_length: Array = None
+    routed_experts: Array = None
 
 
 #: The arrays that a `RolloutBatch` and a `GroupBatch` both hold: a row for each completion, in the latter by group.
-PER_COMPLETION = tuple(name for name in GroupBatch._fields if name in RolloutBatch._fields)
+PER_COMPLETION = tuple(name for name in GroupBatch._fields if name in RolloutBatch._fields and name != "routed_experts")
 
 Batch = PairBatch | SequenceBatch | PackedPairs | PackedSequences | RolloutBatch | GroupBatch
 

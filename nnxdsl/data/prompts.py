@@ -65,6 +65,7 @@ class Prompts(Dataset):
         teacher_logps: Sequence[npt.NDArray[np.floating]] | None = None,
         teacher_index: Sequence[int] | None = None,
         teacher_top_k: Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.floating]]] | None = None,
+        routed_experts: Sequence[npt.NDArray[np.int16]] | None = None,
     ) -> RolloutBatch:
         """A batch of sampled completions, each after its prompt, whose advantages are 0.
 
@@ -78,6 +79,7 @@ class Prompts(Dataset):
             teacher_index: Which of several teachers gave them; None with one.
             teacher_top_k: The teacher's most likely tokens at each token `[n, k]`, and their log-probabilities and that
                 of all others `[n, k + 1]`; None where `teacher_logps` is all that is read.
+            routed_experts: The experts of the tokens of prompts and completions, `[tokens, layers, k]`; None for none.
         """
         size = len(rows) if size is None else size
         completion_ids = np.zeros((size, self.max_completion_length), np.int32)
@@ -100,8 +102,10 @@ class Prompts(Dataset):
         is_served = teacher_logps is not None or teacher_top_k is not None
         has_teacher_prompts = "teacher_prompt" in self._parts and not is_served
         teacher = self._joined("teacher_prompt", rows, completions, size) if has_teacher_prompts else (None, None)
+        tokens, length = self._joined("prompt", rows, completions, size)
         return RolloutBatch(
-            *self._joined("prompt", rows, completions, size),
+            tokens,
+            length,
             completion_ids,
             completion_length,
             mask,
@@ -115,6 +119,7 @@ class Prompts(Dataset):
             teacher_index=index,
             teacher_tokens=teacher[0],
             teacher_length=teacher[1],
+            routed_experts=None if routed_experts is None else _padded_experts(routed_experts, tokens.shape),
         )
 
     def _joined(
@@ -136,6 +141,7 @@ class Prompts(Dataset):
         grouped = GroupBatch(
             *_prompts(batch.tokens, batch.length - batch.completion_length, size, self.shapes["prompt"]),
             **{name: array.reshape(count, size, *array.shape[1:]) for name, array in arrays.items()},
+            routed_experts=_grouped_experts(batch, size, self.shapes["prompt"]),
         )
         if batch.teacher_tokens is None:
             return grouped
@@ -154,6 +160,30 @@ def _padded_top_k(
         completion_top_k = top_k[place if place < len(top_k) else 0]
         ids[place, : len(completion_top_k[0])], logps[place, : len(completion_top_k[1])] = completion_top_k
     return ids, logps
+
+
+def _padded_experts(experts: Sequence[npt.NDArray[np.int16]], shape: tuple[int, ...]) -> npt.NDArray[np.int16]:
+    """The experts of rows of tokens of that shape, right-padded; filled up with the first."""
+    padded = np.full((*shape, *experts[0].shape[1:]), -1, np.int16)
+    for place, row in enumerate(padded):
+        each = experts[place if place < len(experts) else 0]
+        row[: len(each)] = each
+    return padded
+
+
+def _grouped_experts(batch: RolloutBatch, size: int, width: int) -> npt.NDArray[np.int16] | None:
+    """The experts of rows `[prompt | completion 1 | ... ]`, whose prompts are left-padded to `width`; None without."""
+    if batch.routed_experts is None:
+        return None
+    response = batch.completion_ids.shape[1]
+    shape = len(batch.weight) // size, width + size * response, *batch.routed_experts.shape[2:]
+    grouped = np.full(shape, -1, np.int16)
+    for place, experts in enumerate(batch.routed_experts):
+        (row, index), length = divmod(place, size), batch.completion_length[place]
+        prompt, start = batch.length[place] - length, width + index * response
+        grouped[row, width - prompt : width] = experts[:prompt]  # all completions of a group have the same
+        grouped[row, start : start + length] = experts[prompt : prompt + length]
+    return grouped
 
 
 def _prompts(

@@ -41,6 +41,7 @@ from nnxdsl.models.attention.positions import PrefixRows, TokenPositions, positi
 from nnxdsl.models.attention.row_layout import AttentionMethod, sequence
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.decoder import Decoder
+from nnxdsl.models.moe.router import ROUTED_EXPERTS
 from nnxdsl.models.params import AbstractModel, is_stacked
 from nnxdsl.program.forward import Leaves
 
@@ -66,11 +67,13 @@ class Prefilled(NamedTuple):
         cache: Their keys, values and states.
         mtp_cache: Those of the MTP layer; None without drafts.
         hidden: Hidden states of their last tokens `[U, D]`.
+        routed_experts: Of their tokens, see `DecoderOutput`, `[U, P, layers, k]`; None where they are not returned.
     """
 
     cache: Cache
     mtp_cache: Cache | None
     hidden: jax.Array
+    routed_experts: jax.Array | None
 
 
 class Fill(NamedTuple):
@@ -122,6 +125,8 @@ class Slots(NamedTuple):
         logps: See `Draws`, `[B, new_tokens]`.
         log_mass: See `Draws`, `[B, new_tokens]`.
         passes: Passes so far, the choice of the first token not counted `[B]`.
+        routed_experts: Of the completion's tokens, see `DecoderOutput`, `[B, new_tokens, layers, k]`; None where they
+            are not returned.
     """
 
     cache: Cache
@@ -138,6 +143,7 @@ class Slots(NamedTuple):
     logps: jax.Array
     log_mass: jax.Array
     passes: jax.Array
+    routed_experts: jax.Array | None = None
 
 
 @attrs.frozen
@@ -150,6 +156,7 @@ class DecodeLoop:
     stop_ids: tuple[int, ...]
     row_sharding: Callable[[int], jax.sharding.NamedSharding] | None = None
     kv_cache_dtype: KVCacheDtype | None = None
+    returns_experts: bool = False
 
     @property
     def _of_kv(self) -> dict[str, Any]:
@@ -181,17 +188,18 @@ class DecodeLoop:
         positions = positions_left_padded(lengths, size)
         method, of_kv = AttentionMethod("chunked", sequence(size)), self._of_kv
         options = {"return_kv": self.kv_cache_dtype or True, "dtype": self.dtype, "method": method}
-        out = decoder(tokens, positions, **options)
+        with ROUTED_EXPERTS.recording(self.returns_experts):
+            out = decoder(tokens, positions, **options)
         assert out.cache_update is not None  # return_kv
         cache = append(init_cache(self.config, rows, size, self.dtype, spare=drafts, **of_kv), out.cache_update)
         if not drafts:
-            return Prefilled(cache, None, out.hidden[:, -1])
+            return Prefilled(cache, None, out.hidden[:, -1], out.routed_experts)
         # Of the last token the following one is not chosen yet: the slots replace its keys and values.
         following = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
         _, _, update = decoder.mtp_states(out.hidden, following, positions, **options)
         assert update is not None
         ahead = append(mtp_cache(self.config, rows, size, self.dtype, **of_kv), update)
-        return Prefilled(cache, ahead, out.hidden[:, -1])
+        return Prefilled(cache, ahead, out.hidden[:, -1], out.routed_experts)
 
     def empty(
         self, *, models: int, slots: int, room: int, new_tokens: int, drafts: int, prefixes: tuple[int, int, int]
@@ -228,6 +236,7 @@ class DecodeLoop:
             floats,
             floats,
             none,
+            routed_experts(self.config, slots, new_tokens) if self.returns_experts else None,
         )
         return self._sharded(
             empty_slots if models == 1 else jax.tree.map(lambda part: jnp.stack([part] * models), empty_slots), models
@@ -342,7 +351,13 @@ class DecodeLoop:
             )  # fmt: skip
             slots, tokens = slots._replace(drafts=new, mtp_cache=ahead), jnp.concatenate([tokens, new], axis=1)
         places = _places(slots.padding, cache.length[:, None] + steps)
-        result = decoder(tokens, places, cache=cache, return_kv=self.kv_cache_dtype or True, dtype=self.dtype)
+        with ROUTED_EXPERTS.recording(self.returns_experts):
+            result = decoder(tokens, places, cache=cache, return_kv=self.kv_cache_dtype or True, dtype=self.dtype)
+        if slots.routed_experts is not None and result.routed_experts is not None:
+            # Of a slot without a new token nothing is written; drafts that are not accepted are written over.
+            column = jnp.where(accepted.added[:, None] > 0, length[:, None] - 1 + steps, slots.out.shape[-1])
+            experts = slots.routed_experts.at[row, column].set(result.routed_experts, mode="drop")
+            slots = slots._replace(routed_experts=experts)
         assert result.cache_update is not None  # return_kv
         # How many of these tokens stay is known when the next ones are chosen.
         update = jax.tree.map(lambda new, old: new.astype(old.dtype), result.cache_update, slots.update)
@@ -376,6 +391,13 @@ class DecodeLoop:
         if models == 1:
             return one(weights.per_model, *carried)
         return jax.vmap(one, (axes, *(0 for _ in carried)), axis_size=models)(weights.per_model, *carried)
+
+
+def routed_experts(config: DecoderConfig, rows: int, tokens: int) -> jax.Array:
+    """Experts of tokens that are not computed yet, `[rows, tokens, layers, k]`."""
+    assert config.moe is not None  # the sampler refuses others
+    shape = (rows, tokens, config.layers.num_layers, config.moe.num_experts_per_tok)
+    return jnp.full(shape, -1, jnp.int16)
 
 
 def unstacked(shared: Leaves, per_model: list[Leaves]) -> Weights:

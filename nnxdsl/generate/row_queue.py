@@ -164,6 +164,15 @@ class Queue:
             line[self.length - len(prompt) :] = prompt
         return tokens, np.array([len(prompt) for prompt in prompts], np.int32)
 
+    def by_row(self, values: np.ndarray) -> dict[int, np.ndarray]:
+        """Values `[U, P, ...]` of the tokens of the prompts that were computed last, by row, without padding."""
+        return {
+            number: values[place, self.length - len(row.prompt) :]
+            for group in self.waiting
+            for number, row in group
+            if (place := self.computed.get(row.prompt)) is not None
+        }
+
     def take(self, table: Table) -> Fill:
         """Takes rows whose prompts are computed for slots that are free."""
         taken, prefixes = list[tuple[int, NewRow]](), list[tuple[int, int]]()

@@ -41,12 +41,15 @@ class Completion(NamedTuple):
         log_mass: Of each the log of the probability mass of the tokens that top-k, top-p and min-p leave, float32:
             `logps - log_mass` is the log-probability with which it was drawn.
         passes: Passes of the model that yielded the tokens after the first: one a token without drafts.
+        routed_experts: The experts of the prompt's tokens and of these, `[tokens, layers, k]` int16, -1 in layers
+            without experts; None from a sampler that does not return them.
     """
 
     ids: list[int]
     logps: np.ndarray
     log_mass: np.ndarray
     passes: int
+    routed_experts: np.ndarray | None = None
 
 
 class Piece(NamedTuple):
@@ -76,8 +79,9 @@ class _Progress(NamedTuple):
         rows: The row of each slot, -1 for none `[B]`.
         length: Tokens of each completion `[M, B]`.
         done: Whether it has ended `[M, B]`.
-        read: Reads tokens, log-probs, log kept mass `[M, B, new]` and passes `[M, B]`.
+        read: Reads tokens, log-probs, log kept mass `[M, B, new]`, passes `[M, B]`, and experts if they are returned.
         drop: Ends rows whose tokens are wanted no longer.
+        prompt_experts: Experts of the tokens of prompts, by row; empty unless they are returned.
     """
 
     rows: np.ndarray
@@ -85,6 +89,7 @@ class _Progress(NamedTuple):
     done: np.ndarray
     read: Callable[[], list[np.ndarray]]
     drop: Callable[[Collection[int]], None]
+    prompt_experts: dict[int, np.ndarray]
 
 
 class Sampler:
@@ -106,10 +111,11 @@ class Sampler:
             for `dtype`. Log-probabilities then differ from those of a forward pass without a cache; those returned are
             the ones that tokens were drawn with. A prompt's own tokens attend to each other in `dtype`. States of
             linear layers and keys of indexers stay as they are.
+        returns_experts: Whether `complete` returns the experts of tokens; of one model at a time.
 
     Raises:
         WeightsError: The model has a head of labels.
-        ValueError: `kv_cache_dtype` has no effect: the model has no keys and values.
+        ValueError: `kv_cache_dtype` or `returns_experts` has no effect: there are no keys and values, or no experts.
     """
 
     def __init__(
@@ -122,17 +128,21 @@ class Sampler:
         whole: jax.sharding.Sharding | None = None,
         slots: int | None = None,
         kv_cache_dtype: KVCacheDtype | None = None,
+        returns_experts: bool = False,
     ) -> None:
         if config.head.num_labels is not None:
             raise WeightsError("the model's head gives scores of labels and no tokens, so it generates nothing")
         if kv_cache_dtype and (problem := config.kv_cache_problem):
             raise ValueError(f"kv_cache_dtype: {problem}; set None")
+        if returns_experts and config.moe is None:
+            raise ValueError("returns_experts: the model has no experts (MoE); set False")
         self._config, self._stops = config, frozenset(stop_ids)
         platform = jax.default_backend()
         self._slots = slots or most_slots(platform)
         self._least_slots = LEAST_SLOTS.get(platform, self._slots)
         self._prompts = most_prompts(platform, self._slots)
-        loop = DecodeLoop(template, config, dtype, tuple(sorted(stop_ids)), row_sharding, kv_cache_dtype)
+        of_rows = row_sharding, kv_cache_dtype, returns_experts
+        loop = DecodeLoop(template, config, dtype, tuple(sorted(stop_ids)), *of_rows)
         jit = xla_options.jit
         self._loop, self._unstacked = loop, jit(unstacked)
         self._prefill = jit(loop.prefill, static_argnames=("drafts",))
@@ -145,7 +155,8 @@ class Sampler:
             donate_argnames="slots",  # each call updates the caches in place
             out_shardings=(None, whole),
         )
-        self._read = jit(lambda slots: (slots.out, slots.logps, slots.log_mass, slots.passes), out_shardings=whole)
+        self._read = jit(_readable, out_shardings=whole)
+        self._read_experts = jit(lambda prompts: prompts.routed_experts, out_shardings=whole)
 
     def __call__(self, leaves: Leaves, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Generate completions without the stop token.
@@ -302,12 +313,17 @@ class Sampler:
             ended = np.flatnonzero((now.rows >= 0) & now.done.all(axis=0))
             if not len(ended):
                 continue
-            out, logps, log_mass, passes = now.read()
+            out, logps, log_mass, passes, *experts = now.read()
             for model in range(len(models)):
                 for slot in ended:
-                    end, key = now.length[model, slot], (model, slot)
-                    completions[model, now.rows[slot]] = Completion(
-                        out[key][:end].tolist(), logps[key][:end], log_mass[key][:end], int(passes[key])
+                    end, key, row = now.length[model, slot], (model, slot), now.rows[slot]
+                    of_prompt = now.prompt_experts.get(int(row))
+                    completions[model, row] = Completion(
+                        out[key][:end].tolist(),
+                        logps[key][:end],
+                        log_mass[key][:end],
+                        int(passes[key]),
+                        None if of_prompt is None else np.concatenate([of_prompt, experts[0][key][:end]]),
                     )
         return [[completions[model, row] for row in range(len(prompts))] for model in range(len(models))]
 
@@ -337,6 +353,7 @@ class Sampler:
         slots: Slots | None = None
         prefilled: Prefilled | None = None
         chosen = {"is_greedy": sampling.temperature == 0.0, "top_k": sampling.top_k}
+        prompt_experts: dict[int, np.ndarray] = {}
         while True:
             if join is not None:
                 queue.add(join(queue.length))
@@ -345,6 +362,8 @@ class Sampler:
                 return
             if queue.can_fill(table) and queue.needs_prompts:
                 prefilled = self._prefill(shared, per_model, *queue.take_prompts(), drafts=drafts)
+                if self._loop.returns_experts:
+                    prompt_experts |= queue.by_row(np.asarray(self._read_experts(prefilled)))
             fill = queue.take(table)
             needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
             if needed > room and room < most:
@@ -363,7 +382,8 @@ class Sampler:
             table.length = np.where(table.rows < 0, 0, length)
             assert slots is not None
             read, dropped = partial(self._arrays, slots, len(models)), set[int]()
-            yield _Progress(table.rows.copy(), table.length.copy(), done, read, dropped.update)
+            now = table.rows.copy(), table.length.copy(), done, read, dropped.update
+            yield _Progress(*now, prompt_experts)
             table.end(np.logical_and.reduce(done) | np.isin(table.rows, list(dropped)))
             wanted = max(self._least_slots, power_of_two(table.busy))
             if not queue.rows_waiting and wanted <= len(table.rows) // 2:
@@ -412,3 +432,9 @@ class Sampler:
         queue = Queue(length, group_size(len(prompts), different or 1, self._slots), prompts_at_once, joins)
         queue.add([NewRow(*each) for each in zip(truncated, limits, numbers, strict=True)])
         return queue
+
+
+def _readable(slots: Slots) -> tuple[jax.Array, ...]:
+    """What is read of slots."""
+    experts = () if slots.routed_experts is None else (slots.routed_experts,)
+    return (slots.out, slots.logps, slots.log_mass, slots.passes, *experts)

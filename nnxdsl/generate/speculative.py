@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from nnxdsl.generate.sampling import Draws
-from nnxdsl.models.attention.kv_cache import Cache, append, rewind
+from nnxdsl.models.attention.kv_cache import Cache, ReturnKV, append, rewind
 from nnxdsl.models.attention.positions import TokenPositions
-from nnxdsl.models.decoder import Decoder, ReturnKV
+from nnxdsl.models.decoder import Decoder
 
 
 class Accepted(NamedTuple):

@@ -20,7 +20,7 @@ from nnxdsl.models.layers.norm import RMSNorm, norm_of
 from nnxdsl.models.layers.per_layer import LayerEmbeddingGate
 from nnxdsl.models.logical_axes import constrain
 from nnxdsl.models.mixer import mixer_class
-from nnxdsl.models.moe.router import RouterStats
+from nnxdsl.models.moe.router import ROUTED_EXPERTS, RouterStats, replaying
 from nnxdsl.models.remat import named
 
 
@@ -33,12 +33,14 @@ class LayerStats(NamedTuple):
             (see `recording_max_logits`) or there are none.
         indexer: of its indexer; None without one, and where these are not recorded (see `INDEXER_STATS`).
         selection: the view that it attends in; None without an indexer, and where no layer shares it (`SELECTIONS`).
+        routed_experts: of its tokens, `[B, T, k]`; None without experts, and where they are not recorded.
     """
 
     router: RouterStats | None
     max_logits: jax.Array | None
     indexer: IndexerStats | None = None
     selection: View | None = None
+    routed_experts: jax.Array | None = None
 
 
 class Block(nnx.Module):
@@ -92,7 +94,12 @@ class Block(nnx.Module):
         self.scalar = nnx.Param(jnp.ones((1,), param_dtype), axes=(None,)) if config.layer_scalar else None
 
     def __call__(
-        self, x: jax.Array, context: Context, past: Any, layer_embedding: jax.Array | None = None
+        self,
+        x: jax.Array,
+        context: Context,
+        past: Any,
+        layer_embedding: jax.Array | None = None,
+        experts: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, LayerStats]:
         """The layer's output, the update of its cache, and its statistics.
 
@@ -101,8 +108,9 @@ class Block(nnx.Module):
             context: the positions and masks of this call.
             past: this layer's cache, or None; the keys and values of another layer where it shares those.
             layer_embedding: this layer's vectors of the tokens, `[B, T, P]`; None without `per_layer_embedding`.
+            experts: what its router replays, see `replaying`.
         """
-        view, new, stats = context.views[self.kind], None, None
+        view, new, stats, routed = context.views[self.kind], None, None, None
         x = named(x, "layer_input")
         with (
             layer_max_logits() as max_logits,
@@ -113,7 +121,8 @@ class Block(nnx.Module):
                 mixed, new = self.attention(_normed(self.pre_attention_norm, x), view, past)
                 x = constrain(x + self._added(self.post_attention_norm, mixed), "batch", "length", "activation_embed")
         if self.mlp is not None:
-            mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
+            with replaying(experts), ROUTED_EXPERTS.layer() as routed:
+                mixed, stats = self.mlp(_normed(self.pre_mlp_norm, x), view.positions.segment_ids > 0)
             x = x + self._added(self.post_mlp_norm, mixed)
         if self.per_layer is not None and layer_embedding is not None:
             x = x + self.per_layer(x, layer_embedding)
@@ -122,7 +131,8 @@ class Block(nnx.Module):
         x = constrain(x, "batch", "length", "activation_embed")
         indexing = indexer_stats[0] if indexer_stats else None
         selection = selections[0] if selections else None
-        return x, new, LayerStats(stats, max_logits[0] if max_logits else None, indexing, selection)
+        routed = routed[0] if routed else None
+        return x, new, LayerStats(stats, max_logits[0] if max_logits else None, indexing, selection, routed)
 
     def _added(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
         x = _normed(norm, x)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from nnxdsl.config.precision import KVCacheDtype
 from nnxdsl.models.attention.context import Context, context
 from nnxdsl.models.attention.dot_product import apply_soft_cap
 from nnxdsl.models.attention.indexer import SELECTIONS, IndexerStats
@@ -21,14 +20,15 @@ from nnxdsl.models.attention.kv_cache import (
     KV,
     Cache,
     CacheUpdate,
+    ReturnKV,
     SharedKV,
     empty_kv,
+    newest,
     shared_past,
     to_cache_dtype,
 )
 from nnxdsl.models.attention.positions import TokenPositions, positions_right_padded
 from nnxdsl.models.attention.row_layout import AttentionMethod
-from nnxdsl.models.attention.view import View
 from nnxdsl.models.block import Block, LayerStats
 from nnxdsl.models.config.decoder import DecoderConfig
 from nnxdsl.models.config.layer_pattern import LayerKind
@@ -37,15 +37,12 @@ from nnxdsl.models.layers.embedding import Embedding, Head, Score
 from nnxdsl.models.layers.norm import norm_of
 from nnxdsl.models.layers.per_layer import LayerEmbedding
 from nnxdsl.models.logical_axes import constrain, shard_weights
-from nnxdsl.models.moe.router import RouterStats
+from nnxdsl.models.moe.router import RouterStats, join_experts
 from nnxdsl.models.mtp import Predictor
 from nnxdsl.models.pipeline import Stages, run_stages
 from nnxdsl.models.remat import Remat, with_remat
 
 StatsT = TypeVar("StatsT", RouterStats, IndexerStats)
-
-ReturnKV = bool | KVCacheDtype
-"""Whether a call returns its keys and values, or in which dtype other than its own."""
 
 
 class LayerGroup(nnx.Module):
@@ -93,25 +90,28 @@ class LayerGroup(nnx.Module):
         """
         news: list[Any] = []
         routing, indexing, embeddings, last, max_logits = None, None, context.per_layer, {}, []
+        replayed, routed = context.routed_experts, list[tuple[int, jax.Array | None]]()
         # What one layer or one kind of layers reads is no input of the others.
         shared = (context.shared_kv or {}) if self.shares_kv else {}
-        context = context._replace(per_layer=None, shared_kv=None)
+        context = context._replace(per_layer=None, shared_kv=None, routed_experts=None)
         selected = context.views  # those of a layer that shares its tokens have the selection of the last that selects
         for number, (block, run) in enumerate(zip(self.blocks, _runners(self.blocks), strict=True)):
             cached = None if past is None else past[number]
-            vectors = None if embeddings is None else embeddings[:, :, number]
+            vectors, experts = (None if part is None else part[:, :, number] for part in (embeddings, replayed))
             seen = context._replace(views=selected) if block.kind == "shared_index" else context
             with SELECTIONS.recording(self.shares_index):
-                x, new, stats = run(x, seen, shared.get(block.kind, cached), vectors)
+                x, new, stats = run(x, seen, shared.get(block.kind, cached), vectors, experts)
             if stats.selection is not None:
                 selected = context.views | {"shared_index": stats.selection}
             routing, indexing = add_stats(routing, stats.router), add_stats(indexing, stats.indexer)
             max_logits.append(stats.max_logits)
+            routed.append((1, None if stats.routed_experts is None else stats.routed_experts[None]))
             if block.kind in self.gives_kv:
                 last[block.kind] = new
-            news.append(_returned(_newest(new, context.views[block.kind]), return_kv) if return_kv else new)
+            window = context.views[block.kind].method.window
+            news.append(to_cache_dtype(newest(new, window), return_kv) if return_kv else new)
         caches = tuple(news) if return_kv and not self.shares_kv else None
-        return GroupOutput(x, caches, routing, last, tuple(max_logits), indexing)
+        return GroupOutput(x, caches, routing, last, tuple(max_logits), indexing, join_experts(routed))
 
 
 class GroupOutput(NamedTuple):
@@ -125,6 +125,8 @@ class GroupOutput(NamedTuple):
         max_logits: of each block, the largest attention score of each query head, `[N]`, in a stack `[periods, N]`;
             None where these are not recorded.
         indexer_stats: the sum over the layers; None without indexers, and where these are not recorded.
+        routed_experts: of the tokens, `[layers, B, T, k]` int16, -1 in layers without experts; None where no layer has
+            any, and where they are not recorded.
     """
 
     x: jax.Array
@@ -133,6 +135,7 @@ class GroupOutput(NamedTuple):
     last_kv: dict[LayerKind, KV]
     max_logits: tuple[jax.Array | None, ...]
     indexer_stats: IndexerStats | None = None
+    routed_experts: jax.Array | None = None
 
 
 def _runners(blocks: Sequence[Block]) -> list[Callable[..., Any]]:
@@ -178,6 +181,8 @@ class DecoderOutput(NamedTuple):
             of the block; empty outside of `recording_max_logits`.
         indexer_stats: the sum over all layers; None without indexers, outside of `INDEXER_STATS.recording`, and under
             pipeline parallelism.
+        routed_experts: of all layers and tokens, `[B, T, layers, k]` int16, -1 in layers without experts; None outside
+            of `ROUTED_EXPERTS.recording`.
     """
 
     hidden: jax.Array
@@ -185,6 +190,7 @@ class DecoderOutput(NamedTuple):
     router_stats: RouterStats | None
     max_logits: dict[str, jax.Array]
     indexer_stats: IndexerStats | None = None
+    routed_experts: jax.Array | None = None
 
 
 class Decoder(nnx.Module):
@@ -270,6 +276,7 @@ class Decoder(nnx.Module):
         remat: Remat = "none",
         stages: Stages | None = None,
         method: AttentionMethod = AttentionMethod(),  # noqa: B008 - frozen
+        routed_experts: jax.Array | None = None,
     ) -> DecoderOutput:
         """Hidden states after the final norm.
 
@@ -283,6 +290,7 @@ class Decoder(nnx.Module):
             remat: rematerialization policy of each period of layers; see `models.remat`.
             stages: divides the stack of periods into pipeline stages; not with a cache.
             method: how attention is computed; its window is that of each kind of layer. With a cache it is "dense".
+            routed_experts: experts that routers replay, as in `DecoderOutput`; below 0 for those that they select.
 
         Returns:
             Hidden states in `dtype`, and with `return_kv` the update of a cache.
@@ -300,9 +308,9 @@ class Decoder(nnx.Module):
         vectors = None if self.per_layer is None else self.per_layer(tokens, x)  # [B, T, L, P]
 
         def of_layers(first: int, count: int) -> Context:
-            if vectors is None:
-                return shared
-            return shared._replace(per_layer=jax.lax.slice_in_dim(vectors, first, first + count, axis=2))
+            parts = (vectors, routed_experts)
+            sliced = (p if p is None else jax.lax.slice_in_dim(p, first, first + count, axis=2) for p in parts)
+            return shared._replace(**dict(zip(("per_layer", "routed_experts"), sliced, strict=True)))
 
         config, layers, lead = self.config, self.config.layers, len(self.config.layers.prefix)
         past = None if cache is None else cache.pasts()
@@ -314,6 +322,7 @@ class Decoder(nnx.Module):
         first = routing = last = indexing = None
         last_kv: dict[LayerKind, KV] = {}
         max_logits: dict[str, jax.Array] = {}
+        experts = list[tuple[int, jax.Array | None]]()  # of groups of layers
 
         def note(group: str, logit_maxima: tuple[jax.Array | None, ...]) -> None:
             named = ((f"{group}.blocks.{number}", part) for number, part in enumerate(logit_maxima))
@@ -323,8 +332,9 @@ class Decoder(nnx.Module):
             with at_layer(LEAD):
                 run = _group_runner(self.lead, remat, return_kv)
                 per_layer, cached = of_layers(0, lead), own_past(0, lead)
-                x, new, first, _, maxima, indexing = run(nnx.state(self.lead), x, per_layer, cached)
+                x, new, first, _, maxima, indexing, routed = run(nnx.state(self.lead), x, per_layer, cached)
                 updates += new or ()
+                experts.append((lead, routed))
                 note("lead", maxima)
         if self.layers is not None and stages is not None and cache is None and not return_kv:
             x = _run_in_stages(self.layers, x, shared, stages, remat)
@@ -336,18 +346,20 @@ class Decoder(nnx.Module):
                 if kind in layers.pattern:
                     last_kv[kind] = empty_kv(config.of(kind), rows, length, dtype)
             out = _run_stack(self.layers, x, per_layer, own_past(*scanned), remat, return_kv, last_kv)
-            x, new, routing, last_kv, maxima, more = out
+            x, new, routing, last_kv, maxima, more, routed = out
             updates += new or ()
+            experts.append((scanned[1], routed))
             indexing = add_stats(indexing, more)
             note("layers", maxima)
         if self.tail is not None:
             with at_layer(TAIL):
                 suffix = layers.own_layers - len(layers.suffix), len(layers.suffix)
                 run = _group_runner(self.tail, remat, return_kv)
-                x, new, last, tail_kv, maxima, more = run(
+                x, new, last, tail_kv, maxima, more, routed = run(
                     nnx.state(self.tail), x, of_layers(*suffix), own_past(*suffix)
                 )
                 updates += new or ()
+                experts.append((suffix[1], routed))
                 indexing = add_stats(indexing, more)
                 note("tail", maxima)
                 last_kv |= tail_kv
@@ -357,13 +369,17 @@ class Decoder(nnx.Module):
                 shared_kv={kind: SharedKV(shares.get(kind), new) for kind, new in last_kv.items()}
             )
             no_caches = None if cache is None else (None,) * len(layers.kv_shared)
-            x = _run_stack(self.kv_sharing, x, per_layer, no_caches, remat, False, {}, "kv_sharing", layers.periods).x
+            options = remat, False, {}, "kv_sharing", layers.periods
+            x, *_, routed = _run_stack(self.kv_sharing, x, per_layer, no_caches, *options)
+            experts.append((len(layers.kv_shared), routed))
         x = self.norm(x)
         if self.config.head.logits_scaling != 1.0 and self.score is None:
             x = x / self.config.head.logits_scaling  # the head is linear
         hidden = constrain(x, "batch", "length", "activation_embed")
         update = CacheUpdate(tuple(updates), positions) if return_kv else None
-        return DecoderOutput(hidden, update, add_stats(first, add_stats(routing, last)), max_logits, indexing)
+        routed = join_experts(experts)
+        routed = None if routed is None else jnp.transpose(routed, (1, 2, 0, 3))
+        return DecoderOutput(hidden, update, add_stats(first, add_stats(routing, last)), max_logits, indexing, routed)
 
     def mtp_hidden(
         self,
@@ -435,7 +451,7 @@ class Decoder(nnx.Module):
 
         def run(state: nnx.State, *inputs: Any) -> tuple[jax.Array, LayerStats, Any]:
             states, stats, new = nnx.merge(graphdef, state)(*inputs)
-            return states, stats, _returned(new, return_kv) if return_kv else None
+            return states, stats, to_cache_dtype(new, return_kv) if return_kv else None
 
         shared = context(self.config, positions, cache, method)
         states, stats, new = with_remat(run, remat)(state, hidden, vectors, shared, past)
@@ -508,45 +524,41 @@ def _run_stack(
     run = _group_runner(layers, remat, return_kv)
     state = nnx.state(layers)
     count, is_unstacked = _periods(state)
-    vectors, context = context.per_layer, context._replace(per_layer=None)
-    if vectors is not None:  # [periods, B, T, layers of a period, P]
-        vectors = jnp.moveaxis(vectors.reshape(*vectors.shape[:2], count, -1, vectors.shape[-1]), 2, 0)
+    by_layer = {"per_layer": context.per_layer, "routed_experts": context.routed_experts}  # [B, T, layers, P]
+    by_layer = jax.tree.map(lambda p: jnp.moveaxis(p.reshape(*p.shape[:2], count, -1, p.shape[-1]), 2, 0), by_layer)
 
     def step(carry: tuple[jax.Array, dict[LayerKind, KV]], each: Any) -> tuple[Any, Any]:
-        state, past, number, embedding = each
+        state, past, number, inputs = each
         with at_layer(number):
-            layer_context = context._replace(per_layer=embedding)
-            x, caches, routing, last_kv, max_logits, indexing = run(
-                shard_weights(state, path), carry[0], layer_context, past
+            x, caches, routing, last_kv, max_logits, indexing, routed = run(
+                shard_weights(state, path), carry[0], context._replace(**inputs), past
             )
-        return (x, last_kv), (caches, (routing, indexing), max_logits)
+        return (x, last_kv), (caches, (routing, indexing), (max_logits, routed))
 
     # They are carried from one period to the next: only those of the last one are read.
     axes = "batch", "activation_kv_heads", "length", None
     zeros: dict[LayerKind, KV] = jax.tree.map(lambda part: constrain(part, *axes), last_kv)
     numbers, carry = layer_numbers(count, first), (x, zeros)
     if past is None and not is_unstacked:
-        carry, (stacked, stats, max_logits) = jax.lax.scan(step, carry, (state, None, numbers, vectors))
+        carry, (stacked, stats, per_period) = jax.lax.scan(step, carry, (state, None, numbers, by_layer))
         caches = [jax.tree.map(lambda part, row=index: part[row], stacked) for index in range(count)]
     else:
-        size, maxima = len(layers.blocks), []
+        size, outputs = len(layers.blocks), []
         for index in range(count):
             layer_inputs = None if past is None else past[index * size : (index + 1) * size]
-            state_at, number, vector = (
-                jax.tree.map(lambda part, row=index: part[row], parts, is_leaf=_is_tuple)
-                for parts in (state, numbers, vectors)
+            state_at, number, inputs = (
+                jax.tree.map(lambda part, row=index: part[row], parts, is_leaf=lambda part: type(part) is tuple)
+                for parts in (state, numbers, by_layer)
             )
-            carry, out = step(carry, (state_at, layer_inputs, number, vector))
-            maxima.append(out)
-        caches, stats, max_logits = zip(*maxima, strict=True)
-        stats, max_logits = (jax.tree.map(lambda *parts: jnp.stack(parts), *parts) for parts in (stats, max_logits))
+            carry, out = step(carry, (state_at, layer_inputs, number, inputs))
+            outputs.append(out)
+        caches, stats, per_period = zip(*outputs, strict=True)
+        stats, per_period = (jax.tree.map(lambda *parts: jnp.stack(parts), *parts) for parts in (stats, per_period))
     (x, last_kv), (routing, indexing) = carry, jax.tree.map(lambda sums: jnp.sum(sums, axis=0), stats)
     update = tuple(new for period in caches for new in period) if return_kv and not layers.shares_kv else None
-    return GroupOutput(x, update, routing, last_kv, max_logits, indexing)
-
-
-def _is_tuple(value: Any) -> bool:
-    return type(value) is tuple
+    max_logits, routed = per_period
+    routed = None if routed is None else routed.reshape(-1, *routed.shape[2:])
+    return GroupOutput(x, update, routing, last_kv, max_logits, indexing, routed)
 
 
 def _periods(state: nnx.State) -> tuple[int, bool]:
@@ -583,14 +595,3 @@ def add_stats(one: StatsT | None, other: StatsT | None) -> StatsT | None:
     if one is None or other is None:
         return one if other is None else other
     return jax.tree.map(jnp.add, one, other)
-
-
-def _returned(new: Any, return_kv: ReturnKV) -> Any:
-    """Keys and values as the cache holds them."""
-    return new if isinstance(return_kv, bool) else to_cache_dtype(new, return_kv)
-
-
-def _newest(new: Any, view: View) -> Any:
-    """Keys and values of the tokens within the layer's window, if it has one."""
-    window = view.method.window
-    return new if window is None else jax.tree.map(lambda part: part[:, :, -window:], new)

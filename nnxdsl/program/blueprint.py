@@ -105,6 +105,13 @@ class Blueprint:
         return attrs.evolve(self, experiment=experiment, layout=layout)
 
     @property
+    def routed_experts(self) -> tuple[int, int] | None:
+        """Numbers of layers and of experts of a token, where rollouts have the experts of tokens; else None."""
+        if not self.experiment.objective.router_replay or self.config.moe is None:
+            return None
+        return self.config.layers.num_layers, self.config.moe.num_experts_per_tok
+
+    @property
     def num_generations(self) -> int:
         """Completions of a row: those of a prompt where whole groups fill the micro-batch of every device, else 1.
 
@@ -254,6 +261,11 @@ def _build_unplaced(experiment: Experiment, platform: str, steps: int | None = N
     for field, part in (("evaluation", experiment.evaluation), ("objective", experiment.objective)):
         if part is not None and part.num_speculative_tokens and (message := config.speculative_problem):
             problems.append(Problem(f"{field}.num_speculative_tokens", f"{message}; set 0"))
+    if experiment.objective.router_replay and config.moe is None:
+        problems.append(Problem("objective.router_replay", "has no effect: the model has no experts (MoE); set False"))
+    if experiment.objective.router_replay and experiment.mesh.stage > 1:
+        message = "is not supported with pipeline parallelism; set mesh.stage=1"
+        problems.append(Problem("objective.router_replay", message))
     if experiment.objective.kv_cache_dtype and (message := config.kv_cache_problem):
         problems.append(Problem("objective.kv_cache_dtype", f"{message}; set None"))
     if experiment.mesh.stage > 1 and (config.layers.num_kv_shared_layers or config.per_layer_embedding):

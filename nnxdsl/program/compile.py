@@ -226,6 +226,7 @@ class Program:
                 has_ref_logps=self.experiment.reference_mode == "cached" or objective.has_kl_in_reward,
                 has_old_logps=objective.num_iterations > 1,
                 has_entropy_mask=objective.top_entropy_quantile < 1,
+                routed_experts=self.blueprint.routed_experts,
                 served_teachers=len(objective.served_teachers),
                 teacher_top_k=objective.teacher_top_k,
                 batching=self.experiment.batching,

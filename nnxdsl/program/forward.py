@@ -185,18 +185,19 @@ class Forward:
         }
 
     def _hidden(self, model: Decoder, kind: BatchKind[Any], batch: Batch) -> _Hidden:
-        tokens, positions, row = kind.rows(batch)
+        tokens, positions, row, experts = kind.rows(batch)
         length = tokens.shape[1]
         if padding := -length % self.sharding.length_multiple:
             tokens = jnp.pad(tokens, ((0, 0), (0, padding)))
             positions = TokenPositions(
                 *(jnp.pad(part, ((0, 0), (0, padding))) for part in positions)
             )  # segment 0: padding
+            experts = None if experts is None else jnp.pad(experts, ((0, 0), (0, padding), (0, 0), (0, 0)))
         row = row.filled(tokens.shape[1])
         with sharding_hooks(self.sharding.constrain, self.sharding.shard_weights, self.sharding.shard_map_call):
             indexers = INDEXER_STATS.recording(self.options.uses_indexer_stats)
             with recording_max_logits(self.options.uses_max_logits), indexers:
-                out = self._decode(model, tokens, positions, row)
+                out = self._decode(model, tokens, positions, row, experts)
             router_stats, indexer_stats, mtp_hidden = out.router_stats, out.indexer_stats, None
             if self.options.uses_mtp:
                 mtp_positions, method = kind.mtp_positions(positions), self.kernels.method(row)
@@ -210,16 +211,24 @@ class Forward:
         router_stats = router_stats if self.options.uses_router_stats else None
         return _Hidden(out.hidden[:, :length], router_stats, mtp_hidden, out.max_logits or None, indexer_stats)
 
-    def _decode(self, model: Decoder, tokens: jax.Array, positions: TokenPositions, row: RowLayout) -> DecoderOutput:
+    def _decode(
+        self,
+        model: Decoder,
+        tokens: jax.Array,
+        positions: TokenPositions,
+        row: RowLayout,
+        experts: jax.Array | None,
+    ) -> DecoderOutput:
         """The decoder's output, computed in the order in which the attention kernel gives tokens to devices."""
         options = {"dtype": self.dtype, "remat": self.remat, "stages": self._stages(len(tokens))}
         order = self.kernels.token_order(row)
         if order is None:
-            return model(tokens, positions, method=self.kernels.method(row), **options)
+            return model(tokens, positions, method=self.kernels.method(row), routed_experts=experts, **options)
         take = partial(jnp.take, axis=1, unique_indices=True, mode="clip")
         places = TokenPositions(*(take(part, order) for part in positions))
         method = self.kernels.method(attrs.evolve(row, in_order=False))
-        out = model(take(tokens, order), places, method=method, **options)
+        experts = None if experts is None else take(experts, order)
+        out = model(take(tokens, order), places, method=method, routed_experts=experts, **options)
         return out._replace(hidden=take(out.hidden, np.argsort(order)))
 
     def _stages(self, rows: int) -> Stages | None:

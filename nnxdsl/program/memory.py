@@ -436,7 +436,7 @@ class RolloutMemory:
         rows: Number of completions at one time.
         tokens: Tokens of the longest prompt and completion.
         cache: Bytes of the KV cache: of the completions, of the prefixes that they share, and of the prompts that are
-            computed at one time.
+            computed at one time; and the experts of their tokens where these are returned.
         workspace: Bytes of the logits and their copies, or of a layer's keys and values that are converted from 8 bits.
         copies: Bytes of weights that are copied: those of stacks of layers, which are taken apart, and trained ones in
             the compute dtype where that is not float32.
@@ -483,6 +483,9 @@ def rollout_memory(blueprint: Blueprint, longest: Lengths) -> RolloutMemory:
         return caches
 
     arrays = jax.tree.leaves(jax.eval_shape(caches))
+    if (experts := blueprint.routed_experts) is not None:
+        sizes = ((slots, longest.head), (at_once, prompt))
+        arrays += [jax.ShapeDtypeStruct((on_device(rows), tokens, *experts), jnp.int16) for rows, tokens in sizes]
     cache = sum(math.prod(leaf.shape) * bits(leaf.dtype.name) // 8 for leaf in arrays)
     # The logits, and their exponentials; which tokens are kept is found from their order and the masked ones as well.
     is_limited = isinstance(objective, Online) and (objective.top_k, objective.top_p) != (None, None)

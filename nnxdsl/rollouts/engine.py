@@ -114,7 +114,9 @@ class OwnEngine:
         template, leaves = weights
         if self._sampler is None:
             arrays = blueprint.config, blueprint.compute, self._stop_ids, program.batch_sharding, program.replicated
-            self._sampler = Sampler(template, *arrays, kv_cache_dtype=objective.kv_cache_dtype)
+            self._sampler = Sampler(
+                template, *arrays, kv_cache_dtype=objective.kv_cache_dtype, returns_experts=objective.router_replay
+            )
         settings = objective.temperature, objective.top_k, objective.top_p
         drafts = objective.num_speculative_tokens
         sampling = Sampling(requests.max_completion_length, *settings, requests.seed, drafts)

@@ -29,6 +29,8 @@ class Episode:
         teacher_top_k: Its most likely tokens `[n, k]`, and their log-probabilities and that of all others `[n, k + 1]`,
             in place of `teacher_logps`; not stored, since the batch has them.
         teacher_id: The name of that teacher, where there are several.
+        routed_experts: The experts of the tokens of its prompt and of these, `[tokens, layers, k]`; None without. Not
+            stored, since the batch has them.
     """
 
     row: int
@@ -45,6 +47,7 @@ class Episode:
     teacher_logps: np.ndarray | None = None
     teacher_top_k: tuple[np.ndarray, np.ndarray] | None = None
     teacher_id: str | None = None
+    routed_experts: np.ndarray | None = None
 
     def stored(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -53,6 +56,7 @@ class Episode:
             "logps": self.logps.tolist(),
             "teacher_logps": None if self.teacher_logps is None else self.teacher_logps.tolist(),
             "teacher_top_k": None,
+            "routed_experts": None,
             "turns": [dict(one) for one in self.turns],
         }
 

@@ -151,6 +151,7 @@ class EpisodeSampler:
                 failures=one.failures,
                 **scored[index],
                 teacher_id=teacher_ids[index] or None,
+                routed_experts=np.concatenate(one.routed_experts) if one.routed_experts else None,
                 rewards=tuple(scores.values[index]),
                 extra={name: values[index] for name, values in scores.extra.items()},
             )

@@ -326,7 +326,8 @@ class Rollouts:
         teachers = [names.index(one.teacher_id) for one in episodes if one.teacher_id is not None]
         top_k = [one.teacher_top_k for one in episodes if one.teacher_top_k is not None]
         from_teachers = teacher_logps or None, teachers or None, top_k or None
-        return prompts.rollout_batch(rows, ids, is_sampled, size, logps, *from_teachers)
+        experts = [one.routed_experts for one in episodes if one.routed_experts is not None]
+        return prompts.rollout_batch(rows, ids, is_sampled, size, logps, *from_teachers, experts or None)
 
     def _scored(self, state: TrainState, batch: RolloutBatch, counts: npt.NDArray[np.bool_]) -> RolloutBatch:
         """The batch with the log-probabilities that advantages or later steps read, and its tokens of high entropy.

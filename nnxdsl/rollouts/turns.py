@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 
 from nnxdsl.data.loaders.fields import read_text_or_chat
 from nnxdsl.data.loaders.files import RowError
@@ -35,6 +36,8 @@ class Trajectory:
         calls: How many tools the completions have called.
         failures: How many of these calls failed.
         is_truncated: Whether it reached the maximal length before its end.
+        routed_experts: The experts of the tokens of the prompt and of these, each where it was first computed; empty
+            without.
     """
 
     ids: list[int] = attrs.field(factory=list)
@@ -45,6 +48,7 @@ class Trajectory:
     calls: int = 0
     failures: int = 0
     is_truncated: bool = False
+    routed_experts: list[np.ndarray] = attrs.field(factory=list)
 
     @property
     def text(self) -> str:
@@ -58,6 +62,8 @@ class Trajectory:
         self.logps += completion.logps.tolist()
         self.turns.append({"role": "assistant", "content": text})
         self.is_truncated = completion.ids[-1] not in stop_ids
+        if completion.routed_experts is not None:
+            self.routed_experts.append(completion.routed_experts[sum(map(len, self.routed_experts)) :])
 
     def add_reply(self, ids: Sequence[int], reply: Reply) -> None:
         """Adds what answers the last completion, up to where the policy's next turn begins."""

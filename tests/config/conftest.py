@@ -342,7 +342,7 @@ def policy_gradients(draw: st.DrawFn, cls: type[PolicyGradient]) -> Spec:
     """Objectives of sampled completions, with settings that act."""
     known = declared(cls)
     fields = {n: draw(of_field(f)) for n, f in known.items() if n not in ("rewards", "num_generations")}
-    fields |= {"num_speculative_tokens": 0, "kv_cache_dtype": None} if fields["engine"] is not None else {}
+    fields |= {"num_speculative_tokens": 0, "kv_cache_dtype": None, "router_replay": False} if fields["engine"] else {}
     if fields["engine"] is not None and fields["engine"].max_staleness and fields["importance_sampling"] is None:
         fields["importance_sampling"] = ImportanceSampling()
     if fields["num_iterations"] == 1:

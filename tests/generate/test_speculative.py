@@ -150,6 +150,18 @@ def test_rows_stop_and_stream_as_without_drafts(build: Callable[[str], Built]) -
         assert [list(itertools.chain(*parts)) for parts in zip(*pieces, strict=True)] == wanted
 
 
+@pytest.mark.extended
+def test_experts_are_those_without_drafts(build: Callable[[str], Built]) -> None:
+    template, config, leaves = build("latent")
+    sampler = Sampler(template, config, jnp.float32, stop_ids=(5,), returns_experts=True, slots=2)
+    wanted, actual = (sampler.complete(leaves, PROMPTS, with_drafts(HOT, drafts)) for drafts in (0, 2))
+    for prompt, one, other in zip(PROMPTS, wanted, actual, strict=True):
+        assert one.routed_experts is not None
+        assert len(one.routed_experts) == len(prompt) + len(one.ids)
+        assert (one.routed_experts[:, -1] >= 0).all()
+        np.testing.assert_array_equal(one.routed_experts, other.routed_experts)
+
+
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_others_nor_on_what_they_accept(build: Callable[[str], Built]) -> None:
     template, config, leaves = build("windowed")

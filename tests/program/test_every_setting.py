@@ -308,6 +308,7 @@ ELSEWHERE = {
             ("mask_truncated_completions", "rollouts/test_rollouts.py::test_truncated_completions_can_be_left_out"),
             ("importance_sampling", CORRECTED),
             ("off_policy_mask_threshold", MASKED),
+            ("router_replay", "rollouts/test_router_replay.py::test_experts_in_training_are_those_of_sampling"),
             ("entropy_coef", "program/test_entropy.py::test_what_trl_computes"),
             ("adaptive_entropy", ADAPTIVE),
             (

@@ -86,6 +86,8 @@ class Objective(Spec):
     """Tokens that a multi-token-prediction layer drafts where completions are sampled."""
     kv_cache_dtype: ClassVar[KVCacheDtype | None] = None
     """Dtype of keys and values where completions are sampled; None for that of activations."""
+    router_replay: ClassVar[bool] = False
+    """Whether tokens go to the same experts in training as in sampling."""
     reads_margins: ClassVar[bool] = False
     """Whether pairs may have a margin between the rewards of their completions."""
     reads_teacher_prompts: ClassVar[bool] = False

@@ -58,6 +58,9 @@ class PolicyGradient(Online):
         off_policy_mask_threshold: Leaves out completions with a negative advantage whose tokens have become less likely
             than they were for the sampler, by more than so many nats in the mean (DeepSeek-V3.2, arXiv:2512.02556,
             equation 9). The KL term has them. None for all completions.
+        router_replay: Sends each token to the same experts in training as in sampling, in the policy and in the
+            reference: rollout routing replay (R3, arXiv:2510.11370). Weights of experts are computed anew, so that
+            routers learn. It needs a model with experts, and sampling on the devices that train.
         entropy_coef: Weight of the mean entropy of tokens, by which the loss is lower: a bonus for exploring. The mean
             is over the tokens of the step in every algorithm, as in TRL.
         adaptive_entropy: Changes that weight after each step, from `entropy_coef` on, by the entropy of the step; None
@@ -71,6 +74,7 @@ class PolicyGradient(Online):
     fields_added_later: ClassVar[frozenset[str]] = Online.fields_added_later | {
         "importance_sampling",
         "off_policy_mask_threshold",
+        "router_replay",
         "entropy_coef",
         "adaptive_entropy",
         "top_entropy_quantile",
@@ -92,6 +96,7 @@ class PolicyGradient(Online):
     mask_truncated_completions: bool = False
     importance_sampling: ImportanceSampling | None = None
     off_policy_mask_threshold: float | None = attrs.field(default=None, validator=positive)
+    router_replay: bool = False
     entropy_coef: float = attrs.field(default=0.0, validator=not_negative)
     adaptive_entropy: AdaptiveEntropy | None = None
     top_entropy_quantile: float = attrs.field(default=1.0, validator=_below_one)
@@ -126,6 +131,7 @@ class PolicyGradient(Online):
             self._check_kl,
             self._check_entropy,
             self._check_staleness,
+            self._check_router_replay,
         )
 
     def _check_rewards(self) -> Iterable[Problem]:
@@ -151,6 +157,11 @@ class PolicyGradient(Online):
         if adaptive is not None and not adaptive.min_coef <= self.entropy_coef <= adaptive.max_coef:
             bounds = f"adaptive_entropy's bounds, {adaptive.min_coef:g} to {adaptive.max_coef:g}"
             yield Problem("entropy_coef", f"is {self.entropy_coef:g}, outside {bounds}")
+
+    def _check_router_replay(self) -> Iterable[Problem]:
+        if self.router_replay and self.engine is not None:
+            message = "needs the experts of sampled tokens, which an engine does not return; set False"
+            yield Problem("router_replay", message)
 
     def _check_staleness(self) -> Iterable[Problem]:
         if self.engine is not None and self.engine.max_staleness and self.importance_sampling is None:

@@ -28,11 +28,13 @@ class Context(NamedTuple):
         per_layer: vectors of the tokens for each layer of a group, `[B, T, layers, P]`; None without
             `per_layer_embedding`.
         shared_kv: by kind, the keys and values that the layers of `kv_shared` read; None for all other layers.
+        routed_experts: the experts that routers replay in each layer of a group, `[B, T, layers, k]`; None for none.
     """
 
     views: dict[LayerKind, View]
     per_layer: jax.Array | None = None
     shared_kv: dict[LayerKind, SharedKV] | None = None
+    routed_experts: jax.Array | None = None
 
 
 def context(

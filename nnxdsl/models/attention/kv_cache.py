@@ -27,6 +27,9 @@ from nnxdsl.models.mixer import mixer_class
 
 CacheT = TypeVar("CacheT")
 
+ReturnKV = bool | KVCacheDtype
+"""Whether a call returns its keys and values, or in which dtype other than its own."""
+
 
 class QuantizedHeads(NamedTuple):
     """Keys or values in 8 bits, symmetric, with a scale for each token and head.
@@ -70,12 +73,12 @@ def quantize_heads(heads: jax.Array) -> QuantizedHeads:
     return QuantizedHeads(jnp.round(heads / jnp.where(scale > 0, scale, 1.0)).astype(jnp.int8), scale)
 
 
-def to_cache_dtype(kv: CacheT, dtype: KVCacheDtype | None) -> CacheT:
+def to_cache_dtype(kv: CacheT, dtype: ReturnKV | None) -> CacheT:
     """A layer's keys and values as a cache of that dtype holds them; states of linear layers stay as they are.
 
     So do the keys of an indexer: rounding would select other tokens.
     """
-    if dtype is None or not isinstance(kv, KV | IndexedKV):
+    if dtype is None or isinstance(dtype, bool) or not isinstance(kv, KV | IndexedKV):
         return kv
     assert isinstance(kv.key, jax.Array)
     assert isinstance(kv.value, jax.Array)
@@ -312,6 +315,11 @@ def append(cache: Cache, new: CacheUpdate) -> Cache:
     prefixes = cache.prefixes
     layers = tuple(map(put_layer, cache.layers, new.layers, prefixes.layers if prefixes else (None,) * len(new.layers)))
     return Cache(layers, TokenPositions(*map(put_place, cache.positions, new.positions)), end, prefixes)
+
+
+def newest(kv: CacheT, window: int | None) -> CacheT:
+    """Keys and values of the tokens within a layer's window, if it has one."""
+    return kv if window is None else jax.tree.map(lambda part: part[:, :, -window:], kv)
 
 
 def rewind(cache: Cache, length: jax.Array) -> Cache:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import jax
@@ -12,6 +15,25 @@ from jax.typing import DTypeLike
 from nnxdsl.models.config.moe import MoEConfig
 from nnxdsl.models.layers.norm import unscaled_norm
 from nnxdsl.models.logical_axes import constrain
+from nnxdsl.models.recording import Recorder
+
+ROUTED_EXPERTS: Recorder[jax.Array] = Recorder("routed_experts")
+"""The experts of each token, `[B, T, k]` int16."""
+
+_REPLAYED: ContextVar[jax.Array | None] = ContextVar("replayed_experts", default=None)
+
+
+@contextmanager
+def replaying(experts: jax.Array | None) -> Iterator[None]:
+    """Within the context, the router of the layer that is traced sends tokens to `experts` `[B, T, k]`.
+
+    A token whose experts are below 0 goes to those that the router selects. None: all tokens do.
+    """
+    token = _REPLAYED.set(experts)
+    try:
+        yield
+    finally:
+        _REPLAYED.reset(token)
 
 
 class Routing(NamedTuple):
@@ -85,26 +107,34 @@ class Router(nnx.Module):
             logits = logits + self.bias[...].astype(jnp.float32)
         # No gradient: only the selection reads the correction, which is updated from counts.
         correction = None if self.correction is None else jax.lax.stop_gradient(self.correction[...])
-        routed = route(constrain(logits, "batch", "length", None), self.experts, correction)
+        routed = route(constrain(logits, "batch", "length", None), self.experts, correction, _REPLAYED.get())
+        ROUTED_EXPERTS.record(lambda: routed.expert.astype(jnp.int16))
         if self.expert_scale is None:
             return routed
         scale = jnp.take(self.expert_scale[...].astype(jnp.float32), routed.expert, axis=0)  # [B, T, k]
         return routed._replace(weight=routed.weight * scale)
 
 
-def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = None) -> Routing:
+def route(
+    logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = None, replayed: jax.Array | None = None
+) -> Routing:
     """Experts and weights from a router's logits.
 
     Args:
         logits: `[B, T, E]` float32.
         experts: scoring and selection.
         correction: `[E]`, added to the scores for the selection.
+        replayed: `[B, T, k]`, the experts in place of those selected, see `replaying`; their weights are computed from
+            the logits.
 
     Returns:
         The routing. The probabilities of "sigmoid" are the scores divided by their sum (arXiv:2412.19437, eq. 19).
     """
     if experts.scoring == "softmax_of_chosen":
         chosen, expert = jax.lax.top_k(logits, experts.num_experts_per_tok)  # [B, T, k]
+        if replayed is not None:
+            expert = jnp.where(replayed >= 0, replayed, expert)
+            chosen = jnp.take_along_axis(logits, expert, axis=-1)
         return Routing(expert, jax.nn.softmax(chosen) * experts.routed_scaling_factor, jax.nn.softmax(logits))
     if experts.scoring == "softmax":
         scores = probability = jax.nn.softmax(logits)
@@ -115,6 +145,8 @@ def route(logits: jax.Array, experts: MoEConfig, correction: jax.Array | None = 
         wanted = jax.lax.stop_gradient(scores if correction is None else scores + correction)
         wanted = _in_best_groups(wanted, experts)
     expert = jax.lax.top_k(wanted, experts.num_experts_per_tok)[1]
+    if replayed is not None:
+        expert = jnp.where(replayed >= 0, replayed, expert)
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if experts.norm_topk_prob:
         weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
@@ -165,3 +197,12 @@ def load_balance(stats: RouterStats) -> tuple[jax.Array, jax.Array]:
     some = jnp.maximum(stats.tokens, 1.0)
     even = jnp.sum(stats.chosen / some * stats.probability) * stats.chosen.shape[-1]
     return even, stats.tokens
+
+
+def join_experts(parts: Sequence[tuple[int, jax.Array | None]]) -> jax.Array | None:
+    """The experts `[layers, B, T, k]` of groups of layers, with their numbers of layers, in one array."""
+    some = next((part for _, part in parts if part is not None), None)
+    if some is None:
+        return None
+    shape = some.shape[1:]
+    return jnp.concatenate([jnp.full((n, *shape), -1, some.dtype) if part is None else part for n, part in parts])

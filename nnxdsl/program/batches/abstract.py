@@ -42,6 +42,7 @@ def abstract_batch(
     has_ref_logps: bool = False,
     has_old_logps: bool = False,
     has_entropy_mask: bool = False,
+    routed_experts: tuple[int, int] | None = None,
     served_teachers: int = 0,
     batching: Batching = PADDED,
     blocks: int = 1,
@@ -57,6 +58,7 @@ def abstract_batch(
         has_ref_logps: Whether the batch carries the reference's log-probabilities.
         has_old_logps: Whether rollouts carry the log-probabilities of sampling.
         has_entropy_mask: Whether they say which tokens have the highest entropy.
+        routed_experts: Numbers of layers and of experts of a token, where rollouts have these; else None.
         served_teachers: How many teachers behind servers give log-probabilities that they carry.
         batching: How rows become arrays; bucketed batches are as long as padded ones at most.
         blocks: Of a packed batch.
@@ -77,7 +79,7 @@ def abstract_batch(
         arrays = AbstractArrays(blocks, sharding, has_ref_logps, has_old_logps, teacher_top_k=teacher_top_k)
         return packed.abstract(data, arrays, largest(lengths(data), rows, batching, blocks))
     flags = has_ref_logps, has_old_logps, num_generations, teacher_top_k, has_entropy_mask, served_teachers
-    arrays = AbstractArrays(rows, sharding, *flags)
+    arrays = AbstractArrays(rows, sharding, *flags, routed_experts)
     return kind.abstract(data, arrays)
 
 

@@ -53,11 +53,13 @@ class Rows(NamedTuple):
         tokens: `[B, T]` int32.
         positions: Positions and segments of the tokens.
         layout: The layout that all rows have in common.
+        routed_experts: Experts that routers replay, `[B, T, layers, k]`, see `Decoder`; None for none.
     """
 
     tokens: jax.Array
     positions: TokenPositions
     layout: RowLayout
+    routed_experts: jax.Array | None = None
 
 
 class Targets(NamedTuple):
@@ -133,6 +135,7 @@ class AbstractArrays:
         teacher_top_k: How many of a teacher's most likely tokens the batch has for each target; None for none.
         has_entropy_mask: Whether rollouts say which tokens have the highest entropy.
         served_teachers: How many teachers behind servers give log-probabilities that they carry.
+        routed_experts: Numbers of layers and of experts of a token, where rollouts have these; else None.
     """
 
     count: int
@@ -143,10 +146,15 @@ class AbstractArrays:
     teacher_top_k: int | None = None
     has_entropy_mask: bool = False
     served_teachers: int = 0
+    routed_experts: tuple[int, int] | None = None
 
     def array(self, *shape: int, dtype: Any = jnp.int32) -> Any:
         """An array `[count, *shape]` without values."""
         return jax.ShapeDtypeStruct((self.count, *shape), dtype, sharding=self.sharding)
+
+    def experts(self, tokens: int) -> Any:
+        """Experts of so many tokens a row, without values; None where there are none."""
+        return None if self.routed_experts is None else self.array(tokens, *self.routed_experts, dtype=jnp.int16)
 
     def has_teacher_prompts(self, data: Data) -> bool:
         """Whether batches of such data have prompts of their own for a teacher; one behind a server has read them."""

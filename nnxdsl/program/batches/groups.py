@@ -40,7 +40,7 @@ class GroupKind(BatchKind[GroupBatch]):
         prompt = batch.prompt.shape[1]
         tokens = jnp.concatenate([batch.prompt, batch.completion_ids.reshape(groups, -1)], axis=1)
         layout = RowLayout((prompt, *[response] * count), prompt + count * response)
-        return Rows(tokens, _positions(batch), layout)
+        return Rows(tokens, _positions(batch), layout, batch.routed_experts)
 
     def targets(self, hidden: jax.Array, batch: GroupBatch) -> Targets:
         """The tokens of all completions, `[P, G R]`; the first of each is predicted from the prompt's last."""
@@ -103,6 +103,7 @@ class GroupKind(BatchKind[GroupBatch]):
             completion_ids=arrays.array(group, response),
             completion_length=arrays.array(group),
             **abstract_per_token(arrays, group, response),
+            routed_experts=arrays.experts(prompt + group * response),
         )
 
 

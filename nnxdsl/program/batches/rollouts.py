@@ -37,9 +37,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
     def rows(self, batch: RolloutBatch) -> Rows:
         """Rows `[B, T]`."""
         length = batch.tokens.shape[1]
-        return Rows(
-            jnp.asarray(batch.tokens), positions_right_padded(batch.length, length), row_layout.sequence(length)
-        )
+        positions, layout = positions_right_padded(batch.length, length), row_layout.sequence(length)
+        return Rows(jnp.asarray(batch.tokens), positions, layout, batch.routed_experts)
 
     def targets(self, hidden: jax.Array, batch: RolloutBatch) -> Targets:
         """The tokens of completions `[B, R]`; the first is predicted from the prompt's last."""
@@ -88,7 +87,8 @@ class RolloutKind(BatchKind[RolloutBatch]):
         """The largest batch of such data, without values."""
         prompt, response = data.max_lengths()
         tokens = arrays.array(prompt + response), arrays.array(), arrays.array(response), arrays.array()
-        batch = RolloutBatch(*tokens, **abstract_per_token(arrays, response))
+        experts = arrays.experts(prompt + response)
+        batch = RolloutBatch(*tokens, **abstract_per_token(arrays, response), routed_experts=experts)
         if not arrays.has_teacher_prompts(data):
             return batch
         return batch._replace(teacher_tokens=batch.tokens, teacher_length=batch.length)
