@@ -176,13 +176,15 @@ def seconds(side: str) -> np.ndarray:
 
 def serve(side: str, case: tuple[int, int, int]) -> None:
     """Runs one batch for each line of standard input, and prints its seconds by the clock and of the CPU."""
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM and its processes log to standard output
     run = SIDES[side](*case)
     run()  # compiles
-    print("ready", flush=True)
+    print("ready", file=results, flush=True)
     for _ in sys.stdin:
         start = seconds(side)
         run()
-        print(*(seconds(side) - start), flush=True)
+        print(*(seconds(side) - start), file=results, flush=True)
 
 
 def start(command: list[str], side: str, case: tuple[int, int, int], home: Path) -> subprocess.Popen[str]:
@@ -195,9 +197,8 @@ def start(command: list[str], side: str, case: tuple[int, int, int], home: Path)
         [*command, str(SIDE), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
-    while (line := process.stdout.readline()) != "ready\n":
-        if not line:
-            raise SystemExit(f"the side {side} ended with {process.wait()}")
+    if process.stdout.readline() != "ready\n":
+        raise SystemExit(f"the side {side} ended with {process.wait()}")
     return process
 
 
