@@ -28,8 +28,8 @@ class Page(Part):
     def __init__(self, site: Site) -> None:
         self.site, self.view = site, View()
         self.build()
-        if self.components:
-            self.view.refresh(self.fill, self.components, self.timer)
+        if shown := [*self.components, *self.view.controls_besides(self.components)]:
+            self.view.refresh(lambda query: self.view.with_chosen(query, self.fill(query)), shown, self.timer)
 
     def build(self) -> None:
         """Adds the components."""

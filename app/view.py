@@ -56,12 +56,13 @@ class View:
         self._done = gr.Textbox(visible="hidden", label="done")
         self._changed = gr.Textbox(visible="hidden", label="changed")
         self._controls: dict[str, Block] = {}
+        self._initial: dict[str, str] = {}
         self._problems = gr.Column()
         self._done.change(None, [self._done], [self._changed], js="(done) => nnx.done(done)", **UNQUEUED)
 
     def control(self, name: str, component: Component, initial: str = "") -> Any:
         """Returns a component whose value is the part `name` of the query; without it, it is `initial`."""
-        self._controls[name] = component
+        self._controls[name], self._initial[name] = component, initial
         # `input` of a Textbox comes with a key alone, not when text is pasted. A `change` comes also when the page
         # sets its value, which then equals the query's.
         trigger = component.change if isinstance(component, gr.Textbox) else component.input  # type: ignore[attr-defined]
@@ -84,6 +85,25 @@ class View:
         """Writes the value of a JavaScript expression into the part `name` of the query when something is triggered."""
         written = f"nnx.set({json.dumps(name)}, {script}, {json.dumps(initial)})"
         trigger(None, None, [self._changed], js=f"() => {written}", **UNQUEUED)
+
+    def controls_besides(self, components: Sequence[Block]) -> list[Block]:
+        """The controls that are not among components."""
+        return [self._controls[name] for name in self._initial if self._controls[name] not in components]
+
+    def with_chosen(self, query: Query, values: Values) -> Values:
+        """Values with what the query says of each control that they give no value."""
+        result = dict(values)
+        for name, initial in self._initial.items():
+            control, text = self._controls[name], query.get(name, initial)
+            update = result.get(control, gr.update())
+            if isinstance(update, dict) and "value" not in update:
+                choices = update.get("choices", getattr(control, "choices", None))
+                allowed = None if choices is None else [one[1] if isinstance(one, tuple) else one for one in choices]
+                if isinstance(control, gr.Checkbox):
+                    result[control] = {**update, "value": text == "1"}
+                elif allowed is None or text in allowed or initial in allowed:
+                    result[control] = {**update, "value": text if allowed is None or text in allowed else initial}
+        return result
 
     def on_change(self, text: gr.Textbox, script: str) -> None:
         """Passes a text to a JavaScript function whenever it changes, then shows the page anew."""

@@ -68,6 +68,17 @@ def test_the_legend_of_a_long_run_has_its_last_loss(site: Site) -> None:
     assert (rendered.name, faint.opacity, faint.showlegend) == ("loss 0.3389", 0.35, False)
 
 
+def test_controls_have_what_the_query_says(site: Site) -> None:
+    path = write_run(site.settings.home, experiment(1, steps=20), "finished", 0)
+    page = native.Built(run_page.Run, site)
+    first, chosen = page.shown(id=path.name), page.shown(id=path.name, smooth="0.9", log="1", lines="error", pause="1")
+    assert [first[label] for label in ("Smoothing", "X axis", "Show")] == ["0", "step", ""]
+    assert [chosen[label] for label in ("Smoothing", "X axis", "Show")] == ["0.9", "step", "error"]
+    boxes = [[value for key, value in each.items() if key.startswith("Checkbox")] for each in (first, chosen)]
+    assert [sum(each) for each in boxes] == [0, 2]
+    assert page.shown(id=path.name, smooth="2")["Smoothing"] == "0"  # no choice
+
+
 @pytest.mark.parametrize("smooth", ["", "0.9"])
 def test_nan_in_the_file_of_a_run_is_marked(site: Site, smooth: str) -> None:
     path = write_run(site.settings.home, experiment(1), "failed", 0, error=NON_FINITE)
