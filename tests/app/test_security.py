@@ -39,8 +39,11 @@ def ask(app: Any, method: str = "GET", path: str = "/", body: bytes = b"", query
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
     sent: list[dict[str, Any]] = []
 
+    requests = iter([{"type": "http.request", "body": body, "more_body": False}])
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        """The request, once: as of a server, the next message comes when the client is gone."""
+        return next(requests, None) or await asyncio.Future()
 
     async def send(message: Any) -> None:
         sent.append(message)
