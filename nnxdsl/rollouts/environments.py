@@ -56,9 +56,8 @@ class Environments:
         for row_id, row in zip(row_ids, columns, strict=True):
             if taken := sorted(row.keys() & set(COLUMNS)):
                 raise DataError(f"{row_id}: the column '{taken[0]}' has the name of what environments give; rename it")
-            if missing := [name for name in self._opener.needs if name not in row]:
-                message = f"environment '{self.name}' reads '{missing[0]}', which the row does not have"
-                raise DataError(f"{row_id}: {message}; it has: {', '.join(row)}")
+            if missing := self._opener.missing(row):
+                raise DataError(f"{row_id}: {missing}; it has: {', '.join(row)}")
 
     def new(self, row: Mapping[str, Any], row_id: str) -> Any:
         """The environment of one episode.

@@ -11,12 +11,11 @@ import attrs
 
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.environment import Environment
-from nnxdsl.config.objectives.online import Online
-from nnxdsl.data.environments.registered import class_of, has_method
+from nnxdsl.data.environments.registered import has_method, known_environment
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Prompt
 from nnxdsl.data.user_code import source_of, submit
-from nnxdsl.errors import PlanError, RunError
+from nnxdsl.errors import RunError
 
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ class Opener:
     """
 
     spec: Environment
-    environment_class: Callable[..., Any]
+    environment_class: Any
 
     @classmethod
     def of_rows(cls, objective: Objective) -> Opener | None:
@@ -54,24 +53,21 @@ class Opener:
 
         None also in a process that has not imported the class, as of `tools_of`.
         """
-        if not isinstance(objective, Online) or objective.environment is None:
-            return None
-        try:
-            opener = cls(objective.environment, class_of(objective.environment))
-        except PlanError:
-            return None
-        return opener if opener.has_observation else None
+        known = known_environment(objective)
+        opener = None if known is None else cls(*known)
+        return opener if opener is not None and opener.has_observation else None
 
     @property
     def has_observation(self) -> bool:
         """Whether `reset` is annotated to return anything but None."""
-        annotation = inspect.signature(self._reset).return_annotation
+        annotation = inspect.signature(self.environment_class.reset).return_annotation
         return annotation not in (inspect.Signature.empty, None, type(None), "None")
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The columns that `reset` has parameters without a default for."""
-        return tuple(one.name for one in self._named if one.default is one.empty)
+    def missing(self, row: Mapping[str, Any]) -> str | None:
+        """Says which column `reset` has a parameter without a default for, and the row does not have; None for none."""
+        names = (one.name for one in self._named if one.default is one.empty and one.name not in row)
+        name = next(names, None)
+        return name and f"environment '{self.spec.name}' reads '{name}', which the row does not have"
 
     def fingerprint(self) -> str:
         """The source of the class."""
@@ -87,7 +83,7 @@ class Opener:
         Raises:
             RunError: The class or `reset` raised, took longer than its time, or `reset` returned no text.
         """
-        parameters = inspect.signature(self._reset).parameters.values()
+        parameters = inspect.signature(self.environment_class.reset).parameters.values()
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         named = {one.name for one in self._named}
         columns = {name: value for name, value in row.items() if takes_all or name in named}
@@ -112,13 +108,13 @@ class Opener:
         Raises:
             RowError: See `open`; or the row has the column that it is stored in.
         """
-        where = f"environment '{self.spec.name}'"
         if OBSERVATION in row:
             raise RowError(
                 "reserved column", f"the column '{OBSERVATION}' has the name of what reset returns; rename it"
             )
-        if missing := [name for name in self.needs if name not in row]:
-            raise RowError("missing column", f"{where} reads '{missing[0]}', which the row does not have")
+        if missing := self.missing(row):
+            raise RowError("missing column", missing)
+        where = f"environment '{self.spec.name}'"
         try:
             opened = self.open(row, where)
             self.close(opened.environment, where)
@@ -153,12 +149,8 @@ class Opener:
         return future.result()
 
     @property
-    def _reset(self) -> Callable[..., Any]:
-        return getattr(self.environment_class, "reset")  # noqa: B009 - the class is any callable for the type checker
-
-    @property
     def _named(self) -> list[inspect.Parameter]:
-        parameters = list(inspect.signature(self._reset).parameters.values())[1:]
+        parameters = list(inspect.signature(self.environment_class.reset).parameters.values())[1:]
         return [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
@@ -168,20 +160,31 @@ def with_observation(prompt: Prompt, observation: str) -> Prompt:
     Raises:
         RowError: The last message of a chat is not a user's text.
     """
-    if isinstance(prompt, str):
-        return prompt + observation
-    last = prompt[-1]
-    if last["role"] != "user" or not isinstance(last["content"], str):
-        message = "the observation of reset is added to the last message, which has to be text of a user"
-        raise RowError("no user's text", f"field 'prompt', message {len(prompt)}: {message}")
-    return [*prompt[:-1], {**last, "content": last["content"] + observation}]
+    return with_last_text(prompt, lambda text: text + observation, "the observation of reset")
 
 
 def before_reset(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of a row as they were before an observation was added."""
-    before = {name: value for name, value in row.items() if name != OBSERVATION}
-    prompt, observation = before["prompt"], row.get(OBSERVATION, "")
+    observation = row.get(OBSERVATION, "")
+    prompt = with_last_text(row["prompt"], lambda text: text.removesuffix(observation), "the observation of reset")
+    return {**{name: value for name, value in row.items() if name != OBSERVATION}, "prompt": prompt}
+
+
+def with_last_text(prompt: Prompt, change: Callable[[str], str], added: str) -> Prompt:
+    """A prompt whose text, or that of the last message of a chat, is another.
+
+    Args:
+        prompt: Text or a chat.
+        change: Makes the other text.
+        added: What that adds, for messages.
+
+    Raises:
+        RowError: The last message of a chat is not a user's text.
+    """
     if isinstance(prompt, str):
-        return {**before, "prompt": prompt.removesuffix(observation)}
-    last = {**prompt[-1], "content": prompt[-1]["content"].removesuffix(observation)}
-    return {**before, "prompt": [*prompt[:-1], last]}
+        return change(prompt)
+    last = prompt[-1]
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        message = f"{added} is added to the last message, which has to be text of a user"
+        raise RowError("no user's text", f"field 'prompt', message {len(prompt)}: {message}")
+    return [*prompt[:-1], {**last, "content": change(last["content"])}]

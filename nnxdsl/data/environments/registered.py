@@ -47,27 +47,34 @@ def tool_names(cls: Any) -> tuple[str, ...]:
     return tuple(name for name in public if callable(getattr(cls, name)))
 
 
-def tools_of(objective: Objective) -> Tools:
-    """Schemas of the tools that an objective's environment gives to the policy; none if it has none.
+def known_environment(objective: Objective) -> tuple[Environment, Callable[..., Any]] | None:
+    """The environment of an objective with its class; None if it has none, or one whose class is not known.
 
-    A class that is not known gives none, since rows are also read where nothing is played, by processes that have not
-    imported a run's code; whoever plays asks for it by `class_of`.
+    Rows are also read where nothing is played, by processes that have not imported a run's code; whoever plays asks for
+    the class by `class_of`.
+    """
+    if not isinstance(objective, Online) or objective.environment is None:
+        return None
+    try:
+        return objective.environment, class_of(objective.environment)
+    except PlanError:
+        return None
+
+
+def tools_of(objective: Objective) -> Tools:
+    """Schemas of the tools that an objective's environment gives to the policy; none without a `known_environment`.
 
     Raises:
         PlanError: A tool has no docstring or types.
     """
-    if not isinstance(objective, Online) or objective.environment is None:
+    known = known_environment(objective)
+    if known is None or has_method(known[1], "step"):
         return []
-    try:
-        cls = class_of(objective.environment)
-    except PlanError:
-        return []
-    if has_method(cls, "step"):
-        return []
+    spec, cls = known
     try:
         return [tool_schema(getattr(cls, name)) for name in tool_names(cls)]
     except ValueError as error:
-        raise _refused(f"a tool of '{objective.environment.name}': {error}") from error
+        raise _refused(f"a tool of '{spec.name}': {error}") from error
 
 
 def _refused(message: str) -> PlanError:

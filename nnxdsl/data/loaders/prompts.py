@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nnxdsl.config import data as spec
-from nnxdsl.data.environments.opening import OBSERVATION, Opener, with_observation
+from nnxdsl.data.environments.opening import OBSERVATION, Opener, with_last_text, with_observation
 from nnxdsl.data.loaders.build import build_dataset, load
 from nnxdsl.data.loaders.completions import cut_left, require_prompt
 from nnxdsl.data.loaders.convert import Example
@@ -97,10 +97,6 @@ def teacher_prompt(prompt: Prompt, context: str, template: str) -> Prompt:
     Raises:
         RowError: The last message of a chat is not a user's text.
     """
-    if isinstance(prompt, str):
-        return template.format(prompt=prompt, privileged_context=context)
-    last = prompt[-1]
-    if last["role"] != "user" or not isinstance(last["content"], str):
-        message = "privileged context is added to the last message, which has to be text of a user"
-        raise RowError("no user's text", f"field 'prompt', message {len(prompt)}: {message}")
-    return [*prompt[:-1], {**last, "content": template.format(prompt=last["content"], privileged_context=context)}]
+    return with_last_text(
+        prompt, lambda text: template.format(prompt=text, privileged_context=context), "privileged context"
+    )
