@@ -349,7 +349,7 @@ class Sampler:
         drafts, settings = sampling.num_speculative_tokens, {"models": len(models)}
         count = min(power_of_two(len(prompts)) if join else len(prompts), self._slots)
         table = Table.of(count, queue.group_size, None if join else len(queue.waiting), len(models))
-        most, room, width = sampling.max_new_tokens + drafts, 0, 0
+        most, room, allocated = sampling.max_new_tokens + drafts, 0, (0, 0)
         slots: Slots | None = None
         prefilled: Prefilled | None = None
         chosen = {"is_greedy": sampling.temperature == 0.0, "top_k": sampling.top_k}
@@ -368,10 +368,9 @@ class Sampler:
             needed = 1 + int(table.length.max()) + every * (1 + drafts) + drafts
             if needed > room and room < most:
                 room = min(most, max(LEAST_ROOM, power_of_two(needed)))
-                width = 0
-            if width != len(table.rows):
-                width, prefixes = len(table.rows), (*table.members.shape, queue.length)
-                shape = {"slots": width, "room": room + queue.length - 1, "prefixes": prefixes, **settings}
+            if allocated != (len(table.rows), room):
+                allocated, prefixes = (len(table.rows), room), (*table.members.shape, queue.length)
+                shape = {"slots": len(table.rows), "room": room + queue.length - 1, "prefixes": prefixes, **settings}
                 new = {"new_tokens": sampling.max_new_tokens, "drafts": drafts}
                 slots = self._grown(slots, **shape) if slots else self._empty(**shape, **new)
             passes = np.int32(0 if queue.can_fill(table) else every)  # first all free slots, of several prefills
@@ -388,7 +387,7 @@ class Sampler:
             wanted = max(self._least_slots, power_of_two(table.busy))
             if not queue.rows_waiting and wanted <= len(table.rows) // 2:
                 slots = self._shrunk(slots, *table.shrink(wanted), **settings)
-                width = wanted
+                allocated = wanted, room
 
     def _arrays(self, slots: Slots, models: int) -> list[np.ndarray]:
         arrays = map(np.asarray, self._read(slots))
