@@ -117,7 +117,6 @@ class Runs(Page):
                 choices=[(f"all {len(rows):,}", ""), *((f"{signed(one)} {counts[one]:,}", one) for one in states)],
                 value=query.get("state", ""),
             ),
-            self.search: query.get("q", ""),
             self.tag: gr.update(choices=tags, value=query.get("tag", "")),
             self.ticked: gr.update(choices=ticked, value=_ids(query)),
             self.columns: gr.update(choices=listed.offered, value=list(listed.columns)),

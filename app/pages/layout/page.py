@@ -225,13 +225,11 @@ class Arrays(Part):
 
     def fill(self, shown: request.Source) -> Values:
         query = shown.query
-        filters = {self.search: query.get("q", ""), self.part: query.get("part", ""), self.order: query.get("sort", "")}
         if not shown.plans:
-            return {**filters, self.group: HIDDEN}
+            return {self.group: HIDDEN}
         count, rows = layout_arrays.table(shown.plans[0], next(iter(shown.plans[1:]), None), query)
         parameters = {name: value for name, value in query.items() if not name.startswith("_")}
         return {
-            **filters,
             self.group: gr.update(visible=True),
             self.count: count,
             self.table: if_any(rows, pinned_columns=0 if is_narrow(query) else 2),

@@ -126,7 +126,6 @@ class Log(Part):
         output = newest.output().strip() if newest is not None else ""
         followed: Values = {self.about: f"{size(count)}{cut}; {len(lines):,} lines", self.text: "\n".join(lines)}
         return {
-            self.search: query.get("find", ""),
             self.save: gr.update(link=link("/download", run=row.id, file="log.txt")),
             **({} if query.get("pause") == "1" else followed),
             self.process: gr.update(visible=bool(output)),
