@@ -97,7 +97,9 @@ class View:
             control, text = self._controls[name], query.get(name, initial)
             update = result.get(control, gr.update())
             if isinstance(update, dict) and "value" not in update:
-                choices = update.get("choices", getattr(control, "choices", None))
+                choices = update.get(
+                    "choices", control.choices if isinstance(control, gr.Dropdown | gr.Radio) else None
+                )
                 allowed = None if choices is None else [one[1] if isinstance(one, tuple) else one for one in choices]
                 if isinstance(control, gr.Checkbox):
                     result[control] = {**update, "value": text == "1"}

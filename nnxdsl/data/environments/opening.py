@@ -11,7 +11,7 @@ import attrs
 
 from nnxdsl.config.objectives.base import Objective
 from nnxdsl.config.objectives.environment import Environment
-from nnxdsl.data.environments.registered import has_method, known_environment
+from nnxdsl.data.environments.registered import has_method, registered_environment
 from nnxdsl.data.loaders.files import RowError
 from nnxdsl.data.tokenizers.encode import Prompt
 from nnxdsl.data.user_code import source_of, submit
@@ -53,8 +53,8 @@ class Opener:
 
         None also in a process that has not imported the class, as of `tools_of`.
         """
-        known = known_environment(objective)
-        opener = None if known is None else cls(*known)
+        registered = registered_environment(objective)
+        opener = None if registered is None else cls(*registered)
         return opener if opener is not None and opener.has_observation else None
 
     @property

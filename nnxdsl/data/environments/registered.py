@@ -47,7 +47,7 @@ def tool_names(cls: Any) -> tuple[str, ...]:
     return tuple(name for name in public if callable(getattr(cls, name)))
 
 
-def known_environment(objective: Objective) -> tuple[Environment, Callable[..., Any]] | None:
+def registered_environment(objective: Objective) -> tuple[Environment, Callable[..., Any]] | None:
     """The environment of an objective with its class; None if it has none, or one whose class is not known.
 
     Rows are also read where nothing is played, by processes that have not imported a run's code; whoever plays asks for
@@ -62,15 +62,15 @@ def known_environment(objective: Objective) -> tuple[Environment, Callable[..., 
 
 
 def tools_of(objective: Objective) -> Tools:
-    """Schemas of the tools that an objective's environment gives to the policy; none without a `known_environment`.
+    """Schemas of the tools that an objective's environment gives to the policy; see `registered_environment`.
 
     Raises:
         PlanError: A tool has no docstring or types.
     """
-    known = known_environment(objective)
-    if known is None or has_method(known[1], "step"):
+    registered = registered_environment(objective)
+    if registered is None or has_method(registered[1], "step"):
         return []
-    spec, cls = known
+    spec, cls = registered
     try:
         return [tool_schema(getattr(cls, name)) for name in tool_names(cls)]
     except ValueError as error:
